@@ -1,0 +1,50 @@
+# Needs Python >= 3.10, make and git; everything else is put into .venv.
+PYTHON ?= python3
+PROFILE ?= laptop
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TRANSFORMERS := .venv-transformers
+
+.PHONY: help reproduce test lint format bench clean
+
+help:
+	@echo "make reproduce [PROFILE=smoke|laptop] [ARGS='data=file data.path=FILE']   reproduce the paper, print where the report is"
+	@echo "make test | lint | format | bench | clean"
+
+# Stale when what it is made from changes. torch comes first, so that nothing pulls another build of it.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version) if sys.version_info < (3, 10) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+reproduce: $(READY)
+	$(BIN)/python -m experiments.reproduce --profile $(PROFILE) $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Hugging Face's last TransfoXL needs older libraries than ours: an environment of its own over the same torch.
+$(TRANSFORMERS)/.ready: $(READY)
+	$(PYTHON) -m venv --clear $(TRANSFORMERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRANSFORMERS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(TRANSFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' regex
+	touch $@
+
+bench: $(TRANSFORMERS)/.ready
+	$(BIN)/python -m experiments.bench
+
+clean:
+	rm -rf $(VENV) $(TRANSFORMERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

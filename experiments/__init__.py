@@ -1,0 +1,1 @@
+"""What the paper showed, and the one command that shows it again."""

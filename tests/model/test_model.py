@@ -1,0 +1,190 @@
+"""Options, sizes, initialisation, dropout and compilation of the model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+from tiny_model import SIZES, random_stream, tiny_model
+from torch import Tensor
+
+import txl_lightning
+from txl_lightning import LanguageModel, TransformerXL, TransformerXLConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.positions import relative_shift, sinusoid
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("vocab_size", 0),
+        ("n_layer", 0),
+        ("n_head", 0),
+        ("d_head", 0),
+        ("d_inner", -1),
+        ("d_model", 5),
+        ("d_model", 0),
+        ("dropout", 1.5),
+        ("dropout", 1.0),
+        ("attention_dropout", -0.1),
+        ("mem_len", -1),
+        ("ext_len", -1),
+        ("clamp_len", -2),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_named_with_its_value(option, value):
+    with pytest.raises(OptionError) as error:
+        TransformerXLConfig(**{"vocab_size": 10, option: value})
+    assert str(error.value).startswith(f"{option}={value}: must be ")
+    assert (error.value.option, error.value.value) == (option, value)
+
+
+def test_an_unknown_start_of_the_memory_is_named():
+    config = TransformerXLConfig(vocab_size=10)
+    object.__setattr__(config, "memory_start", "x")  # in tests, the constructor itself refuses a wrong Literal
+    with pytest.raises(OptionError, match="memory_start=x: must be empty or zeros"):
+        config.__post_init__()
+
+
+def test_shapes_are_checked_in_tests():
+    with pytest.raises(jaxtyping.TypeCheckError):
+        sinusoid(torch.zeros(2, 3), 4)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        relative_shift(torch.zeros(2, 3))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        tiny_model().score(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+def test_the_model_is_a_language_model():
+    assert isinstance(tiny_model(), LanguageModel)
+
+
+def test_fewer_tokens_than_targets_are_refused():
+    with pytest.raises(ValueError, match="3 tokens cannot predict 4 targets"):
+        tiny_model().score(random_stream(1, 3), random_stream(1, 4))
+
+
+def test_losses_are_negative_log_probabilities_of_the_targets():
+    model, stream = tiny_model(), random_stream(2, 6)
+    hidden, _ = model(stream[:, :-1])
+    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
+    logits = hidden @ model.embedding.weight.T + model.softmax_bias
+    for b in range(2):
+        for t in range(5):
+            torch.testing.assert_close(nll[b, t], -logits[b, t].softmax(0)[stream[b, t + 1]].log())
+
+
+def test_enwik8_base_has_the_papers_size():
+    with torch.device("meta"):
+        model = TransformerXL(TransformerXLConfig(vocab_size=205))
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert n_parameters == 41_055_949
+    assert n_parameters == pytest.approx(41.06e6, rel=0.005)
+
+
+def test_initialisation_is_the_papers():
+    model = TransformerXL(TransformerXLConfig(vocab_size=300, n_layer=2, d_model=128, n_head=4, d_inner=256))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        else:
+            mean = 1.0 if "norm" in name else 0.0
+            error = 5 * 0.02 / parameter.numel() ** 0.5
+            assert parameter.mean().item() == pytest.approx(mean, abs=error), name
+            assert parameter.std().item() == pytest.approx(0.02, abs=error), name
+
+
+def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
+    """Ones after dropout; the number of elements is no multiple of four."""
+    torch.manual_seed(0)
+    return Dropout(p)(torch.ones(n_elements, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
+def test_dropout_keeps_the_rate_and_the_mean(p):
+    output = dropped(p)
+    standard_error = (p * (1 - p) / len(output)) ** 0.5
+    assert output.eq(0).double().mean().item() == pytest.approx(p, abs=5 * standard_error + 2**-17)
+    assert output.mean().item() == pytest.approx(1.0, abs=5 * standard_error / (1 - p))
+
+
+def test_dropout_decides_neighbours_independently():
+    kept = dropped(0.5)[:1_000_000].ne(0).double().view(-1, 4)
+    error = 5 * 0.5 / len(kept) ** 0.5
+    torch.testing.assert_close(kept.mean(0), torch.full((4,), 0.5, dtype=torch.float64), rtol=0, atol=error)
+    torch.testing.assert_close(kept.T.cov(), 0.25 * torch.eye(4, dtype=torch.float64), rtol=0, atol=error)
+
+
+@pytest.mark.parametrize(("p", "level"), [(1e-9, 1), (0.1, 6554), (0.9999999, 65535)])
+def test_dropout_scales_by_the_rate_it_really_has(p, level):
+    scale = 65536 / (65536 - level)
+    output = dropped(p)
+    assert set(output.unique().tolist()) == {0.0, scale}
+    expected = len(output) * level / 65536
+    assert output.eq(0).sum().item() == pytest.approx(expected, abs=5 * (expected / scale) ** 0.5)
+
+
+@pytest.mark.parametrize("n_elements", [0, 1, 2, 3, 4, 5])
+def test_dropout_of_any_number_of_elements(n_elements):
+    assert dropped(0.5, n_elements).shape == (n_elements,)
+
+
+def test_dropout_repeats_with_the_seed():
+    assert torch.equal(dropped(0.3), dropped(0.3))
+
+
+def test_dropout_gradient_is_the_mask_times_the_scale():
+    x = torch.rand(3, 5, 7, dtype=torch.float64).add(1).requires_grad_()
+    cotangent = torch.randn(3, 5, 7, dtype=torch.float64)
+    output = Dropout(0.5)(x)
+    output.backward(cotangent)
+    assert torch.equal(x.grad, cotangent * output.ne(0) * 2)
+    assert torch.equal(output, x * output.ne(0) * 2)
+
+
+def test_dropout_does_nothing_in_evaluation_and_at_probability_zero():
+    x = torch.randn(5)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+
+
+def test_dropout_is_at_the_papers_sites():
+    model = tiny_model(dropout=0.2, attention_dropout=0.3, mem_len=4, n_layer=2)
+    B, T, M, N = 2, 3, 4, 2
+    D, H, d_inner = (SIZES[name] for name in ("d_model", "n_head", "d_inner"))
+    sites = []
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.register_forward_hook(lambda module, _, output: sites.append((module.p, tuple(output.shape))))
+    model(random_stream(B, T), model.start_memory(B, static=True))
+    attention = [(0.3, (H * B, T, M + T)), (0.2, (B, T, D))]
+    feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
+    assert sites == [
+        (0.2, (B, T, D)),
+        (0.2, (M + T + 1, D)),
+        *(N * (attention + feed_forward)),
+        (0.2, (B, T, D)),
+    ]
+
+
+@pytest.mark.parametrize("site", ["dropout", "attention_dropout"])
+def test_each_dropout_acts_in_training_and_not_in_evaluation(site):
+    stream = random_stream(2, 5)
+    exact, _ = tiny_model()(stream)
+    model = tiny_model(**{site: 0.3})
+    assert not torch.equal(model.train()(stream)[0], exact)
+    assert torch.equal(model.eval()(stream)[0], exact)
+
+
+@pytest.mark.slow
+def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory():
+    script = Path(__file__).with_name("compiled_segments.py")
+    package = str(Path(txl_lightning.__file__).parents[1])
+    finished = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr

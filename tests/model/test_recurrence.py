@@ -1,0 +1,286 @@
+"""What a memory holds, how far it lets a segment see, and that it is a value."""
+
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_model import random_stream, score_segments, tiny_model
+from torch import Tensor
+
+from txl_lightning import Memory, TransformerXL
+from txl_lightning.errors import OptionError
+
+EXACT = {"rtol": 0, "atol": 1e-9}
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> list[int]:
+    """Lengths of segments."""
+    return draw(st.lists(st.integers(1, 6), min_size=2, max_size=5))
+
+
+architectures = st.fixed_dictionaries({"pre_norm": st.booleans(), "untie_biases": st.booleans()})
+clamps = st.sampled_from([-1, 0, 1, 3])
+
+
+def stream_of(segments: list[int]) -> Tensor:
+    return random_stream(2, sum(segments) + 1)
+
+
+def attended_keys(model: TransformerXL, tokens: Tensor, memory: Memory | None) -> list[int]:
+    """Number of keys that every query of the next segment attends to."""
+    masks = []
+    handle = model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: masks.append(inputs[-1]))
+    model(tokens, memory)
+    handle.remove()
+    return (masks[0] == 0).sum(-1).tolist()
+
+
+@settings(max_examples=40)
+@given(
+    architecture=architectures, clamp_len=clamps, same_length=st.booleans(), segments=cuts(), spare=st.integers(0, 3)
+)
+def test_with_enough_memory_segments_do_not_matter(architecture, clamp_len, same_length, segments, spare):
+    mem_len = sum(segments) + spare
+    model = tiny_model(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, **architecture)
+    whole, whole_memory = score_segments(model, stream_of(segments), [sum(segments)])
+    cut, cut_memory = score_segments(model, stream_of(segments), segments)
+    torch.testing.assert_close(cut, whole, **EXACT)
+    torch.testing.assert_close(cut_memory.states, whole_memory.states, **EXACT)
+
+
+@settings(max_examples=40)
+@given(architecture=architectures, clamp_len=clamps, segments=cuts(), mem_len=st.integers(1, 20))
+def test_with_same_length_segments_do_not_matter_for_any_memory(architecture, clamp_len, segments, mem_len):
+    model = tiny_model(mem_len=mem_len, clamp_len=clamp_len, same_length=True, **architecture)
+    whole, _ = score_segments(model, stream_of(segments), [sum(segments)])
+    cut, _ = score_segments(model, stream_of(segments), segments)
+    torch.testing.assert_close(cut, whole, **EXACT)
+
+
+@pytest.mark.parametrize("options", [{}, {"pre_norm": True}, {"untie_biases": True}, {"clamp_len": 2}], ids=str)
+def test_a_memory_that_is_too_short_differs(options):
+    model, stream = tiny_model(mem_len=3, **options), random_stream(2, 13)
+    whole, _ = score_segments(model, stream, [12])
+    cut, _ = score_segments(model, stream, [4, 4, 4])
+    torch.testing.assert_close(cut[:, :4], whole[:, :4], **EXACT)
+    assert ((cut - whole).abs() > 1e-6)[:, 4:].all()
+
+
+@settings(max_examples=20)
+@given(architecture=architectures, same_length=st.booleans(), segments=cuts(), mem_len=st.integers(0, 12))
+def test_a_static_memory_computes_what_a_growing_one_does(architecture, same_length, segments, mem_len):
+    model = tiny_model(mem_len=mem_len, same_length=same_length, **architecture)
+    static = model.start_memory(2, static=True)
+    assert (static.length, static.filled) == (mem_len, 0)
+    growing_nll, growing = score_segments(model, stream_of(segments), segments)
+    static_nll, static = score_segments(model, stream_of(segments), segments, static)
+    torch.testing.assert_close(static_nll, growing_nll, **EXACT)
+    assert (static.length, static.filled) == (mem_len, growing.filled)
+    torch.testing.assert_close(static.states[:, :, mem_len - growing.length :], growing.states, **EXACT)
+
+
+@pytest.mark.parametrize(("n_layer", "reach"), [(1, 2), (4, 5), (6, 7)])
+def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer, reach):
+    L = 3
+    model, stream = tiny_model(n_layer=n_layer, mem_len=L), random_stream(1, L * (n_layer + 2))
+    assert reach == n_layer + 1
+
+    def last_segment(stream: Tensor) -> Tensor:
+        memory = None
+        for tokens in stream.split(L, dim=1):
+            hidden, memory = model(tokens, memory)
+        return hidden
+
+    def change(tokens_back: int) -> Tensor:
+        """How much each output of the last segment changes with the token that far before the stream's end."""
+        changed = stream.clone()
+        changed[0, -tokens_back] = (changed[0, -tokens_back] + 1) % model.config.vocab_size
+        return (last_segment(changed) - last_segment(stream)).abs().amax(-1)[0]
+
+    for tokens_back in range(L + 1, reach * L + 1):
+        assert (change(tokens_back) > 1e-9).all()
+    assert not change(reach * L + 1).any()
+
+
+@given(
+    M=st.integers(0, 5),
+    T=st.integers(1, 6),
+    mem_len=st.integers(0, 8),
+    ext_len=st.integers(0, 4),
+    unfilled=st.integers(0, 5),
+)
+def test_update_keeps_the_last_states_but_for_the_extended_context(M, T, mem_len, ext_len, unfilled):
+    old = torch.arange(M, dtype=torch.float64).expand(2, 3, M)[..., None]
+    new = torch.arange(M, M + T, dtype=torch.float64).expand(2, 3, T)[..., None]
+    before = Memory(old, filled=max(0, M - unfilled), first_column=7)
+    after = before.update(list(new), mem_len, ext_len)
+
+    end = M + max(0, T - ext_len)
+    begin = max(0, end - mem_len)
+    assert torch.equal(after.states, torch.cat([old, new], dim=2)[:, :, begin:end])
+    assert after.filled == min(mem_len, before.filled + max(0, T - ext_len))
+    assert after.first_column == 7
+
+
+def test_update_leaves_the_old_memory_alone():
+    before = Memory(torch.zeros(1, 1, 2, 1), filled=2)
+    after = before.update([torch.ones(1, 3, 1)], mem_len=2)
+    assert before.states.eq(0).all()
+    assert after.states.eq(1).all()
+
+
+def test_entries_are_the_inputs_of_the_layers():
+    model, stream = tiny_model(mem_len=5), random_stream(2, 5)
+    inputs = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    _, memory = model(stream)
+    assert torch.equal(memory.states, torch.stack(inputs))
+    assert torch.equal(memory.states[0], model.embedding(stream) * model.config.d_model**0.5)
+
+
+def test_extended_context_is_fed_again_and_not_remembered():
+    model, stream = tiny_model(mem_len=20, ext_len=3), random_stream(2, 14)
+    whole, _ = tiny_model(mem_len=20).score(stream[:, :-1], stream[:, 1:])
+    memory, position, losses = None, 3, []
+    for length in (5, 5):
+        end = position + length
+        nll, memory = model.score(stream[:, position - 3 : end], stream[:, position + 1 : end + 1], memory)
+        losses.append(nll)
+        position = end
+    torch.testing.assert_close(torch.cat(losses, dim=1), whole[:, 3:], **EXACT)
+    assert memory.length == 10
+
+
+def test_zeros_of_the_start_are_attended_to():
+    model, stream = tiny_model(mem_len=4), random_stream(2, 4)
+    zeros = model.with_lengths(memory_start="zeros")
+    memory = zeros.start_memory(2)
+    assert (memory.length, memory.filled, memory.states.any().item()) == (4, 4, False)
+    assert attended_keys(zeros, stream, None) == [5, 6, 7, 8]
+    assert attended_keys(model, stream, None) == [1, 2, 3, 4]
+    assert ((zeros(stream)[0] - model(stream)[0]).abs().amax(-1) > 1e-6).all()
+
+
+def test_same_length_gives_every_query_mem_len_keys_once_the_memory_is_full():
+    model, stream = tiny_model(mem_len=6, same_length=True), random_stream(1, 12)
+    _, memory = model(stream[:, :4])
+    assert attended_keys(model, stream[:, 4:8], memory) == [5, 6, 6, 6]
+    _, memory = model(stream[:, 4:8], memory)
+    assert attended_keys(model, stream[:, 8:], memory) == [6, 6, 6, 6]
+
+
+def test_without_memory_same_length_is_the_plain_causal_mask():
+    stream = random_stream(2, 7)
+    plain, memory = score_segments(tiny_model(mem_len=0), stream, [3, 3])
+    same, _ = score_segments(tiny_model(mem_len=0, same_length=True), stream, [3, 3])
+    assert memory.length == 0
+    assert plain.isfinite().all()
+    assert torch.equal(same, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_memory_has_the_type_of_the_model(dtype):
+    model, stream = tiny_model().to(dtype), random_stream(2, 9)
+    nll, memory = score_segments(model, stream, [4, 4])
+    assert (nll.dtype, memory.states.dtype, model.start_memory(2).states.dtype) == (dtype, dtype, dtype)
+
+
+def test_memory_stays_in_single_precision_under_autocast():
+    model, stream = tiny_model().float(), random_stream(2, 9)
+    exact, _ = score_segments(model, stream, [4, 4])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        nll, memory = score_segments(model, stream, [4, 4])
+    assert memory.states.dtype == torch.float32
+    torch.testing.assert_close(nll.float(), exact, rtol=0.1, atol=0.1)
+
+
+def test_memory_of_other_streams_is_refused():
+    model, stream = tiny_model(), random_stream(3, 5)
+    with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 3 streams"):
+        model.score(stream[:, :-1], stream[:, 1:], model.start_memory(2))
+
+
+def test_streams_scored_apart_join_to_streams_scored_together():
+    model, stream = tiny_model(), random_stream(5, 9)
+    nll, memory = score_segments(model, stream, [4, 4])
+    parts = [score_segments(model, stream[:2], [4, 4]), score_segments(model, stream[2:], [4, 4])]
+    torch.testing.assert_close(torch.cat([nll for nll, _ in parts]), nll, **EXACT)
+    front, back = (part for _, part in parts)
+    joined = Memory.join([Memory(back.states, back.filled, first_column=2), front])
+    torch.testing.assert_close(joined.states, memory.states, **EXACT)
+    assert (joined.filled, joined.first_column) == (memory.filled, 0)
+
+
+def test_columns_join_back_in_any_order():
+    memory = Memory(torch.randn(2, 6, 3, 4), filled=2, first_column=10)
+    parts = [memory.columns(4, 6), memory.columns(0, 1), memory.columns(1, 4)]
+    assert [part.first_column for part in parts] == [14, 10, 11]
+    assert torch.equal(parts[0].states, memory.states[:, 4:6])
+    joined = Memory.join(parts)
+    assert torch.equal(joined.states, memory.states)
+    assert (joined.filled, joined.first_column) == (2, 10)
+    assert memory.columns(1, 5).columns(2, 4).first_column == 13
+
+
+@pytest.mark.parametrize("columns", [[(0, 2), (3, 6)], [(0, 3), (2, 6)]], ids=["gap", "overlap"])
+def test_columns_that_are_no_neighbours_do_not_join(columns):
+    memory = Memory(torch.zeros(1, 6, 1, 1), filled=1)
+    with pytest.raises(ValueError, match="do not join"):
+        Memory.join([memory.columns(*bounds) for bounds in columns])
+
+
+def test_parts_filled_differently_do_not_join():
+    states = torch.zeros(1, 1, 3, 1)
+    with pytest.raises(ValueError, match="do not join: columns from 1 filled 3, expected columns from 1 filled 2"):
+        Memory.join([Memory(states, filled=2), Memory(states, filled=3, first_column=1)])
+
+
+def test_state_dict_survives_a_file():
+    memory = Memory(torch.randn(2, 3, 4, 5), filled=3, first_column=6)
+    file = io.BytesIO()
+    torch.save(memory.state_dict(), file)
+    file.seek(0)
+    loaded = Memory.from_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(loaded.states, memory.states)
+    assert (loaded.filled, loaded.first_column) == (3, 6)
+
+
+def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
+    model = tiny_model(mem_len=4)
+    config = model.config
+    view = model.with_lengths(mem_len=9, same_length=True, clamp_len=3, ext_len=1, memory_start="zeros")
+    assert model.config is config
+    assert (view.config.mem_len, view.config.same_length, view.config.clamp_len, view.config.ext_len) == (9, True, 3, 1)
+    assert all(ours is theirs for ours, theirs in zip(view.parameters(), model.parameters(), strict=True))
+    assert view.start_memory(1).length == 9
+    assert model.start_memory(1).length == 0
+
+
+def test_with_lengths_computes_what_a_model_of_these_lengths_does():
+    lengths = {"mem_len": 7, "same_length": True, "clamp_len": 3}
+    stream = random_stream(2, 17)
+    view, _ = score_segments(tiny_model().with_lengths(**lengths), stream, [4] * 4)
+    made, _ = score_segments(tiny_model(**lengths), stream, [4] * 4)
+    assert torch.equal(view, made)
+
+
+def test_with_lengths_changes_lengths_only():
+    with pytest.raises(TypeError, match="n_layer"):
+        tiny_model().with_lengths(n_layer=3)
+    with pytest.raises(OptionError, match="mem_len=-1"):
+        tiny_model().with_lengths(mem_len=-1)
+
+
+def test_no_module_holds_a_memory():
+    model = tiny_model()
+    names = {name: set(vars(module)) for name, module in model.named_modules()}
+    _, memory = score_segments(model, random_stream(2, 9), [4, 4])
+    assert dict(model.named_buffers()) == {}
+    for name, module in model.named_modules():
+        assert set(vars(module)) == names[name]
+        assert not any(isinstance(value, Memory) for value in vars(module).values())
+    assert memory.states.data_ptr() not in {parameter.data_ptr() for parameter in model.parameters()}

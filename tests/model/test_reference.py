@@ -1,0 +1,147 @@
+"""Losses, memories and gradients are those of the paper's PyTorch code and of Hugging Face's class."""
+
+import copy
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from txl_lightning import Memory, TransformerXL
+from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original
+
+FILES = sorted((Path(__file__).parent.parent / "reference").glob("*.safetensors"))
+HUGGINGFACE = [path for path in FILES if path.stem.startswith("hf_")]
+ORIGINAL = [path for path in FILES if path not in HUGGINGFACE]
+CLOSE = {"rtol": 0, "atol": 1e-9}
+COMPUTED = "pos_emb.inv_freq"  # stored in checkpoints, but not a weight
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One file: the model of another implementation and what it computed."""
+
+    config: dict
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def load(cls, path: Path) -> "Reference":
+        with safe_open(path, "pt") as file:
+            return cls(json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+
+    @property
+    def is_original(self) -> bool:
+        return self.config["source"].startswith("kimiyoung")
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        return self.under("weights/")
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        return {key.removeprefix(prefix): tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
+
+    def model(self) -> TransformerXL:
+        return (from_original if self.is_original else from_huggingface)(self.weights, self.config)
+
+    def converted_back(self, model: TransformerXL) -> dict[str, Tensor]:
+        return (to_original if self.is_original else to_huggingface)(model)[0]
+
+    def segments(self) -> list[tuple[Tensor, Tensor]]:
+        """Tokens (extended context included) and targets of every segment."""
+        extended = position = self.config.get("ext_len", 0)
+        pairs = []
+        for length in self.config["segments"]:
+            end = position + length
+            tokens = self.tensors["stream"][:, position - extended : end]
+            targets = self.tensors["stream"][:, position + 1 : end + 1]
+            pairs.append((tokens, targets))
+            position = end
+        return pairs
+
+    def scored(self, model: TransformerXL) -> list[tuple[Tensor, Memory]]:
+        """Losses of every segment and the memory after it."""
+        results: list[tuple[Tensor, Memory]] = []
+        for tokens, targets in self.segments():
+            results.append(model.score(tokens, targets, results[-1][1] if results else None))
+        return results
+
+
+def stem(path: Path) -> str:
+    return path.stem
+
+
+@pytest.fixture(params=FILES, ids=stem)
+def reference(request: pytest.FixtureRequest) -> Reference:
+    return Reference.load(request.param)
+
+
+def test_references_of_both_families_are_present():
+    assert len(ORIGINAL) >= 6
+    assert len(HUGGINGFACE) >= 2
+
+
+def test_losses_of_every_segment(reference):
+    for i, (nll, _) in enumerate(reference.scored(reference.model())):
+        torch.testing.assert_close(nll, reference.tensors[f"nll/{i}"], **CLOSE)
+
+
+def test_memory_after_every_segment(reference):
+    for i, (_, memory) in enumerate(reference.scored(reference.model())):
+        expected = reference.under(f"memory/{i}/")
+        assert len(expected) == (reference.config["n_layer"] if reference.config["mem_len"] else 0)
+        assert len(memory.states) == reference.config["n_layer"]
+        if not expected:
+            assert memory.length == 0
+        for layer, states in expected.items():
+            torch.testing.assert_close(memory.states[int(layer)], states, **CLOSE)
+
+
+@pytest.mark.parametrize("reference", HUGGINGFACE, indirect=True, ids=stem)
+def test_hidden_states_of_every_segment(reference):
+    model, memory = reference.model(), None
+    for i, (tokens, _) in enumerate(reference.segments()):
+        hidden, memory = model(tokens, memory)
+        torch.testing.assert_close(hidden, reference.tensors[f"hidden/{i}"], **CLOSE)
+
+
+@pytest.mark.parametrize("reference", ORIGINAL, indirect=True, ids=stem)
+def test_gradients_of_every_parameter_in_the_last_segment(reference):
+    model, expected = reference.model(), reference.under("grad/")
+    reference.scored(model)[-1][0].mean().backward()
+    ours = reference.converted_back(with_gradients_as_weights(model))
+    assert expected.keys() <= ours.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(ours[name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+    for name in learned_alone(reference.weights) - expected.keys():
+        assert not ours[name].any(), f"{name} has a gradient only here"
+
+
+def test_weights_convert_back_to_the_same_bits(reference):
+    converted = reference.converted_back(reference.model())
+    assert converted.keys() == reference.weights.keys()
+    for name, weight in reference.weights.items():
+        if name.endswith(COMPUTED):
+            torch.testing.assert_close(converted[name], weight, **CLOSE)
+        else:
+            assert torch.equal(converted[name], weight), name
+
+
+def with_gradients_as_weights(model: TransformerXL) -> TransformerXL:
+    """A copy whose parameters are the gradients, so that the conversion of weights names them."""
+    holder = copy.deepcopy(model)
+    for parameter, gradient in zip(holder.parameters(), (p.grad for p in model.parameters()), strict=True):
+        parameter.data = torch.zeros_like(parameter) if gradient is None else gradient
+    return holder
+
+
+def learned_alone(weights: dict[str, Tensor]) -> set[str]:
+    """Names of the parameters that share their tensor with no other name."""
+
+    def shared(name: str) -> bool:
+        return any(torch.equal(weights[name], tensor) for other, tensor in weights.items() if other != name)
+
+    return {name for name in weights if not name.endswith(COMPUTED) and not shared(name)}

@@ -1,0 +1,37 @@
+"""A model small enough for float64 and exact comparisons, and tokens for it."""
+
+import torch
+from torch import Tensor
+
+from txl_lightning import Memory, TransformerXL, TransformerXLConfig
+
+VOCABULARY = 11
+SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+
+
+def tiny_model(**options: object) -> TransformerXL:
+    """A float64 model without dropout, no parameter of which is zero or small."""
+    config = TransformerXLConfig(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = TransformerXL(config).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.4 * torch.randn_like(parameter))
+    return model
+
+
+def random_stream(n_streams: int, length: int, vocab_size: int = VOCABULARY) -> Tensor:
+    """Tokens [B, time]."""
+    return torch.randint(vocab_size, (n_streams, length), generator=torch.Generator().manual_seed(1))
+
+
+def score_segments(
+    model: TransformerXL, stream: Tensor, segments: list[int] | int, memory: Memory | None = None
+) -> tuple[Tensor, Memory]:
+    """Losses of all targets of the stream, cut into segments of these lengths, and the last memory."""
+    losses = []
+    for tokens, targets in zip(stream[:, :-1].split(segments, 1), stream[:, 1:].split(segments, 1), strict=True):
+        nll, memory = model.score(tokens, targets, memory)
+        losses.append(nll)
+    return torch.cat(losses, dim=1), memory

@@ -1,0 +1,147 @@
+"""The command `txl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from txl_lightning.config import CONF, Config, EvaluateConfig, plain, register_schemas, typed
+from txl_lightning.errors import UserError
+
+USAGE = """usage: txl COMMAND [overrides]
+
+  txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
+  txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
+
+txl COMMAND --help lists the options of a command."""
+
+
+def run_directory() -> Path:
+    """Where Hydra lets this job write."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def train(config: DictConfig) -> float:
+    """One training run; returns the validation loss for sweepers."""
+    from txl_lightning.training.run import train as train_run
+
+    metrics = train_run(typed(config), run_directory())
+    shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
+    print(f"{', '.join(shown)} after {metrics['steps']} steps")
+    print(run_directory())
+    return metrics["val/nll"]
+
+
+def evaluate(config: DictConfig) -> None:
+    """Scores of a checkpoint."""
+    from txl_lightning.evaluation.command import evaluate as evaluate_checkpoint
+
+    directory = run_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+    for line in evaluate_checkpoint(OmegaConf.to_object(config), directory):  # type: ignore[arg-type]
+        print(line)
+    print(directory)
+
+
+COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
+    "train": (train, "config", Config),
+    "evaluate": (evaluate, "evaluate", EvaluateConfig),
+}
+
+
+def main() -> None:
+    """Entry point: `txl COMMAND …`, exit status 2 and one line on bad input."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
+        print(USAGE)
+        sys.exit(0 if len(sys.argv) > 1 else 2)
+    command = sys.argv.pop(1)
+    if command not in COMMANDS:
+        fail(f"unknown command {command!r}: must be one of {', '.join(COMMANDS)}")
+    task, config_name, schema = COMMANDS[command]
+    register_schemas()
+    # Hydra prints several lines and exits on its own unless it is told to raise; the user's wish is kept.
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+
+    def job(config: DictConfig) -> Any:
+        if not wants_traceback:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        try:
+            return task(config)
+        except (UserError, OmegaConfBaseException) as error:
+            if wants_traceback or HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise
+            fail(f"{command}: {one_line(error, schema)}")
+
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)()
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        if wants_traceback:
+            raise
+        fail(f"{command}: {one_line(error, schema)}")
+
+
+def one_line(error: BaseException, schema: type) -> str:
+    """The option, its value and what is allowed, out of what Hydra and OmegaConf say in many lines."""
+    messages = [str(error)]
+    while (error := error.__cause__) is not None:  # type: ignore[assignment]
+        messages.append(str(error))
+    text = "\n".join(messages)
+    if missing := re.search(r"missing mandatory value: (\S+)", text):
+        return f"{missing[1]}: must be given ({missing[1]}=…)"
+    if unknown := re.search(r"Could not override '([^']+)'", text):
+        typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
+        return f"{typed}: no such option{suggestion(unknown[1], schema)}"
+    if choice := re.search(
+        r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\s+(.*?)\s+Config search", text, re.S
+    ):
+        allowed = [option for option in choice[3].split() if option != "schema"]
+        return f"{choice[1]}={choice[2]}: must be one of {', '.join(allowed)}"
+    if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
+        return f"{value[1]}: {value[2]}"
+    return text.strip().splitlines()[0]
+
+
+def suggestion(key: str, schema: type) -> str:
+    """`, did you mean …` for the options whose names are nearest to `key`."""
+    names = [
+        name if not dataclasses.is_dataclass(field.type) else f"{name}.{inner.name}"
+        for name, field in schema_fields(schema).items()
+        for inner in (dataclasses.fields(field.type) if dataclasses.is_dataclass(field.type) else [field])
+    ]
+    same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
+    near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
+    return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def schema_fields(schema: type) -> dict[str, dataclasses.Field]:
+    """The fields of a schema with their types resolved."""
+    types = get_type_hints(schema)
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for name, field in fields.items():
+        field.type = types[name]
+    return fields
+
+
+def fail(message: str) -> None:
+    """End with exit status 2 and one line."""
+    print(f"txl {message}" if not message.startswith("unknown") else f"txl: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Corpora, vocabularies, ordered streams and the DataModule."""

@@ -1,0 +1,105 @@
+"""Ordered streams: a corpus cut into contiguous columns, read segment by segment, never shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl_lightning.errors import OptionError, require
+
+
+class Segment(NamedTuple):
+    """One batch: the same T positions of B neighbouring streams.
+
+    Args:
+        tokens: B × (E + T) numbers; the first E, at most `ext_len`, are extended context.
+        targets: B × T numbers, the tokens one position later.
+        number: which segment of the epoch this is; memories start afresh at 0.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    number: int
+
+
+class OrderedStreams:
+    """The columns of one rank, as an iterable of `Segment` that knows its length and position.
+
+    n tokens and a global batch of B give B contiguous columns of n // B tokens; the rest is trimmed.
+    Rank r of W reads the columns [rB/W, (r+1)B/W), so that the numbers do not depend on W. In a column
+    every token but the first is a target exactly once, in order; the last segment may be shorter.
+
+    Args:
+        tokens: the whole split, one-dimensional.
+        batch_size: B, global.
+        segment_len: T.
+        ext_len: tokens of extended context in front of every segment (fewer at a column's start).
+        rank: r.
+        world_size: W.
+
+    Raises:
+        OptionError: B is not divisible by W, or a column is shorter than two tokens.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        batch_size: int,
+        segment_len: int,
+        ext_len: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        require(batch_size >= 1, "batch_size", batch_size, "must be an integer >= 1")
+        require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
+        require(
+            batch_size % world_size == 0, "batch_size", batch_size, f"must be divisible by the {world_size} processes"
+        )
+        column_len = len(tokens) // batch_size
+        if column_len < 2:
+            raise OptionError(
+                "batch_size",
+                batch_size,
+                f"gives {column_len} of {len(tokens)} tokens per stream; at least 2 are needed",
+            )
+        columns = tokens[: column_len * batch_size].reshape(batch_size, column_len)
+        self.first_column = rank * batch_size // world_size
+        self.columns_BL = columns[self.first_column : (rank + 1) * batch_size // world_size]
+        self.segment_len, self.ext_len = segment_len, ext_len
+        self.position = self._start = 0
+
+    @property
+    def n_targets(self) -> int:
+        """Targets in one epoch of this rank's columns."""
+        return self.columns_BL.shape[0] * (self.columns_BL.shape[1] - 1)
+
+    def __len__(self) -> int:
+        return -(-(self.columns_BL.shape[1] - 1) // self.segment_len)
+
+    def __getitem__(self, index: int) -> Segment:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self.segment_len
+        stop = min(start + self.segment_len, self.columns_BL.shape[1] - 1)
+        first = max(0, start - self.ext_len)
+        window = torch.from_numpy(self.columns_BL[:, first : stop + 1].astype(np.int64))
+        return Segment(tokens=window[:, :-1], targets=window[:, start - first + 1 :], number=index)
+
+    def __iter__(self) -> Iterator[Segment]:
+        """All segments of the epoch, or those from a loaded position on (once)."""
+        start, self._start = self._start, 0
+        for index in range(start, len(self)):
+            self.position = (index + 1) % len(self)
+            yield self[index]
+
+    def state_dict(self) -> dict[str, int]:
+        """Position of the next segment in the epoch."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration continue where `state_dict` was taken."""
+        self.position = self._start = int(state["position"]) % len(self)

@@ -1,0 +1,31 @@
+"""Errors a user can act on: one line that names the option, its value and what is allowed."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something outside the program is wrong (an option, a file, a checkpoint); the message is one line."""
+
+
+class OptionError(UserError, ValueError):
+    """An option has a value that is not allowed.
+
+    Attributes:
+        option: dotted name as it is typed on the command line, or the bare field name in Python.
+        value: the value that was given.
+        allowed: what is allowed, in words.
+    """
+
+    def __init__(self, option: str, value: object, allowed: str) -> None:
+        self.option, self.value, self.allowed = option, value, allowed
+        super().__init__(f"{option}={value}: {allowed}")
+
+    def within(self, group: str) -> OptionError:
+        """The same error with the option named inside its group: `mem_len` -> `memory.mem_len`."""
+        return OptionError(f"{group}.{self.option}", self.value, self.allowed)
+
+
+def require(condition: bool, option: str, value: object, allowed: str) -> None:
+    """Raise `OptionError(option, value, allowed)` unless `condition` holds."""
+    if not condition:
+        raise OptionError(option, value, allowed)

@@ -1,0 +1,49 @@
+"""Loss of a model over the streams of a split."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.model.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss over a pass.
+
+    Args:
+        nll: nats a token, weighted by tokens, summed in float64.
+        tokens: tokens scored.
+        seconds: time it took.
+    """
+
+    nll: float
+    tokens: int
+    seconds: float
+
+
+@torch.no_grad()
+def score_streams(model: LanguageModel, streams: OrderedStreams, max_segments: int | None = None) -> Score:
+    """Score ordered streams from their start, the state carried from segment to segment.
+
+    The figure depends on the number of streams, since each starts without context: report it beside.
+    """
+    started = time.perf_counter()
+    nll_sum, tokens, state = 0.0, 0, None
+    device = next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))
+    for index in range(min(len(streams), max_segments or len(streams))):
+        segment = streams[index]
+        nll_BT, state = model.score(segment.tokens.to(device), segment.targets.to(device), state)
+        nll_sum += float(nll_BT.double().sum())
+        tokens += nll_BT.numel()
+    return Score(nll_sum / tokens, tokens, time.perf_counter() - started)
+
+
+def score_lengths(model: Any, streams: OrderedStreams, mem_lens: list[int], **lengths: Any) -> dict[int, Score]:
+    """Scores of one Transformer-XL at several memory lengths, everything else alike."""
+    return {mem_len: score_streams(model.with_lengths(mem_len=mem_len, **lengths), streams) for mem_len in mem_lens}

@@ -1,0 +1,8 @@
+"""Tensors only: the model, its memory and the checkpoints of other implementations."""
+
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.model.memory import Memory
+from txl_lightning.model.transformer_xl import TransformerXL
+
+__all__ = ["LanguageModel", "Memory", "TransformerXL", "TransformerXLConfig"]

@@ -1,0 +1,80 @@
+"""Architecture and memory of one Transformer-XL, validated when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from txl_lightning.errors import require
+
+MemoryStart = Literal["empty", "zeros"]
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig:
+    """Everything that decides which function a Transformer-XL computes (paper §3, appendix A and B).
+
+    The first block fixes the parameters; the second is how attention and memory are used and may differ
+    between training and evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are
+    the paper's enwik8 base model.
+
+    Args:
+        vocab_size: V, number of tokens.
+        n_layer: N, layers.
+        d_model: D, width of the hidden states; even, since half of a position is sine and half cosine.
+        n_head: H, attention heads.
+        d_head: width of one head; H·d_head need not equal D.
+        d_inner: width of the feed-forward layer.
+        dropout: probability at every site but the attention probabilities.
+        attention_dropout: probability at the attention probabilities.
+        pre_norm: LayerNorm in front of each sublayer instead of behind the residual sum.
+        untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
+        mem_len: longest memory in states per layer; 0 is a model without recurrence.
+        same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all
+            tokens of a segment see a context of one length. Without memory there is no such length, and
+            the plain causal mask is used.
+        clamp_len: distances beyond it share its position; -1 or 0 for none.
+        ext_len: length of the extended context: tokens of each segment that are fed again, in front of
+            the next one, and so do not enter the memory.
+        memory_start: `empty` (grows from nothing, the original) or `zeros` (`mem_len` zero states that
+            are attended to: the TensorFlow code and Hugging Face).
+
+    Raises:
+        OptionError: a value is not allowed; the message names it.
+    """
+
+    vocab_size: int
+    n_layer: int = 12
+    d_model: int = 512
+    n_head: int = 8
+    d_head: int = 64
+    d_inner: int = 2048
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    pre_norm: bool = False
+    untie_biases: bool = False
+
+    mem_len: int = 512
+    same_length: bool = False
+    clamp_len: int = -1
+    ext_len: int = 0
+    memory_start: MemoryStart = "empty"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "n_layer", "n_head", "d_head", "d_inner"):
+            value = getattr(self, name)
+            require(value >= 1, name, value, "must be an integer >= 1")
+        require(
+            self.d_model >= 2 and self.d_model % 2 == 0,
+            "d_model",
+            self.d_model,
+            "must be an even integer >= 2 (half of a position is sine, half cosine)",
+        )
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            require(0.0 <= value < 1.0, name, value, "must be a probability in [0, 1)")
+        for name in ("mem_len", "ext_len"):
+            value = getattr(self, name)
+            require(value >= 0, name, value, "must be an integer >= 0")
+        require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
+        require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")

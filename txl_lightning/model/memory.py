@@ -1,0 +1,95 @@
+"""The memory of segment recurrence: a value that is passed along, never a buffer of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Hidden states of earlier segments, as the layers received them (paper §3.2).
+
+    Entry n holds the *inputs* of layer n + 1: entry 0 the embedding after dropout, entry n the output of
+    layer n. The states carry no gradient. It is a value: `update` returns a new one. It must not become a
+    registered buffer, which DDP would overwrite with rank 0's and weight averaging would average.
+
+    Args:
+        states: the states, oldest first. M may be below the model's `mem_len` (a memory that grows) or
+            equal to it from the start (static shapes, for compilation).
+        filled: how many of the last states hold something; the others are never attended to.
+        first_column: index of the first stream among all columns of the global batch.
+    """
+
+    states: Float[Tensor, "N B M D"]
+    filled: int
+    first_column: int = 0
+
+    @property
+    def length(self) -> int:
+        """M, states per layer, filled or not."""
+        return self.states.shape[2]
+
+    @property
+    def batch_size(self) -> int:
+        """B, streams."""
+        return self.states.shape[1]
+
+    @torch.no_grad()
+    def update(self, inputs: Sequence[Float[Tensor, "B T D"]], mem_len: int, ext_len: int = 0) -> Memory:
+        """Append one segment's layer inputs and keep the last `mem_len` states.
+
+            end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
+            new = [memory ∘ inputs][begin:end]
+
+        The last `ext_len` tokens are left out: they are fed again as the next segment's extended context.
+        """
+        appended = max(0, inputs[0].shape[1] - ext_len)
+        length = min(mem_len, self.length + appended)
+        taken = min(appended, length)
+        kept = length - taken
+        states = torch.stack([x[:, appended - taken : appended] for x in inputs])
+        if kept:
+            old = self.states[:, :, self.length - kept :].to(states.dtype)
+            states = torch.cat([old, states], dim=2)
+        return replace(self, states=states, filled=min(mem_len, self.filled + appended))
+
+    def columns(self, start: int, stop: int) -> Memory:
+        """The memory of streams `start` to `stop` (exclusive), counted within this memory."""
+        return replace(self, states=self.states[:, start:stop], first_column=self.first_column + start)
+
+    @staticmethod
+    def join(parts: Sequence[Memory]) -> Memory:
+        """Put the memories of neighbouring columns together, in the order of their columns.
+
+        Raises:
+            ValueError: the parts leave a gap, overlap, or were filled to different lengths.
+        """
+        parts = sorted(parts, key=lambda part: part.first_column)
+        column = parts[0].first_column
+        for part in parts:
+            if part.first_column != column or part.filled != parts[0].filled:
+                raise ValueError(
+                    f"memory parts do not join: columns from {part.first_column} filled {part.filled}, "
+                    f"expected columns from {column} filled {parts[0].filled}"
+                )
+            column += part.batch_size
+        return replace(parts[0], states=torch.cat([part.states for part in parts], dim=1))
+
+    def to(self, device: torch.device | str) -> Memory:
+        """The same memory on another device."""
+        return replace(self, states=self.states.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers for a checkpoint."""
+        return {"states": self.states, "filled": self.filled, "first_column": self.first_column}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Memory:
+        """The inverse of `state_dict`."""
+        return cls(states=state["states"], filled=int(state["filled"]), first_column=int(state["first_column"]))

@@ -1,0 +1,126 @@
+"""Transformer-XL (Dai et al. 2019): tokens and a memory in, losses or hidden states and a memory out."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.initialization import initialize
+from txl_lightning.model.layers import TransformerXLLayer
+from txl_lightning.model.memory import Memory
+from txl_lightning.model.positions import attention_mask, relative_positions
+
+
+class TransformerXL(nn.Module):
+    """Transformer-XL with segment recurrence and relative positional encoding.
+
+    The memory is an argument and a result, never part of the module:
+
+        nll, memory = model.score(tokens, targets, memory)
+
+    Args:
+        config: architecture and the default lengths of memory and attention.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
+        bias_shape = (config.n_layer if config.untie_biases else 1, config.n_head, config.d_head)
+        self.u = nn.Parameter(torch.empty(bias_shape))
+        self.v = nn.Parameter(torch.empty(bias_shape))
+        self.softmax_bias = nn.Parameter(torch.empty(config.vocab_size))
+        initialize(self)
+
+    def with_lengths(self, **lengths: Any) -> TransformerXL:
+        """A view on the same weights with other values of `mem_len`, `same_length`, `clamp_len`, `ext_len`
+        or `memory_start`; this model keeps its own.
+
+        Raises:
+            OptionError: a length is not allowed.
+            TypeError: a name is none of these.
+        """
+        unknown = set(lengths) - {"mem_len", "same_length", "clamp_len", "ext_len", "memory_start"}
+        if unknown:
+            raise TypeError(f"with_lengths() got {sorted(unknown)}, which would change the weights")
+        view = copy.copy(self)
+        view.config = replace(self.config, **lengths)
+        return view
+
+    def start_memory(self, batch_size: int, static: bool = False) -> Memory:
+        """The memory before the first token of B streams.
+
+        Empty, or `mem_len` attended zeros if `config.memory_start` is `zeros`. With `static` an empty
+        memory already has the shape of a full one (none of it filled), so that shapes never change.
+        """
+        zeros = self.config.memory_start == "zeros"
+        length = self.config.mem_len if zeros or static else 0
+        shape = (self.config.n_layer, batch_size, length, self.config.d_model)
+        return Memory(self.embedding.weight.new_zeros(shape), filled=length if zeros else 0)
+
+    def forward(
+        self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        """Hidden states of the last layer, after dropout, and the memory for the next segment.
+
+        The embedding is multiplied by sqrt(D). All T tokens are processed, extended context included.
+
+        Args:
+            tokens_BT: T consecutive tokens of B streams.
+            memory: what the previous segment returned; None for the start of the streams.
+
+        Raises:
+            ValueError: the memory belongs to another number of streams.
+        """
+        config = self.config
+        B, T = tokens_BT.shape
+        if memory is None:
+            memory = self.start_memory(B)
+        if memory.batch_size != B:
+            raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
+        hidden_BTD = self.dropout(self.embedding(tokens_BT) * config.d_model**0.5)
+        M = memory.length
+        positions_SD = self.dropout(relative_positions(M + T, config.d_model, config.clamp_len, hidden_BTD))
+        attention_len = config.mem_len if config.same_length and config.mem_len else None
+        mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
+
+        inputs: list[Tensor] = []
+        for n, layer in enumerate(self.layers):
+            inputs.append(hidden_BTD)
+            u_HE, v_HE = (bias[n if config.untie_biases else 0] for bias in (self.u, self.v))
+            hidden_BTD = layer(hidden_BTD, memory.states[n], positions_SD, u_HE, v_HE, mask_TK)
+        return self.dropout(hidden_BTD), memory.update(inputs, config.mem_len, config.ext_len)
+
+    def score(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        targets_BT: Int[Tensor, "B T_targets"],
+        memory: Memory | None = None,
+    ) -> tuple[Float[Tensor, "B T_targets"], Memory]:
+        """nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
+
+        `tokens_BT` may be longer than `targets_BT`; the first tokens then are extended context.
+
+        Raises:
+            ValueError: there are fewer tokens than targets, or the memory is of other streams.
+        """
+        if tokens_BT.shape[1] < targets_BT.shape[1]:
+            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
+        hidden_BTD, memory = self(tokens_BT, memory)
+        logits_BTV = self.logits(hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :])
+        nll = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+        return nll.view_as(targets_BT), memory
+
+    def logits(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """h · E^T + b with the (unscaled) embedding E tied to the softmax."""
+        return F.linear(hidden_BTD, self.embedding.weight, self.softmax_bias)

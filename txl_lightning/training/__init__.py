@@ -1,0 +1,1 @@
+"""LightningModule, metrics, optimisation, and a run from a configuration."""

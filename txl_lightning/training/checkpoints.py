@@ -1,0 +1,56 @@
+"""Checkpoints of our own runs: recognised, checked and turned into a model."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from txl_lightning.config import Config, transformer_xl_config, typed
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError
+from txl_lightning.model.transformer_xl import TransformerXL
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a checkpoint holds for everything but going on with training."""
+
+    model: TransformerXL
+    config: Config
+    vocabulary: Vocabulary
+    step: int
+
+
+def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, Any]:
+    """The contents of a checkpoint of `txl train`, on the CPU, without running any code in it.
+
+    Raises:
+        OptionError: the file is missing, no checkpoint, or not one of `txl train`.
+    """
+    if not Path(path).is_file():
+        raise OptionError(option, path, "no such file")
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise OptionError(option, path, "is not a checkpoint (torch cannot read it)") from error
+    if not isinstance(contents, dict) or "txl_lightning" not in contents:
+        raise OptionError(option, path, "is not a checkpoint of txl train")
+    return contents
+
+
+def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
+    """The model of a checkpoint in evaluation mode, with the configuration and vocabulary of its run."""
+    contents = read_checkpoint(path, option)
+    record = contents["txl_lightning"]
+    config = typed(OmegaConf.merge(OmegaConf.structured(Config), record["config"]))
+    vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
+    model = TransformerXL(transformer_xl_config(config, len(vocabulary)))
+    prefix = "model."
+    state = contents["state_dict"]
+    model.load_state_dict({key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)})
+    return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]))

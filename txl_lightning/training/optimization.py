@@ -1,0 +1,59 @@
+"""Optimiser and learning rate of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from txl_lightning.config import OptimizerConfig
+from txl_lightning.errors import require
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    """Raise `OptionError` for an option that is not allowed."""
+    require(config.name in OPTIMIZERS, "optimizer", config.name, f"must be one of {', '.join(OPTIMIZERS)}")
+    require(
+        config.schedule in ("cosine", "constant"), "optimizer.schedule", config.schedule, "must be cosine or constant"
+    )
+    require(config.lr > 0, "optimizer.lr", config.lr, "must be > 0")
+    require(config.warmup_steps >= 0, "optimizer.warmup_steps", config.warmup_steps, "must be an integer >= 0")
+    require(0 <= config.min_lr <= config.lr, "optimizer.min_lr", config.min_lr, "must be between 0 and optimizer.lr")
+    require(config.clip_norm >= 0, "optimizer.clip_norm", config.clip_norm, "must be >= 0 (0 for no clipping)")
+
+
+def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
+    """The rate after `step` updates.
+
+        step < warmup:  lr · step / warmup
+        else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · step / max_steps)) / 2
+
+    The cosine counts from step 0, not from the end of the warm-up, as in the paper's PyTorch code.
+    """
+    if step < config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    progress = min(1.0, step / max_steps)
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig, max_steps: int, fused: bool
+) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    """Optimiser and per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
+    b1, b2 = config.betas
+    optimizer = OPTIMIZERS[config.name](
+        parameters,
+        lr=config.lr,
+        betas=(b1, b2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused,
+    )  # type: ignore[call-arg]
+    return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)
