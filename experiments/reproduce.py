@@ -93,6 +93,7 @@ def report_text(results: dict[str, Any], table: str, size: Size, overrides: list
     run, machine, evaluation = runs[0], results["machine"], runs[0]["evaluation"]
     command = ["make", "reproduce", f"PROFILE={results['profile']}"]
     command += [f"ARGS={shlex.join(overrides)}"] if overrides else []
+    seeds = ", ".join(map(str, size.seeds))
     training = ", ".join(f"{run['seconds']:.0f} s" for run in runs)
     facts = {
         "command": f"`{shlex.join(command)}`",
@@ -113,7 +114,7 @@ def report_text(results: dict[str, Any], table: str, size: Size, overrides: list
 ## Table 6, recurrence: test loss in bits per {run["corpus"]["level"]}
 
 {table}
-Columns are memory lengths at evaluation on the same weights; mean and standard error over seeds {", ".join(map(str, size.seeds))}.
+Columns are memory lengths at evaluation on the same weights; mean and standard error over seeds {seeds}.
 The paper's column is its perplexity on WikiText-103 with 128M parameters, training lengths → best length.
 
 **Claim: recurrence helps.** In this run: *{results["recurrence"]["claim"]}*. Rule: it holds if every seed with

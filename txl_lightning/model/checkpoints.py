@@ -33,6 +33,7 @@ LAYER_KEYS = {
 EMBEDDING = "word_emb.emb_layers.0.weight"
 TIED_EMBEDDING = "crit.out_layers.0.weight"
 SOFTMAX_BIAS = "crit.out_layers.0.bias"
+REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
 INVERSE_FREQUENCIES = "pos_emb.inv_freq"  # not a weight: both codes store it, we compute it
 
 
@@ -157,7 +158,9 @@ def _common_state(take: _Taker, config: TransformerXLConfig, prefix: str) -> dic
     state = {"embedding.weight": take(prefix + EMBEDDING), "softmax_bias": take(SOFTMAX_BIAS)}
     tied = take.drop(TIED_EMBEDDING)
     if tied is not None and not torch.equal(tied, state["embedding.weight"]):
-        raise CheckpointError("the softmax is not tied to the embedding in this checkpoint; ours always is")
+        raise CheckpointError(
+            f"{TIED_EMBEDDING} differs from {prefix + EMBEDDING}: the softmax is not tied, ours always is"
+        )
     take.drop(prefix + INVERSE_FREQUENCIES)
     for n in range(config.n_layer):
         for theirs, ours in LAYER_KEYS.items():
@@ -181,8 +184,12 @@ def _common_weights(state: Mapping[str, Tensor], config: TransformerXLConfig, pr
 
 
 def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerXLConfig:
-    if config.get("cutoffs") or config.get("div_val", 1) != 1:
-        raise CheckpointError(f"cutoffs={config.get('cutoffs')}: the adaptive softmax cannot be loaded")
+    missing = [name for name in REQUIRED_OPTIONS if name not in config]
+    if missing:
+        raise CheckpointError(f"the config lacks {', '.join(missing)}")
+    for name, plain in (("cutoffs", []), ("div_val", 1)):
+        if list(config.get(name) or []) if name == "cutoffs" else config.get(name, plain) != plain:
+            raise CheckpointError(f"{name}={config[name]}: the adaptive softmax cannot be loaded")
     if config.get("d_embed", config["d_model"]) != config["d_model"]:
         raise CheckpointError(f"d_embed={config['d_embed']}: must equal d_model={config['d_model']}")
     return TransformerXLConfig(

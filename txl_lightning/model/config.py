@@ -63,7 +63,7 @@ class TransformerXLConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "n_layer", "n_head", "d_head", "d_inner"):
             value = getattr(self, name)
-            require(value >= 1, name, value, "must be an integer >= 1")
+            require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
         require(
             self.d_model >= 2 and self.d_model % 2 == 0,
             "d_model",

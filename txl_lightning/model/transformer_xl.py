@@ -46,6 +46,8 @@ class TransformerXL(nn.Module):
         """A view on the same weights with other values of `mem_len`, `same_length`, `clamp_len`, `ext_len`
         or `memory_start`; this model keeps its own.
 
+        Everything but these is shared, training mode and device included.
+
         Raises:
             OptionError: a length is not allowed.
             TypeError: a name is none of these.

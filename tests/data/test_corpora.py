@@ -1,0 +1,145 @@
+"""Corpora, vocabularies and the cache of encoded tokens."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txl_lightning.config import DataConfig
+from txl_lightning.data import cache
+from txl_lightning.data.corpora import SPLITS, load_corpus
+from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
+from txl_lightning.errors import UserError
+
+
+def file_config(path: Path, cache_dir: Path, **options: object) -> DataConfig:
+    return DataConfig(name="file", path=str(path), cache_dir=str(cache_dir), **options)
+
+
+def test_python_stdlib_is_megabytes_of_text_split_at_file_boundaries(tmp_path: Path) -> None:
+    corpus = load_corpus(DataConfig(name="python-stdlib", cache_dir=str(tmp_path)))
+    sizes = {split: len(corpus.splits[split]) for split in SPLITS}
+    total = sum(sizes.values())
+    assert total > 5_000_000
+    assert 0.85 < sizes["train"] / total < 0.95
+    assert all(0.02 < sizes[split] / total < 0.1 for split in ("valid", "test"))
+    assert all(corpus.splits[split][-1] == ord("\n") for split in SPLITS)
+    assert corpus.name.startswith("python-stdlib 3.")
+    assert len(corpus.vocabulary) == 256
+
+
+def test_python_stdlib_is_the_same_every_time(tmp_path: Path) -> None:
+    first, second = (load_corpus(DataConfig(name="python-stdlib", cache_dir=str(tmp_path / d))) for d in "ab")
+    assert first.checksum == second.checksum
+    assert np.array_equal(first.splits["test"], second.splits["test"])
+
+
+def test_a_binary_file_is_cut_by_fractions(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 10
+    (tmp_path / "x.bin").write_bytes(content)
+    corpus = load_corpus(file_config(tmp_path / "x.bin", tmp_path / "cache", fractions=[0.5, 0.25, 0.25]))
+    assert b"".join(corpus.splits[split].tobytes() for split in SPLITS) == content
+    assert [len(corpus.splits[split]) for split in SPLITS] == [1280, 640, 640]
+
+
+@given(st.text(min_size=40))
+def test_characters_survive_cutting_and_encoding(text: str) -> None:
+    vocabulary = Vocabulary.of_characters(text)
+    assert vocabulary.decode(vocabulary.encode(text.encode())) == text
+    assert len(vocabulary) == len(set(text)) + 1
+
+
+def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
+    text = "äöü€𝄞" * 30
+    (tmp_path / "t.txt").write_text(text, encoding="utf-8")
+    for percent in range(2, 40):
+        fractions = [1 - 2 * percent / 100, percent / 100, percent / 100]
+        corpus = load_corpus(file_config(tmp_path / "t.txt", tmp_path / "c", level="char", fractions=fractions))
+        assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == text
+
+
+def test_the_vocabulary_is_of_the_training_split_only() -> None:
+    vocabulary = Vocabulary.of_characters("abba")
+    assert vocabulary.symbols == (UNKNOWN, "a", "b")
+    assert vocabulary.encode("aXb€".encode()).tolist() == [1, 0, 2, 0]
+    assert Vocabulary.from_state_dict(json.loads(json.dumps(vocabulary.state_dict()))) == vocabulary
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (b"", {}, "is an empty file"),
+        (None, {}, "cannot be read"),
+        (b"caf\xe9 " * 50, {"level": "char"}, "not UTF-8"),
+        (b"text" * 50, {"level": "letters"}, "data.level=letters"),
+        (b"text" * 50, {"fractions": [0.5, 0.5]}, "data.fractions"),
+        (b"text" * 50, {"fractions": [0.9, 0.1, 0.1]}, "data.fractions"),
+        (b"text" * 50, {"fractions": [1.0, 0.0, 0.0]}, "data.fractions"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, content: bytes | None, options: dict[str, object], words: str) -> None:
+    path = tmp_path / "corpus.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        load_corpus(file_config(path, tmp_path / "cache", **options))
+    assert not (tmp_path / "cache").exists() or not list((tmp_path / "cache").iterdir())
+
+
+def test_an_unknown_corpus_is_named_with_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="data=enwik: must be one of python-stdlib, file"):
+        load_corpus(DataConfig(name="enwik", cache_dir=str(tmp_path)))
+
+
+def test_prepared_tokens_are_mapped_and_not_prepared_again(tmp_path: Path) -> None:
+    calls = []
+
+    def prepare() -> tuple[dict[str, np.ndarray], dict[str, object]]:
+        calls.append(1)
+        return {"a": np.arange(5)}, {"note": "x"}
+
+    for _ in range(2):
+        arrays, description = cache.cached(tmp_path, "key", prepare)
+        assert isinstance(arrays["a"], np.memmap)
+        assert arrays["a"].tolist() == [0, 1, 2, 3, 4]
+        assert description["note"] == "x"
+    assert calls == [1]
+
+
+def test_a_changed_file_or_level_is_prepared_anew(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    for content in (b"first text " * 20, b"other text " * 20):
+        path.write_bytes(content)
+        assert load_corpus(file_config(path, tmp_path / "c")).splits["train"].tobytes() == content[:198]
+    load_corpus(file_config(path, tmp_path / "c", level="char"))
+    assert len(list((tmp_path / "c").iterdir())) == 3
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.np, "save", full_disk)
+    (tmp_path / "t.txt").write_bytes(b"text " * 50)
+    with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
+        load_corpus(file_config(tmp_path / "t.txt", tmp_path / "c"))
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(os.urandom(2_000_000))
+    program = (
+        "import sys; from txl_lightning.config import DataConfig; from txl_lightning.data.corpora import load_corpus\n"
+        "c = load_corpus(DataConfig(name='file', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
+        "print(sum(len(s) for s in c.splits.values()))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "t.txt"), str(tmp_path / "c")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
+    assert len(list((tmp_path / "c").iterdir())) == 1

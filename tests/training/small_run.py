@@ -1,0 +1,32 @@
+"""A run small enough to be trained many times in a test."""
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from txl_lightning.config import CONF, Config, register_schemas, typed
+
+TINY = (
+    "profile=smoke",
+    "data=file",
+    "data.batch_size=4",
+    "data.segment_len=8",
+    "evaluation.batch_size=2",
+    "evaluation.max_segments=null",
+    "trainer.max_steps=12",
+    "trainer.val_every_n_steps=5",
+    "trainer.num_threads=1",
+    "trainer.progress_bar=false",
+    "logger=none",
+)
+
+
+def tiny_config(directory: Path, *overrides: str) -> Config:
+    """A configuration composed as `txl train` does, on a small text in `directory`."""
+    text = directory / "text.txt"
+    if not text.exists():
+        text.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        paths = (f"data.path={text}", f"data.cache_dir={directory / 'cache'}")
+        return typed(compose("config", overrides=[*TINY, *paths, *overrides]))

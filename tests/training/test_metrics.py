@@ -1,0 +1,35 @@
+"""Token-weighted loss and its units."""
+
+import math
+
+import pytest
+import torch
+
+from txl_lightning.training.metrics import TokenLoss, figures
+
+
+def test_the_mean_is_weighted_by_tokens() -> None:
+    loss = TokenLoss()
+    loss.update(torch.full((2, 10), 1.0))
+    loss.update(torch.full((2, 1), 4.0))
+    assert float(loss.compute()) == pytest.approx((20 * 1 + 2 * 4) / 22)
+
+
+def test_it_counts_beyond_float32_and_survives_casts() -> None:
+    loss = TokenLoss()
+    loss.nll_sum += 2.0**30
+    loss.tokens += 2**30
+    loss = loss.to(torch.bfloat16).half().to("cpu")
+    loss.update(torch.full((1, 3), 1.0))
+    assert loss.nll_sum.dtype == torch.float64
+    assert (float(loss.nll_sum), int(loss.tokens)) == (2.0**30 + 3, 2**30 + 3)
+    loss.reset()
+    assert loss.nll_sum.dtype == torch.float64
+    assert float(loss.nll_sum) == 0
+
+
+def test_units() -> None:
+    assert figures(math.log(2), "byte") == {"nll": math.log(2), "bpc": 1.0}
+    assert figures(math.log(8), "char")["bpc"] == pytest.approx(3.0)
+    assert figures(math.log(20), "word")["ppl"] == pytest.approx(20.0)
+    assert figures(1e6, "word")["ppl"] == math.inf

@@ -1,0 +1,100 @@
+"""The LightningModule carries memories: apart, in order, and as values."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.small_run import tiny_config
+from txl_lightning import Memory, TransformerXL, TransformerXLConfig
+from txl_lightning.config import OptimizerConfig
+from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.training.module import TransformerXLModule
+
+CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
+
+
+@pytest.fixture
+def module() -> TransformerXLModule:
+    torch.manual_seed(0)
+    lengths = {"mem_len": 9, "same_length": True}
+    return TransformerXLModule(
+        TransformerXL(CONFIG), OptimizerConfig(name="adam", lr=1e-3), 10, evaluation_lengths=lengths
+    )
+
+
+@pytest.fixture
+def streams() -> OrderedStreams:
+    tokens = torch.randint(20, (90,), generator=torch.Generator().manual_seed(1)).numpy()
+    return OrderedStreams(tokens, batch_size=3, segment_len=6)
+
+
+def test_training_carries_the_memory_and_starts_afresh_at_an_epoch(
+    module: TransformerXLModule, streams: OrderedStreams
+) -> None:
+    first_epoch = [module.training_step(segment, i).item() for i, segment in enumerate(streams)]
+    memory, expected = None, []
+    for segment in streams:
+        nll, memory = module.model.score(segment.tokens, segment.targets, memory)
+        expected.append(nll.mean().item())
+    assert first_epoch == expected
+    assert [module.training_step(segment, i).item() for i, segment in enumerate(streams)] == expected
+
+
+def test_validation_has_lengths_and_a_memory_of_its_own(module: TransformerXLModule, streams: OrderedStreams) -> None:
+    module.training_step(streams[0], 0)
+    training_memory = module.training_memory.memory
+    assert training_memory is not None
+    before = training_memory.states.clone()
+    with torch.no_grad():
+        for i, segment in enumerate(streams):
+            module.validation_step(segment, i)
+    evaluation_memory = module.evaluation_memory.memory
+    assert evaluation_memory is not None
+    assert (training_memory.length, evaluation_memory.length) == (6, 9)
+    assert module.training_memory.memory is training_memory
+    assert torch.equal(training_memory.states, before)
+    assert module.model.config == CONFIG
+
+
+def test_segments_out_of_order_are_refused(module: TransformerXLModule, streams: OrderedStreams) -> None:
+    module.training_step(streams[0], 0)
+    with pytest.raises(RuntimeError, match="segment 2 came where 1 was due"):
+        module.training_step(streams[2], 1)
+
+
+def test_no_memory_is_a_buffer_or_in_the_state_dict(module: TransformerXLModule, streams: OrderedStreams) -> None:
+    module.training_step(streams[0], 0)
+    module.validation_step(streams[0], 0)
+    memory = module.training_memory.memory
+    assert isinstance(memory, Memory)
+    shapes = {tuple(memory.states.shape), tuple(memory.states[0].shape)}
+    held = [*module.buffers(), *module.state_dict().values()]
+    assert not [tensor for tensor in held if tuple(tensor.shape) in shapes]
+    assert [name for name, _ in module.named_buffers() if "memory" in name] == []
+
+
+def test_the_memory_returns_from_a_checkpoint(module: TransformerXLModule, streams: OrderedStreams) -> None:
+    checkpoint: dict[str, object] = {}
+    for i in range(2):
+        module.training_step(streams[i], i)
+    module.on_save_checkpoint(checkpoint)
+    expected = module.training_step(streams[2], 2).item()
+    other = TransformerXLModule(module.model, module.optimizer_config, 10)
+    other.on_load_checkpoint(checkpoint)
+    assert other.training_step(streams[2], 2).item() == expected
+
+
+def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: TransformerXLModule, streams: OrderedStreams) -> None:
+    module.training_step(streams[0], 0).backward()
+    norm = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
+    module.optimizer_config.clip_norm = float(norm) / 2
+    module.configure_gradient_clipping(torch.optim.SGD(module.parameters()))
+    clipped = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
+    assert float(module.gradient_norm) == pytest.approx(float(norm))
+    assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-4)
+
+
+def test_the_tiny_config_is_what_the_tests_say(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "memory=off")
+    assert (config.memory.mem_len, config.data.segment_len, config.model.name) == (0, 8, "txl_smoke")

@@ -1,0 +1,155 @@
+"""A whole run: what it writes, what it logs, how it goes on, and that it learns."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.training.small_run import tiny_config
+from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.scoring import score_streams
+from txl_lightning.training import module as module_file
+from txl_lightning.training.checkpoints import load_trained
+from txl_lightning.training.run import train
+
+
+def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
+    metrics = train(tiny_config(tmp_path, "logger=csv", "trainer.log_every_n_steps=3"), tmp_path / "run")
+    assert json.loads((tmp_path / "run/metrics.json").read_text()) == metrics
+    assert metrics["steps"] == 12
+    assert metrics["tokens"] == 12 * 4 * 8
+    assert metrics["seconds"] > 0
+    assert metrics["val/bpc"] == pytest.approx(metrics["val/nll"] / math.log(2))
+    assert metrics["evaluation"] | {"mem_len": 8, "segment_len": 8, "batch_size": 2} == metrics["evaluation"]
+    assert OmegaConf.load(tmp_path / "run/config.yaml").memory.mem_len == 8
+    validations = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
+    assert [row["steps"] for row in validations] == [5, 10]
+    assert {"last.ckpt", "best.ckpt"} == {path.name for path in (tmp_path / "run/checkpoints").iterdir()}
+    rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
+    curve = [row for row in rows if row["train/bpc"]]
+    assert [row["step"] for row in curve] == ["3", "6", "9", "12"]
+    names = {"train/nll", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second", "tokens"}
+    assert all(float(row[name]) > 0 for row in curve[:3] for name in names)
+
+
+def test_the_best_weights_are_scored_on_the_whole_split(tmp_path: Path) -> None:
+    metrics = train(tiny_config(tmp_path), tmp_path / "run")
+    trained = load_trained(tmp_path / "run/checkpoints/best.ckpt")
+    from txl_lightning.data.datamodule import StreamsDataModule
+
+    data = StreamsDataModule(trained.config.data, trained.config.evaluation)
+    for split, name in (("valid", "val"), ("test", "test")):
+        streams = data.streams(split)
+        score = score_streams(trained.model, streams)
+        assert score.tokens == metrics[f"{name}/tokens"] == streams.n_targets
+        assert score.nll == pytest.approx(metrics[f"{name}/nll"], rel=1e-9)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
+    options = ("model.dropout=0.2", "checkpoint.enabled=false")
+    first, second, other = (
+        train(tiny_config(tmp_path, *options, f"seed={seed}"), tmp_path / name)
+        for seed, name in ((1, "a"), (1, "b"), (2, "c"))
+    )
+    assert first["val/nll"] == second["val/nll"]
+    assert first["weights"] == "last"
+    assert first["val/nll"] != other["val/nll"]
+
+
+def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: dict[str, list[float]] = {}
+    original = module_file.TransformerXLModule.training_step
+    for name, every in (("often", 2), ("never", 12)):
+
+        def remember(self: object, batch: object, i: int, name: str = name) -> torch.Tensor:
+            loss = original(self, batch, i)
+            losses.setdefault(name, []).append(loss.item())
+            return loss
+
+        monkeypatch.setattr(module_file.TransformerXLModule, "training_step", remember)
+        options = (f"trainer.val_every_n_steps={every}", "model.dropout=0.2", "checkpoint.enabled=false")
+        train(tiny_config(tmp_path, *options), tmp_path / name)
+    assert losses["often"] == losses["never"]
+    assert len(losses["often"]) == 12
+
+
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
+    def weights(run: str) -> dict[str, torch.Tensor]:
+        return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+    whole = ("trainer.max_steps=40", "optimizer.schedule=constant")  # 40 steps are more than one epoch
+    train(tiny_config(tmp_path, *whole), tmp_path / "whole")
+    first = tiny_config(tmp_path, "trainer.max_steps=17", "optimizer.schedule=constant")
+    train(first, tmp_path / "first")
+    resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
+    metrics = train(tiny_config(tmp_path, *whole, resume), tmp_path / "second")
+    assert metrics["steps"] == 40
+    assert metrics["tokens"] > 17 * 4 * 8
+    expected = weights("whole")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights("second").items())
+
+
+def test_resuming_another_model_or_a_finished_run_is_refused(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path), tmp_path / "run")
+    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    with pytest.raises(OptionError, match="is of another model: "):
+        train(tiny_config(tmp_path, resume, "model.n_layer=3", "trainer.max_steps=20"), tmp_path / "b")
+    with pytest.raises(OptionError, match=r"trainer.max_steps=12: must be greater than the 12 steps"):
+        train(tiny_config(tmp_path, resume), tmp_path / "c")
+
+
+def test_recurrence_off_means_no_memory_in_training_and_evaluation(tmp_path: Path) -> None:
+    metrics = train(tiny_config(tmp_path, "memory=off", "logger=csv"), tmp_path / "run")
+    assert metrics["evaluation"]["mem_len"] == 0
+    rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
+    assert {row["train/memory_length"] for row in rows if row["train/memory_length"]} == {"0.0"}
+
+
+def test_character_level_and_extended_context_train(tmp_path: Path) -> None:
+    options = ("data.level=char", "model.ext_len=4", "memory.start=zeros", "model.untie_biases=true")
+    metrics = train(tiny_config(tmp_path, *options, "optimizer=adamw", "optimizer.warmup_steps=3"), tmp_path / "run")
+    assert metrics["corpus"]["level"] == "char"
+    assert 0 < metrics["val/bpc"] < 8
+    trained = load_trained(tmp_path / "run/checkpoints/best.ckpt")
+    assert (trained.model.config.ext_len, trained.model.config.memory_start) == (4, "zeros")
+
+
+def test_double_precision_trains_in_double_precision(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "trainer.precision=64-true"), tmp_path / "run")
+    state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    assert {tensor.dtype for name, tensor in state["state_dict"].items() if "softmax" in name} == {torch.float64}
+    assert state["training_memory"]["memory"]["states"].dtype == torch.float64
+
+
+def test_wandb_offline_has_curves_config_and_summary(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    train(tiny_config(tmp_path, "logger=wandb", "trainer.log_every_n_steps=4"), tmp_path / "run")
+    (run,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
+    wandb = str(Path(sys.executable).parent / "wandb")
+    read = subprocess.run([wandb, "leet", "inspect", "--json", str(run)], capture_output=True, text=True, check=True)
+    for name in ("train/bpc", "val/bpc", "train/learning_rate", "train/tokens_per_second", "train/gradient_norm"):
+        assert name in read.stdout, name
+    assert "txl_smoke" in read.stdout
+
+
+@pytest.mark.slow
+def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> None:
+    options = ("data=python-stdlib", "data.batch_size=16", "data.segment_len=32", "evaluation.batch_size=16")
+    lengths = ("trainer.max_steps=300", "trainer.val_every_n_steps=100", "evaluation.max_segments=60")
+    config = tiny_config(tmp_path, *options, *lengths)
+    metrics = train(config, tmp_path / "run")
+    from txl_lightning.data.datamodule import StreamsDataModule
+    from txl_lightning.training.checkpoints import TransformerXL, transformer_xl_config
+
+    torch.manual_seed(config.seed)
+    untrained = TransformerXL(transformer_xl_config(config, 256)).eval()
+    streams: OrderedStreams = StreamsDataModule(config.data, config.evaluation).streams("valid")
+    start = score_streams(untrained, streams, max_segments=60).nll / math.log(2)
+    assert metrics["val/bpc"] <= start - 1.5
