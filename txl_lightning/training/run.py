@@ -213,7 +213,7 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], log
         devices=options.devices,
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=options.max_steps,
-        val_check_interval=options.val_every_n_steps,
+        val_check_interval=options.val_every_n_steps and min(options.val_every_n_steps, options.max_steps),
         check_val_every_n_epoch=None if options.val_every_n_steps else 1,
         limit_val_batches=options.val_max_segments,
         log_every_n_steps=options.log_every_n_steps,
