@@ -1,40 +1,28 @@
 """Weights of the other two implementations of Transformer-XL, in and out.
 
-paper   the PyTorch code of the paper ("original"): u and v at the top level
-ours    `TransformerXL.state_dict()`
-hf      Hugging Face's TransfoXLLMHeadModel: a `transformer.` prefix, u and v in every layer
+    original      the PyTorch code of the paper, `MemTransformerLM`, all four of its `attn_type`
+    Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
+
+Which tensor of theirs is which of ours stands once, in `correspondence`, and is read in both directions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from txl_lightning.errors import UserError
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.config import TERMS, TransformerXLConfig
+from txl_lightning.model.correspondence import Family, correspondence
+from txl_lightning.model.softmax import TieProjections
 from txl_lightning.model.transformer_xl import TransformerXL
 
-LAYER_KEYS = {
-    "dec_attn.qkv_net.weight": "attention.qkv.weight",
-    "dec_attn.r_net.weight": "attention.position.weight",
-    "dec_attn.o_net.weight": "attention.output.weight",
-    "dec_attn.layer_norm.weight": "attention_norm.weight",
-    "dec_attn.layer_norm.bias": "attention_norm.bias",
-    "pos_ff.CoreNet.0.weight": "feed_forward.0.weight",
-    "pos_ff.CoreNet.0.bias": "feed_forward.0.bias",
-    "pos_ff.CoreNet.3.weight": "feed_forward.3.weight",
-    "pos_ff.CoreNet.3.bias": "feed_forward.3.bias",
-    "pos_ff.layer_norm.weight": "feed_forward_norm.weight",
-    "pos_ff.layer_norm.bias": "feed_forward_norm.bias",
-}
-EMBEDDING = "word_emb.emb_layers.0.weight"
-TIED_EMBEDDING = "crit.out_layers.0.weight"
-SOFTMAX_BIAS = "crit.out_layers.0.bias"
+ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
-INVERSE_FREQUENCIES = "pos_emb.inv_freq"  # not a weight: both codes store it, we compute it
+SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
 
 
 class CheckpointError(UserError, ValueError):
@@ -49,18 +37,24 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
         config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start` may be added.
 
     Raises:
-        CheckpointError: names or shapes do not fit, or the architecture is not covered.
+        CheckpointError: names or shapes do not fit, or an option is missing.
     """
-    if config.get("attn_type", 0) != 0:
-        raise CheckpointError(f"attn_type={config['attn_type']}: only 0 (relative encoding) can be loaded")
-    untied = config.get("untie_r", False) or weights.get("r_w_bias", torch.empty(0)).dim() == 3
-    ours = _config_from(config, pre_norm=config.get("pre_lnorm", False), untie_biases=untied)
-    take = _Taker(weights, "original")
-    state = _common_state(take, ours, prefix="")
-    for name, key in (("u", "r_w_bias"), ("v", "r_r_bias")):
-        bias = take(key)
-        state[name] = bias if untied else bias[None]
-    return _build(ours, state, take)
+    attention_type = config.get("attn_type", 0)
+    if attention_type not in range(len(ATTENTION_TYPES)):
+        raise CheckpointError(f"attn_type={attention_type}: must be 0, 1, 2 or 3")
+    encoding = ATTENTION_TYPES[attention_type]
+    table = weights.get("r_emb")
+    return _build(
+        _config_from(
+            config,
+            encoding=encoding,
+            table_len=None if table is None else table.shape[1],
+            untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
+            tie_projections=_policy(config.get("tie_projs")),
+        ),
+        weights,
+        "original",
+    )
 
 
 def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
@@ -71,38 +65,41 @@ def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -
         config: the fields of its `TransfoXLConfig`.
 
     Raises:
-        CheckpointError: names or shapes do not fit, or the architecture is not covered.
+        CheckpointError: names or shapes do not fit, or an option is missing.
     """
-    ours = _config_from(
-        {"memory_start": "zeros", **config},
-        pre_norm=config.get("pre_lnorm", False),
-        untie_biases=config.get("untie_r", True),
+    shared = config.get("proj_share_all_but_first", True)
+    return _build(
+        _config_from(
+            {"memory_start": "zeros", **config},
+            untie_biases=config.get("untie_r", True),
+            tie_projections="all_but_first" if shared else "none",
+        ),
+        weights,
+        "Hugging Face",
     )
-    take = _Taker(weights, "Hugging Face")
-    state = _common_state(take, ours, prefix="transformer.")
-    for name, key in (("u", "r_w_bias"), ("v", "r_r_bias")):
-        if ours.untie_biases:
-            state[name] = torch.stack([take(f"transformer.layers.{n}.dec_attn.{key}") for n in range(ours.n_layer)])
-        else:
-            state[name] = take(f"transformer.{key}", f"transformer.layers.0.dec_attn.{key}")[None]
-            for n in range(ours.n_layer):  # the layers hold further names of the one shared tensor
-                take.drop(f"transformer.layers.{n}.dec_attn.{key}")
-    return _build(ours, state, take)
 
 
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The inverse of `from_original`: weights and config of the paper's PyTorch code."""
-    state = model.state_dict()
-    weights = _common_weights(state, model.config, prefix="")
-    for name, key in (("u", "r_w_bias"), ("v", "r_r_bias")):
-        weights[key] = state[name] if model.config.untie_biases else state[name][0]
-    return weights, {
-        **_config_to(model.config),
-        "attn_type": 0,
-        "pre_lnorm": model.config.pre_norm,
-        "untie_r": model.config.untie_biases,
-        "ext_len": model.config.ext_len,
-        "memory_start": model.config.memory_start,
+    """The inverse of `from_original`: weights and config of the paper's PyTorch code.
+
+    Raises:
+        CheckpointError: the model has terms switched off, which that code cannot.
+    """
+    config = model.config
+    _require_all_terms(config, "the paper's code")
+    if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
+        raise CheckpointError(f"d_head={config.d_head}: the paper's code needs n_head·d_head = d_model for al_rfou")
+    n_clusters = len(config.cutoffs) + 1
+    tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
+    return _weights(model, "original"), {
+        **_config_to(config),
+        "attn_type": ATTENTION_TYPES.index(config.encoding),
+        "pre_lnorm": config.pre_norm,
+        "untie_r": config.untie_biases,
+        "tie_weight": True,
+        "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
+        "ext_len": config.ext_len,
+        "memory_start": config.memory_start,
     }
 
 
@@ -110,76 +107,77 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     """The inverse of `from_huggingface`.
 
     Raises:
-        CheckpointError: the model does something that class cannot: extended context, an empty start.
+        CheckpointError: the model does something that class cannot: another encoding, terms switched off,
+            extended context, an empty start.
     """
     config = model.config
+    if config.encoding != "relative":
+        raise CheckpointError(f"encoding={config.encoding}: Hugging Face's class has only the relative encoding")
+    _require_all_terms(config, "Hugging Face's class")
     if config.ext_len:
         raise CheckpointError(f"ext_len={config.ext_len}: Hugging Face's class has no extended context")
+    if config.tie_projections == "all":
+        raise CheckpointError("tie_projections=all: Hugging Face's class never ties the first projection")
     if config.memory_start != "zeros" and config.mem_len:
         raise CheckpointError(
             f"memory_start={config.memory_start}: Hugging Face's class always starts from attended zeros; "
             "convert model.with_lengths(memory_start='zeros') if that is what you want"
         )
-    state = model.state_dict()
-    weights = _common_weights(state, config, prefix="transformer.")
-    for name, key in (("u", "r_w_bias"), ("v", "r_r_bias")):
-        for n in range(config.n_layer):
-            bias = state[name][n if config.untie_biases else 0]
-            weights[f"transformer.layers.{n}.dec_attn.{key}"] = bias
-            if not config.untie_biases:
-                weights[f"transformer.{key}"] = bias
-    return weights, {
+    return _weights(model, "Hugging Face"), {
         **_config_to(config),
         "architectures": ["TransfoXLLMHeadModel"],
         "model_type": "transfo-xl",
+        "adaptive": True,
         "pre_lnorm": config.pre_norm,
         "untie_r": config.untie_biases,
+        "proj_share_all_but_first": config.tie_projections == "all_but_first",
     }
 
 
-class _Taker:
-    """Takes tensors out of a checkpoint and knows what nobody asked for."""
+def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
+    """The model with these weights, in their precision."""
+    left, state = dict(weights), {}
+    for entry in correspondence(config, family):
+        missing = [name for name in entry.theirs if name not in left]
+        if missing and not entry.optional:
+            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {missing[0]!r}")
+        tensors = [left.pop(name) for name in entry.theirs if name in left]
+        if entry.ours is None:
+            continue
+        if entry.repeated and tensors:
+            kept = state.get(entry.ours, tensors[0])
+            for name, tensor in zip(entry.theirs, tensors, strict=False):
+                if not torch.equal(entry.join([tensor]), kept if entry.ours in state else entry.join([kept])):
+                    raise CheckpointError(f"{name} differs from what it is tied to ({entry.ours})")
+            state.setdefault(entry.ours, entry.join(tensors[:1]))
+        elif tensors:
+            state[entry.ours] = entry.join(tensors)
+    if left:
+        raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
+    model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
+    for name, parameter in model.state_dict().items():
+        if parameter.shape != state[name].shape:
+            raise CheckpointError(
+                f"{name} has shape {list(state[name].shape)}, the config says {list(parameter.shape)}"
+            )
+    model.load_state_dict(state)
+    return model
 
-    def __init__(self, weights: Mapping[str, Tensor], family: str) -> None:
-        self.left, self.family = dict(weights), family
 
-    def __call__(self, *names: str) -> Tensor:
-        for name in names:
-            if name in self.left:
-                return self.left.pop(name)
-        raise CheckpointError(f"not a checkpoint of the {self.family} Transformer-XL: it has no {names[0]!r}")
-
-    def drop(self, name: str) -> Tensor | None:
-        return self.left.pop(name, None)
-
-
-def _common_state(take: _Taker, config: TransformerXLConfig, prefix: str) -> dict[str, Tensor]:
-    """What both families name alike, under our names."""
-    state = {"embedding.weight": take(prefix + EMBEDDING), "softmax_bias": take(SOFTMAX_BIAS)}
-    tied = take.drop(TIED_EMBEDDING)
-    if tied is not None and not torch.equal(tied, state["embedding.weight"]):
-        raise CheckpointError(
-            f"{TIED_EMBEDDING} differs from {prefix + EMBEDDING}: the softmax is not tied, ours always is"
-        )
-    take.drop(prefix + INVERSE_FREQUENCIES)
-    for n in range(config.n_layer):
-        for theirs, ours in LAYER_KEYS.items():
-            state[f"layers.{n}.{ours}"] = take(f"{prefix}layers.{n}.{theirs}")
-    return state
-
-
-def _common_weights(state: Mapping[str, Tensor], config: TransformerXLConfig, prefix: str) -> dict[str, Tensor]:
-    """The inverse of `_common_state`."""
-    exponents = torch.arange(0, config.d_model, 2, dtype=torch.float64) / config.d_model
-    weights = {
-        prefix + EMBEDDING: state["embedding.weight"],
-        TIED_EMBEDDING: state["embedding.weight"],
-        SOFTMAX_BIAS: state["softmax_bias"],
-        prefix + INVERSE_FREQUENCIES: (10000.0**-exponents).to(state["softmax_bias"].dtype),
-    }
-    for n in range(config.n_layer):
-        for theirs, ours in LAYER_KEYS.items():
-            weights[f"{prefix}layers.{n}.{theirs}"] = state[f"layers.{n}.{ours}"]
+def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
+    """The model's weights under the names of a family."""
+    state, weights = model.state_dict(), {}
+    for entry in correspondence(model.config, family):
+        if entry.ours is None:
+            continue
+        pieces = entry.split(state[entry.ours])
+        if entry.repeated:
+            pieces = pieces * len(entry.theirs)
+        weights |= dict(zip(entry.theirs, pieces, strict=True))
+    exponents = torch.arange(0, model.config.d_model, 2, dtype=torch.float64) / model.config.d_model
+    if model.config.encoding in ("relative", "absolute"):
+        name = "transformer.pos_emb.inv_freq" if family == "Hugging Face" else "pos_emb.inv_freq"
+        weights[name] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
     return weights
 
 
@@ -187,52 +185,44 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
     missing = [name for name in REQUIRED_OPTIONS if name not in config]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}")
-    for name, plain in (("cutoffs", []), ("div_val", 1)):
-        if list(config.get(name) or []) if name == "cutoffs" else config.get(name, plain) != plain:
-            raise CheckpointError(f"{name}={config[name]}: the adaptive softmax cannot be loaded")
-    if config.get("d_embed", config["d_model"]) != config["d_model"]:
-        raise CheckpointError(f"d_embed={config['d_embed']}: must equal d_model={config['d_model']}")
+    start: Literal["zeros", "empty"] = "empty"
+    if str(config.get("memory_start", "empty")).startswith("zeros"):
+        start = "zeros"
     return TransformerXLConfig(
-        vocab_size=config["vocab_size"],
-        n_layer=config["n_layer"],
-        d_model=config["d_model"],
-        n_head=config["n_head"],
-        d_head=config["d_head"],
-        d_inner=config["d_inner"],
+        **{name: config[name] for name in REQUIRED_OPTIONS},
         dropout=config.get("dropout", 0.0),
         attention_dropout=config.get("dropatt", 0.0),
-        mem_len=config["mem_len"],
+        pre_norm=bool(config.get("pre_lnorm", False)),
+        d_embed=config.get("d_embed"),
+        cutoffs=tuple(config.get("cutoffs") or ()),
+        div_val=config.get("div_val", 1),
         same_length=bool(config.get("same_length", False)),
         clamp_len=config.get("clamp_len", -1),
         ext_len=config.get("ext_len", 0),
-        memory_start="zeros" if str(config.get("memory_start", "empty")).startswith("zeros") else "empty",
+        memory_start=start,
         **architecture,
     )
 
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     """The options both families name alike."""
-    same = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "dropout", "mem_len", "clamp_len")
     return {
-        **{name: getattr(config, name) for name in same},
+        **{name: getattr(config, name) for name in SAME_OPTIONS},
         "dropatt": config.attention_dropout,
-        "same_length": config.same_length,
-        "d_embed": config.d_model,
-        "cutoffs": [],
-        "div_val": 1,
+        "d_embed": config.d_embed or config.d_model,
+        "cutoffs": list(config.cutoffs),
     }
 
 
-def _build(config: TransformerXLConfig, state: dict[str, Tensor], take: _Taker) -> TransformerXL:
-    """The model with these weights, in their precision."""
-    if take.left:
-        raise CheckpointError(
-            f"the {take.family} checkpoint has weights that this architecture lacks: {sorted(take.left)[:3]}"
-        )
-    model = TransformerXL(config).to(state["embedding.weight"].dtype)
-    describe: Callable[[Tensor], list[int]] = lambda tensor: list(tensor.shape)  # noqa: E731
-    for name, parameter in model.named_parameters():
-        if parameter.shape != state[name].shape:
-            raise CheckpointError(f"{name} has shape {describe(state[name])}, the config says {describe(parameter)}")
-    model.load_state_dict(state)
-    return model
+def _policy(tied: list[bool] | None) -> TieProjections:
+    """`tie_projections` of the original's list of one truth value a cluster."""
+    if tied is None or (not tied[0] and all(tied[1:])):
+        return "all_but_first"
+    if all(tied) or not any(tied):
+        return "all" if tied[0] else "none"
+    raise CheckpointError(f"tie_projs={tied}: only all, none, or all but the first can be tied")
+
+
+def _require_all_terms(config: TransformerXLConfig, who: str) -> None:
+    if config.active_terms != TERMS[config.encoding]:
+        raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")

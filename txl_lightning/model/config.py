@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from txl_lightning.errors import require
+from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
+EncodingName = Literal["relative", "shaw", "absolute", "al_rfou"]
+TERMS: dict[str, str] = {"relative": "abcd", "shaw": "abcd", "absolute": "a", "al_rfou": "a"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,17 @@ class TransformerXLConfig:
         attention_dropout: probability at the attention probabilities.
         pre_norm: LayerNorm in front of each sublayer instead of behind the residual sum.
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
+        encoding: how positions enter, see `model.encodings`.
+        terms: which of the four terms (a)-(d) of the score there are, in any order; what a term alone
+            needs does not exist without it. Absolute encodings have only (a), so the others mean nothing
+            there. Without any term attention is uniform over what the mask leaves.
+        table_len: rows of the trained tables of `shaw` (distances: segment + extended context + memory)
+            and `al_rfou` (positions: segment + extended context).
+        d_embed: width of the embedding; None for D.
+        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first.
+        div_val: by how much each cluster's embedding is narrower than the one before.
+        tie_projections: which clusters' softmax projections are the embedding's (`all_but_first` as on
+            WikiText-103, `none` as on One Billion Word, or `all`).
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all
             tokens of a segment see a context of one length. Without memory there is no such length, and
@@ -53,6 +67,13 @@ class TransformerXLConfig:
     attention_dropout: float = 0.0
     pre_norm: bool = False
     untie_biases: bool = False
+    encoding: EncodingName = "relative"
+    terms: str = "abcd"
+    table_len: int | None = None
+    d_embed: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    tie_projections: TieProjections = "all_but_first"
 
     mem_len: int = 512
     same_length: bool = False
@@ -61,7 +82,7 @@ class TransformerXLConfig:
     memory_start: MemoryStart = "empty"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_layer", "n_head", "d_head", "d_inner"):
+        for name in ("vocab_size", "n_layer", "n_head", "d_head", "d_inner", "div_val"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
         require(
@@ -78,3 +99,48 @@ class TransformerXLConfig:
             require(value >= 0, name, value, "must be an integer >= 0")
         require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
         require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")
+        require(self.encoding in TERMS, "encoding", self.encoding, f"must be one of {', '.join(TERMS)}")
+        good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)
+        require(good_terms, "terms", self.terms, "must be letters of abcd, each at most once")
+        require(self.table_len is None or self.table_len >= 1, "table_len", self.table_len, "must be an integer >= 1")
+        self._check_vocabulary()
+
+    def _check_vocabulary(self) -> None:
+        edges = (0, *self.cutoffs, self.vocab_size)
+        ascending = all(edges[i] < edges[i + 1] for i in range(len(edges) - 1))
+        require(ascending, "cutoffs", list(self.cutoffs), f"must ascend between 0 and vocab_size={self.vocab_size}")
+        choices = ("all_but_first", "all", "none")
+        require(
+            self.tie_projections in choices,
+            "tie_projections",
+            self.tie_projections,
+            f"must be one of {', '.join(choices)}",
+        )
+        narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
+        require(
+            (self.d_embed is None or self.d_embed >= 1) and narrowest >= 1,
+            "d_embed",
+            self.d_embed or self.d_model,
+            f"must leave the last of {len(self.cutoffs) + 1} clusters a width with div_val={self.div_val}",
+        )
+
+    @property
+    def active_terms(self) -> str:
+        """The chosen terms that the encoding has, in alphabetical order."""
+        return "".join(term for term in TERMS[self.encoding] if term in self.terms)
+
+    @property
+    def required_table_len(self) -> int:
+        """`table_len`, for an encoding that needs it.
+
+        Raises:
+            OptionError: it is not given.
+        """
+        require(
+            self.table_len is not None,
+            "table_len",
+            None,
+            f"must be given for encoding={self.encoding} (trained tables)",
+        )
+        assert self.table_len is not None
+        return self.table_len

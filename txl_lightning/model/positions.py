@@ -17,7 +17,7 @@ def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-def relative_positions(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Float[Tensor, "S D"]:
+def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Float[Tensor, "S D"]:
     """The sinusoids of distances K, K-1, …, 0, clamped from above by `clamp_len` (S = K + 1).
 
     Distance K belongs to no key: its row makes the row-wise shift of `relative_shift` a view.

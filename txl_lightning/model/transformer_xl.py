@@ -6,21 +6,22 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.initialization import initialize
 from txl_lightning.model.layers import TransformerXLLayer
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import attention_mask, relative_positions
+from txl_lightning.model.positions import attention_mask
+from txl_lightning.model.softmax import TokenSoftmax
 
 
 class TransformerXL(nn.Module):
-    """Transformer-XL with segment recurrence and relative positional encoding.
+    """Transformer-XL: segment recurrence and, unless another is chosen, relative positional encoding.
 
     The memory is an argument and a result, never part of the module:
 
@@ -33,13 +34,13 @@ class TransformerXL(nn.Module):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoding = ENCODINGS[config.encoding](config)
+        self.embedding = TokenEmbedding(
+            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
+        )
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
-        bias_shape = (config.n_layer if config.untie_biases else 1, config.n_head, config.d_head)
-        self.u = nn.Parameter(torch.empty(bias_shape))
-        self.v = nn.Parameter(torch.empty(bias_shape))
-        self.softmax_bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         initialize(self)
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
@@ -68,14 +69,14 @@ class TransformerXL(nn.Module):
         zeros = self.config.memory_start == "zeros"
         length = self.config.mem_len if zeros or static else 0
         shape = (self.config.n_layer, batch_size, length, self.config.d_model)
-        return Memory(self.embedding.weight.new_zeros(shape), filled=length if zeros else 0)
+        return Memory(self.embedding.tables[0].new_zeros(shape), filled=length if zeros else 0)
 
     def forward(
         self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         """Hidden states of the last layer, after dropout, and the memory for the next segment.
 
-        The embedding is multiplied by sqrt(D). All T tokens are processed, extended context included.
+        All T tokens are processed, extended context included.
 
         Args:
             tokens_BT: T consecutive tokens of B streams.
@@ -90,17 +91,16 @@ class TransformerXL(nn.Module):
             memory = self.start_memory(B)
         if memory.batch_size != B:
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
-        hidden_BTD = self.dropout(self.embedding(tokens_BT) * config.d_model**0.5)
+        hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         M = memory.length
-        positions_SD = self.dropout(relative_positions(M + T, config.d_model, config.clamp_len, hidden_BTD))
+        positions = self.encoding(M + T, config.clamp_len, hidden_BTD)
         attention_len = config.mem_len if config.same_length and config.mem_len else None
         mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
 
         inputs: list[Tensor] = []
         for n, layer in enumerate(self.layers):
-            inputs.append(hidden_BTD)
-            u_HE, v_HE = (bias[n if config.untie_biases else 0] for bias in (self.u, self.v))
-            hidden_BTD = layer(hidden_BTD, memory.states[n], positions_SD, u_HE, v_HE, mask_TK)
+            inputs.append(self.encoding.layer_input(n, hidden_BTD))
+            hidden_BTD = layer(inputs[n], memory.states[n], positions[n], mask_TK)
         return self.dropout(hidden_BTD), memory.update(inputs, config.mem_len, config.ext_len)
 
     def score(
@@ -119,10 +119,9 @@ class TransformerXL(nn.Module):
         if tokens_BT.shape[1] < targets_BT.shape[1]:
             raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
         hidden_BTD, memory = self(tokens_BT, memory)
-        logits_BTV = self.logits(hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :])
-        nll = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
-        return nll.view_as(targets_BT), memory
+        hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
+        return self.softmax(hidden_BTD, targets_BT, self.embedding), memory
 
-    def logits(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """h · E^T + b with the (unscaled) embedding E tied to the softmax."""
-        return F.linear(hidden_BTD, self.embedding.weight, self.softmax_bias)
+    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""
+        return self.softmax.log_probabilities(hidden_BTD, self.embedding)

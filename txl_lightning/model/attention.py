@@ -1,0 +1,116 @@
+"""Multi-head attention of a segment over its memory and itself, with any of the four terms of the score."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import relative_shift
+
+
+class Attention(nn.Module):
+    """Attention whose score is the sum of those of the four terms that `config.active_terms` names.
+
+        A_ij = (q_i·k_j + q_i·r_{i-j} + u·k_j + v·r_{i-j}) / sqrt(E)                          (section 3.3)
+                 (a)        (b)         (c)     (d)           = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
+
+    r_{i-j} = W_{k,R} R_{i-j}, or a trained vector of the distance; v·r_{i-j} may be a trained bias. All
+    projections are free of bias, and those that no term needs do not exist. Heads come before streams
+    (H·B in one batch of matrix products), because r is the same for all streams: (b) and (d) are one
+    product a head with the queries of all streams under each other.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.n_head, self.d_head, self.terms = config.n_head, config.d_head, config.active_terms
+        width = config.n_head * config.d_head
+        has_query, has_key = bool(set("ab") & set(self.terms)), bool(set("ac") & set(self.terms))
+        self.n_query, self.n_key = int(has_query), int(has_key)
+        self.qkv = nn.Linear(config.d_model, (self.n_query + self.n_key + 1) * width, bias=False)
+        projects = config.encoding == "relative" and bool(set("bd") & set(self.terms))
+        self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
+        self.output = nn.Linear(width, config.d_model, bias=False)
+        self.dropout = Dropout(config.attention_dropout)
+
+    def forward(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        mask_TK: Float[Tensor, "T K"],
+    ) -> Float[Tensor, "B T D"]:
+        """Attend from every token of the segment to the keys that `mask_TK` leaves visible."""
+        q_HBTE, k_HBKE, v_HBKE = self._project(hidden_BTD, memory_BMD)
+        scores_XTK = self._scores(q_HBTE, k_HBKE, positions, mask_TK, n_streams=hidden_BTD.shape[0])
+        probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
+        context = torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, (self.n_head, -1))
+        return self.output(context.permute(1, 2, 0, 3).flatten(2))
+
+    def _project(self, hidden_BTD: Tensor, memory_BMD: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Queries of the segment, keys and values of memory and segment, heads first.
+
+        Gradients reach the weights of keys and values through the memory, but not the memory.
+        """
+        heads = (-1, self.n_head, self.d_head)
+        parts = self.qkv(hidden_BTD).unflatten(-1, heads).permute(2, 3, 0, 1, 4)
+        kv = parts[self.n_query :]
+        if memory_BMD.shape[1]:
+            weight = self.qkv.weight[self.n_query * self.n_head * self.d_head :]
+            memory_kv = F.linear(memory_BMD, weight).unflatten(-1, heads).permute(2, 3, 0, 1, 4)
+            kv = torch.cat([memory_kv, kv], dim=3)
+        return parts[0] if self.n_query else None, kv[0] if self.n_key else None, kv[-1].contiguous()
+
+    def _scores(
+        self,
+        q_HBTE: Tensor | None,
+        k_HBKE: Tensor | None,
+        positions: LayerPositions,
+        mask_TK: Tensor,
+        n_streams: int,
+    ) -> Float[Tensor, "X T K"]:
+        """Masked scores of X = H·B heads of streams."""
+        T, K = mask_TK.shape
+        scale = self.d_head**-0.5
+        u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
+        q = q_HBTE if q_HBTE is None else q_HBTE * scale
+        masks = mask_TK.expand(self.n_head * n_streams, T, K)
+
+        content_query = total(q if "a" in self.terms else None, None if u is None else u[:, None, None])
+        if content_query is None or k_HBKE is None:
+            scores_XTK = masks.clone()
+        else:
+            rows = content_query.expand(-1, n_streams, -1, -1).flatten(0, 1)
+            keys = k_HBKE.flatten(0, 1).transpose(1, 2)
+            scores_XTK = torch.baddbmm(masks, rows, keys) if "a" in self.terms else masks + torch.bmm(rows, keys)
+
+        r_HSE = positions.table_HSE
+        if self.position is not None:
+            r_HSE = self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
+        position_query = total(q if "b" in self.terms else None, None if v is None else v[:, None, None])
+        by_distance = scores_by_distance(position_query, r_HSE, bias)
+        if by_distance is not None:
+            rows_of_all = by_distance if "b" in self.terms else by_distance.expand(-1, T, -1)
+            shifted = relative_shift(rows_of_all.reshape(-1, T, K + 1)).unflatten(0, (self.n_head, -1))
+            scores_XTK.unflatten(0, (self.n_head, n_streams)).add_(shifted)
+        return scores_XTK
+
+
+def total(*summands: Tensor | None) -> Tensor | None:
+    """The sum of those that are there; None if none is."""
+    there = [x for x in summands if x is not None]
+    return None if not there else there[0] if len(there) == 1 else there[0] + there[1]
+
+
+def scores_by_distance(query: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None) -> Tensor | None:
+    """Terms (b) and (d) by distance: [H, B·T, S], or [H, 1, S] where they do not depend on the query."""
+    bias = None if bias_HS is None else bias_HS[:, None]
+    if query is None or r_HSE is None:
+        return bias
+    rows = query.flatten(1, 2)
+    product = torch.bmm(rows, r_HSE.transpose(1, 2))
+    return product if bias is None else product.add_(bias)

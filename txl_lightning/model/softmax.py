@@ -1,0 +1,88 @@
+"""Softmax tied to the embedding: over the whole vocabulary, or adaptive (Grave et al. 2017)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.model.embedding import TokenEmbedding
+
+TieProjections = Literal["all_but_first", "all", "none"]
+
+
+class TokenSoftmax(nn.Module):
+    """P(token | h) with the unscaled embedding as weight and a bias a token.
+
+    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the
+    order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
+
+    Args:
+        embedding: shares its tables and, where they are tied, its projections.
+        tie_projections: which clusters project h with the embedding's projection instead of one of their
+            own; matters only where the embedding projects.
+    """
+
+    def __init__(self, embedding: TokenEmbedding, tie_projections: TieProjections = "all_but_first") -> None:
+        super().__init__()
+        n_further, width = embedding.n_clusters - 1, embedding.tables[0].shape[1]
+        self.bias = nn.Parameter(torch.empty(embedding.edges[-1]))
+        self.cluster_weight = nn.Parameter(torch.empty(n_further, width)) if n_further else None
+        self.cluster_bias = nn.Parameter(torch.empty(n_further)) if n_further else None
+        own = {
+            str(i): nn.Parameter(torch.empty_like(shared))
+            for i in range(embedding.n_clusters)
+            if (shared := embedding.projection(i)) is not None
+            and (tie_projections == "none" or (tie_projections == "all_but_first" and i == 0))
+        }
+        self.projections = nn.ParameterDict(own)
+
+    def forward(
+        self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], embedding: TokenEmbedding
+    ) -> Float[Tensor, "B T"]:
+        """-log P(target | h) in nats, in token order. Clusters without a target cost nothing."""
+        hidden, targets = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        head_targets, members = targets, []
+        for cluster, (first, end) in enumerate(embedding.ranges()):
+            if cluster:
+                inside = (targets >= first) & (targets < end)
+                head_targets = torch.where(inside, embedding.edges[1] + cluster - 1, head_targets)
+                members.append((cluster, first, inside.nonzero().squeeze(1)))
+        nll = F.cross_entropy(self._head(hidden, embedding), head_targets, reduction="none")
+        for cluster, first, places in members:
+            if places.numel():
+                logits = self._logits(hidden[places], cluster, embedding)
+                nll = nll.index_add(0, places, F.cross_entropy(logits, targets[places] - first, reduction="none"))
+        return nll.view_as(targets_BT)
+
+    def log_probabilities(
+        self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
+    ) -> Float[Tensor, "B T V"]:
+        """log P(token | h) of every token of the vocabulary."""
+        hidden = hidden_BTD.flatten(0, 1)
+        head = F.log_softmax(self._head(hidden, embedding), dim=-1)
+        parts = [head[:, : embedding.edges[1]]]
+        for cluster in range(1, embedding.n_clusters):
+            column = embedding.edges[1] + cluster - 1
+            inside = F.log_softmax(self._logits(hidden, cluster, embedding), dim=-1)
+            parts.append(head[:, column : column + 1] + inside)
+        return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
+
+    def _project(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
+        own = str(cluster) in self.projections
+        projection = self.projections[str(cluster)] if own else embedding.projection(cluster)
+        return hidden if projection is None else hidden @ projection
+
+    def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
+        bias = self.bias[embedding.edges[cluster] : embedding.edges[cluster + 1]]
+        return F.linear(self._project(hidden, cluster, embedding), embedding.rows(cluster), bias)
+
+    def _head(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        if self.cluster_weight is None or self.cluster_bias is None:
+            return self._logits(hidden, 0, embedding)
+        weight = torch.cat([embedding.rows(0), self.cluster_weight])
+        bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
+        return F.linear(self._project(hidden, 0, embedding), weight, bias)
