@@ -1,9 +1,10 @@
 """Score segments compiled and eagerly and compare; a script, since checked shapes cannot be compiled."""
 
 import torch
-from tiny_model import random_stream, tiny_model
 from torch import Tensor
 from torch._dynamo import config as dynamo
+
+from tests.model.tiny_model import random_stream, tiny_model
 
 T, SEGMENTS, WARM_UP = 4, 7, 3
 

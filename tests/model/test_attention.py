@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import random_stream, score_segments, tiny_model
 from torch import Tensor
 
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.layers import RelativeAttention, relative_scores
 from txl_lightning.model.memory import Memory

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny_model import random_stream, score_segments, tiny_model
 
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.errors import UserError
 from txl_lightning.model.checkpoints import (
     CheckpointError,

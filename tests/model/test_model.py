@@ -8,10 +8,9 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
-from tiny_model import SIZES, random_stream, tiny_model
 from torch import Tensor
 
-import txl_lightning
+from tests.model.tiny_model import SIZES, random_stream, tiny_model
 from txl_lightning import LanguageModel, TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.model.dropout import Dropout
@@ -183,8 +182,8 @@ def test_each_dropout_acts_in_training_and_not_in_evaluation(site):
 @pytest.mark.slow
 def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory():
     script = Path(__file__).with_name("compiled_segments.py")
-    package = str(Path(txl_lightning.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     finished = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True
+        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import random_stream, score_segments, tiny_model
 from torch import Tensor
 
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import Memory, TransformerXL
 from txl_lightning.errors import OptionError
 
