@@ -30,6 +30,11 @@ class ModelConfig:
     attention_dropout: float = 0.0
     pre_norm: bool = False
     untie_biases: bool = False
+    terms: str = "abcd"
+    d_embed: int | None = None
+    cutoffs: list[int] = field(default_factory=list)
+    div_val: int = 1
+    tie_projections: str = "all_but_first"
     same_length: bool = False
     clamp_len: int = -1
     ext_len: int = 0
@@ -37,9 +42,13 @@ class ModelConfig:
 
 @dataclass
 class EncodingConfig:
-    """Group `encoding`: how positions enter."""
+    """Group `encoding`: how positions enter.
+
+    `table_len` null means what training needs: segment + extended context, and for shaw the memory too.
+    """
 
     name: str = MISSING
+    table_len: int | None = None
 
 
 @dataclass
@@ -143,6 +152,7 @@ class Config:
     trainer: TrainerConfig = MISSING
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logger: LoggerConfig = MISSING
+    loss: str = "full"
     resume: str | None = None
     seed: int = 1
 
@@ -192,7 +202,12 @@ def plain(config: Any) -> dict[str, Any]:
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 
-GROUP_OF_FIELD = {"mem_len": "memory.mem_len", "memory_start": "memory.start"}
+OPTION_OF_FIELD = {
+    "mem_len": "memory.mem_len",
+    "memory_start": "memory.start",
+    "encoding": "encoding",
+    "table_len": "encoding.table_len",
+}
 
 
 def transformer_xl_config(config: Config, vocab_size: int) -> TransformerXLConfig:
@@ -201,18 +216,22 @@ def transformer_xl_config(config: Config, vocab_size: int) -> TransformerXLConfi
     Raises:
         OptionError: naming the option as it is typed.
     """
-    if config.encoding.name != "relative":
-        raise OptionError("encoding", config.encoding.name, "must be relative")
     sizes = {name: value for name, value in vars(config.model).items() if name != "name"}
+    table_len = config.encoding.table_len
+    if table_len is None and config.encoding.name in ("shaw", "al_rfou"):
+        table_len = config.data.segment_len + config.model.ext_len
+        table_len += config.memory.mem_len if config.encoding.name == "shaw" else 0
     try:
         return TransformerXLConfig(
             vocab_size=vocab_size,
+            encoding=config.encoding.name,  # type: ignore[arg-type]
+            table_len=table_len,
             mem_len=config.memory.mem_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
-            **sizes,
+            **{**sizes, "cutoffs": tuple(config.model.cutoffs)},
         )
     except OptionError as error:
-        option = GROUP_OF_FIELD.get(error.option, f"model.{error.option}")
+        option = OPTION_OF_FIELD.get(error.option, f"model.{error.option}")
         raise OptionError(option, error.value, error.allowed) from error
 
 

@@ -1,6 +1,9 @@
 """A naive attention in plain loops, as the paper writes it, is the judge of the fast one."""
 
+import itertools
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +13,10 @@ from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXLConfig
-from txl_lightning.model.layers import RelativeAttention, relative_scores
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import attention_mask, relative_positions, relative_shift, sinusoid
+from txl_lightning.model.positions import attention_mask, relative_shift, sinusoid, sinusoids_of_distances
 
 
 def R(distance: float, D: int) -> Tensor:
@@ -27,48 +31,62 @@ def sees(i: int, j: int, M: int, filled: int, attention_len: int | None) -> bool
     return distance >= 0 and j >= M - filled and (attention_len is None or distance < attention_len)
 
 
-def naive_score(q: Tensor, k: Tensor, u: Tensor, v: Tensor, W_kR: Tensor, distance: int, clamp_len: int) -> Tensor:
-    """A_ij / sqrt(E), the four terms of §3.3 one by one."""
-    r = W_kR @ R(min(distance, clamp_len) if clamp_len > 0 else distance, W_kR.shape[1])
-    a = q @ k
-    b = q @ r
-    c = u @ k
-    d = v @ r
-    return (a + b + c + d) / math.sqrt(len(q))
+@dataclass
+class Weights:
+    """What a naive attention of any encoding and terms is made of; what its terms lack stays unused."""
+
+    W_q: Tensor
+    W_kE: Tensor
+    W_v: Tensor
+    W_o: Tensor
+    u: Tensor
+    v: Tensor
+    W_kR: Tensor
+    table: Tensor  # Shaw's vector of every distance, H × distance × E
+    bias: Tensor  # and its bias, H × distance
+
+    def r(self, h: int, distance: int, encoding: str, clamp_len: int) -> Tensor:
+        if encoding == "shaw":
+            return self.table[h][min(distance, self.table.shape[1] - 1)]
+        return self.W_kR[h] @ R(min(distance, clamp_len) if clamp_len > 0 else distance, self.W_kR.shape[2])
 
 
-def naive_attention(
-    hidden: Tensor,
-    memory: Tensor,
-    W_qkv: Tensor,
-    W_kR: Tensor,
-    W_o: Tensor,
-    u: Tensor,
-    v: Tensor,
-    clamp_len: int,
-    filled: int,
-    attention_len: int | None,
-) -> Tensor:
-    (B, T, _), M, (H, E) = hidden.shape, memory.shape[1], u.shape
-    W_q, W_kE, W_v = (W.unflatten(0, (H, E)) for W in W_qkv.chunk(3))
-    W_kR = W_kR.unflatten(0, (H, E))
+def naive_score(w: Weights, h: int, q: Tensor, k: Tensor, distance: int, problem: dict) -> Tensor:
+    """A_ij / sqrt(E), the four terms of §3.3 one by one, those that are on."""
+    r = w.r(h, distance, problem["encoding"], problem["clamp_len"])
+    farthest = min(distance, w.bias.shape[1] - 1)
+    terms = {
+        "a": q @ k,
+        "b": q @ r,
+        "c": w.u[h] @ k,
+        "d": w.bias[h][farthest] if problem["encoding"] == "shaw" else w.v[h] @ r,
+    }
+    zero = torch.zeros((), dtype=q.dtype)
+    return sum((terms[name] for name in problem["terms"]), start=zero) / math.sqrt(len(q))
+
+
+def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -> Tensor:
+    (B, T, _), M, H = hidden.shape, memory.shape[1], len(w.W_q)
     outputs = []
     for b in range(B):
         states = [*memory[b], *hidden[b]]
         for i in range(T):
             heads = []
             for h in range(H):
-                q = W_q[h] @ states[M + i]
-                keys = [j for j in range(M + T) if sees(i, j, M, filled, attention_len)]
-                scores = [naive_score(q, W_kE[h] @ states[j], u[h], v[h], W_kR[h], M + i - j, clamp_len) for j in keys]
+                q = w.W_q[h] @ states[M + i]
+                keys = [j for j in range(M + T) if sees(i, j, M, problem["filled"], problem["attention_len"])]
+                scores = [naive_score(w, h, q, w.W_kE[h] @ states[j], M + i - j, problem) for j in keys]
                 probabilities = torch.softmax(torch.stack(scores), dim=0)
-                heads.append(sum(p * (W_v[h] @ states[j]) for p, j in zip(probabilities, keys, strict=True)))
-            outputs.append(W_o @ torch.cat(heads))
+                heads.append(sum(p * (w.W_v[h] @ states[j]) for p, j in zip(probabilities, keys, strict=True)))
+            outputs.append(w.W_o @ torch.cat(heads))
     return torch.stack(outputs).view(B, T, -1)
 
 
+SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
+
+
 @st.composite
-def problems(draw: st.DrawFn) -> dict[str, int | None]:
+def problems(draw: st.DrawFn) -> dict[str, Any]:
     """Sizes and options of one attention."""
     names = {"B": (1, 2), "T": (1, 4), "M": (0, 4), "H": (1, 3), "E": (1, 4)}
     sizes = {name: draw(st.integers(*bounds), label=name) for name, bounds in names.items()}
@@ -79,56 +97,58 @@ def problems(draw: st.DrawFn) -> dict[str, int | None]:
         "filled": draw(st.integers(0, sizes["M"]), label="filled"),
         "clamp_len": draw(st.sampled_from([-1, 0, 1, 2, 4]), label="clamp_len"),
         "attention_len": draw(st.none() | st.integers(1, K), label="attention_len"),
+        "encoding": draw(st.sampled_from(["relative", "relative", "shaw"]), label="encoding"),
+        "terms": draw(st.sampled_from(SUBSETS) | st.just("abcd"), label="terms"),
+        "table_len": draw(st.integers(1, 9), label="table_len"),
         "seed": draw(st.integers(0, 2**16), label="seed"),
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=80)
 @given(problems())
 def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
     B, T, M, H, E, D = (problem[letter] for letter in "BTMHED")
-    clamp_len, filled, attention_len = problem["clamp_len"], problem["filled"], problem["attention_len"]
     generator = torch.Generator().manual_seed(problem["seed"])
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
-    attention = RelativeAttention(TransformerXLConfig(1, d_model=D, n_head=H, d_head=E)).double()
-    W_qkv, W_kR, W_o = weights = random(3 * H * E, D), random(H * E, D), random(D, H * E)
-    attention.load_state_dict({"qkv.weight": W_qkv, "position.weight": W_kR, "output.weight": W_o})
-    hidden, memory, u, v = inputs = random(B, T, D), random(B, M, D), random(H, E), random(H, E)
-    positions = relative_positions(M + T, D, clamp_len, hidden)
-    mask = attention_mask(T, M, filled, attention_len, hidden)
-    cotangent = random(B, T, D).detach()
+    w = Weights(
+        *(random(H, E, D) for _ in "qkv"),
+        W_o=random(D, H * E),
+        u=random(H, E),
+        v=random(H, E),
+        W_kR=random(H, E, D),
+        table=random(H, problem["table_len"], E),
+        bias=random(H, problem["table_len"]),
+    )
+    terms, shaw = problem["terms"], problem["encoding"] == "shaw"
+    options = {"encoding": problem["encoding"], "terms": terms, "table_len": problem["table_len"]}
+    attention = Attention(TransformerXLConfig(1, d_model=D, n_head=H, d_head=E, **options)).double()
+    used = [W for W, needed in ((w.W_q, "ab"), (w.W_kE, "ac")) if set(needed) & set(terms)]
+    state = {"qkv.weight": torch.cat([*used, w.W_v]).flatten(0, 1), "output.weight": w.W_o}
+    if not shaw and set("bd") & set(terms):
+        state["position.weight"] = w.W_kR.flatten(0, 1)
+    assert {name for name, _ in attention.named_parameters()} == set(state), "no term has weights that it does not need"
 
-    fast = attention(hidden, memory, positions, u, v, mask)
-    naive = naive_attention(hidden, memory, W_qkv, W_kR, W_o, u, v, clamp_len, filled, attention_len)
+    hidden, memory = random(B, T, D), random(B, M, D)
+    distances = torch.arange(M + T, -1, -1).clamp(max=problem["table_len"] - 1)
+    positions = LayerPositions(
+        u_HE=w.u if "c" in terms else None,
+        v_HE=w.v if "d" in terms and not shaw else None,
+        sinusoids_SD=None if shaw else sinusoids_of_distances(M + T, D, problem["clamp_len"], hidden),
+        table_HSE=w.table[:, distances] if shaw and "b" in terms else None,
+        bias_HS=w.bias[:, distances] if shaw and "d" in terms else None,
+    )
+    mask = attention_mask(T, M, problem["filled"], problem["attention_len"], hidden)
+    fast = torch.func.functional_call(attention, state, (hidden, memory, positions, mask))
+    naive = naive_attention(hidden, memory, w, problem)
     torch.testing.assert_close(fast, naive, rtol=1e-10, atol=1e-10)
 
-    fast_gradients = torch.autograd.grad(fast, [*inputs, *attention.parameters()], cotangent, materialize_grads=True)
-    naive_gradients = torch.autograd.grad(naive, [*inputs, *weights], cotangent, materialize_grads=True)
-    for fast_gradient, naive_gradient in zip(fast_gradients, naive_gradients, strict=True):
+    cotangent, inputs = random(B, T, D).detach(), [hidden, memory, *vars(w).values()]
+    gradients = (torch.autograd.grad(y, inputs, cotangent, materialize_grads=True) for y in (fast, naive))
+    for fast_gradient, naive_gradient in zip(*gradients, strict=True):
         torch.testing.assert_close(fast_gradient, naive_gradient, rtol=1e-9, atol=1e-9)
-
-
-@settings(max_examples=40)
-@given(problems())
-def test_relative_scores_are_the_four_terms(problem):
-    B, T, M, H, E, D = (problem[letter] for letter in "BTMHED")
-    generator = torch.Generator().manual_seed(problem["seed"])
-    q, k, u, v, W_kR = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in [(H, B, T, E), (H, B, M + T, E), (H, E), (H, E), (H, E, D)]
-    )
-    positions = relative_positions(M + T, D, problem["clamp_len"], q)
-    mask = attention_mask(T, M, problem["filled"], problem["attention_len"], q)
-    fast = relative_scores(q, k, positions @ W_kR.transpose(1, 2), u, v, mask).view(H, B, T, M + T)
-    for h, b, i, j in torch.cartesian_prod(*map(torch.arange, fast.shape)).tolist():
-        if sees(i, j, M, problem["filled"], problem["attention_len"]):
-            naive = naive_score(q[h, b, i], k[h, b, j], u[h], v[h], W_kR[h], M + i - j, problem["clamp_len"])
-            torch.testing.assert_close(fast[h, b, i, j], naive, rtol=1e-10, atol=1e-10)
-        else:
-            assert fast[h, b, i, j] == -math.inf
 
 
 @given(X=st.integers(1, 3), T=st.integers(1, 5), M=st.integers(0, 5))
@@ -166,12 +186,12 @@ def test_sinusoid_is_sines_then_cosines():
     ("clamp_len", "distances"), [(-1, [4, 3, 2, 1, 0]), (0, [4, 3, 2, 1, 0]), (2, [2, 2, 2, 1, 0])]
 )
 def test_positions_count_down_to_zero_and_are_clamped_from_above(clamp_len, distances):
-    positions = relative_positions(4, 6, clamp_len, torch.zeros(1, dtype=torch.float64))
+    positions = sinusoids_of_distances(4, 6, clamp_len, torch.zeros(1, dtype=torch.float64))
     torch.testing.assert_close(positions, torch.stack([R(d, 6) for d in distances]), rtol=0, atol=1e-12)
 
 
 def test_far_positions_are_precise_in_single_precision():
-    positions = relative_positions(5000, 6, -1, torch.zeros(1))
+    positions = sinusoids_of_distances(5000, 6, -1, torch.zeros(1))
     assert positions.dtype == torch.float32
     torch.testing.assert_close(positions[0].double(), R(5000, 6), rtol=0, atol=1e-7)
 
@@ -194,7 +214,7 @@ def test_no_gradient_reaches_earlier_segments():
     assert not memory.states.requires_grad
     hidden, _ = model(second, memory)
     hidden.square().sum().backward()
-    reached = model.embedding.weight.grad.abs().amax(-1) > 0
+    reached = model.embedding.tables[0].grad.abs().amax(-1) > 0
     assert reached.nonzero().flatten().tolist() == [4, 5, 6, 7]
 
 
@@ -208,8 +228,7 @@ def test_gradient_reaches_key_and_value_weights_through_the_memory():
     def gradient_of_keys_and_values(states: Tensor) -> Tensor:
         """Only memory is visible, so nothing but its states can carry a gradient into W_k and W_v."""
         mask = torch.tensor([[0.0] * 4 + [-math.inf]], dtype=torch.float64)
-        positions = relative_positions(5, 8, -1, inputs)
-        output = layer(inputs, states, positions, model.u[0], model.v[0], mask)
+        output = layer(inputs, states, model.encoding(5, -1, inputs)[0], mask)
         (gradient,) = torch.autograd.grad(output.square().sum(), layer.qkv.weight)
         return gradient[width:]
 

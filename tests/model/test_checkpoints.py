@@ -64,7 +64,7 @@ def test_the_original_format_tells_untied_biases_by_their_shape():
 def test_shared_biases_are_found_in_the_layers_of_huggingface():
     weights, config = to_huggingface(tiny_model(memory_start="zeros"))
     del weights["transformer.r_w_bias"], weights["transformer.r_r_bias"]
-    assert torch.equal(from_huggingface(weights, config).u, tiny_model().u)
+    assert torch.equal(from_huggingface(weights, config).encoding.u, tiny_model().encoding.u)
 
 
 def test_single_precision_stays_single_precision(family):
@@ -114,14 +114,14 @@ def test_a_wrong_shape_is_named_with_both_shapes(family, theirs, ours):
 def test_a_softmax_that_is_not_tied_to_the_embedding_is_refused(family):
     weights, config, load = exported(family)
     weights["crit.out_layers.0.weight"] = weights["crit.out_layers.0.weight"] + 1
-    with pytest.raises(CheckpointError, match="softmax is not tied"):
+    with pytest.raises(CheckpointError, match=r"crit\.out_layers\.0\.weight is not tied"):
         load(weights, config)
 
 
 def test_a_tied_softmax_may_be_left_out(family):
     weights, config, load = exported(family)
     del weights["crit.out_layers.0.weight"]
-    assert torch.equal(load(weights, config).embedding.weight, weights[EMBEDDINGS[family]])
+    assert torch.equal(load(weights, config).embedding.tables[0], weights[EMBEDDINGS[family]])
 
 
 def test_a_weight_nobody_asked_for_is_named(family):
@@ -131,13 +131,74 @@ def test_a_weight_nobody_asked_for_is_named(family):
         load(weights, config)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("cutoffs", [5, 8]), ("div_val", 2), ("d_embed", 4), ("attn_type", 1), ("attn_type", 3)]
-)
+@pytest.mark.parametrize(("option", "value"), [("attn_type", 4), ("tie_projs", [True, False, True])])
 def test_an_architecture_that_is_not_covered_is_named(option, value):
     weights, config = to_original(tiny_model())
-    with pytest.raises(CheckpointError, match=option if option != "div_val" else "adaptive"):
+    with pytest.raises(CheckpointError, match=f"{option}="):
         from_original(weights, {**config, option: value})
+
+
+@pytest.mark.parametrize("option", ["vocab_size", "n_layer", "mem_len"])
+def test_an_option_that_the_config_lacks_is_named(family, option):
+    weights, config, load = exported(family)
+    del config[option]
+    with pytest.raises(CheckpointError, match=f"the config lacks {option}"):
+        load(weights, config)
+
+
+FURTHER_ARCHITECTURES = [
+    {"encoding": "shaw", "table_len": 9},
+    {"encoding": "absolute"},
+    {"encoding": "al_rfou", "table_len": 5, "d_head": 4},
+    {"cutoffs": (3, 7)},
+    {"cutoffs": (3, 7), "d_embed": 4},
+    {"cutoffs": (3, 7), "div_val": 2},
+    {"cutoffs": (3, 7), "div_val": 2, "tie_projections": "none"},
+    {"cutoffs": (3, 7), "d_embed": 6, "tie_projections": "all"},
+    {"d_embed": 6},
+]
+
+
+@pytest.mark.parametrize("options", FURTHER_ARCHITECTURES, ids=str)
+def test_every_architecture_goes_to_the_original_and_back_bit_by_bit(options):
+    model = tiny_model(**options)
+    back = from_original(*to_original(model))
+    assert back.config == model.config
+    assert_same_weights(model, back)
+
+
+@pytest.mark.parametrize(
+    "options", [o for o in FURTHER_ARCHITECTURES if "encoding" not in o and o.get("tie_projections") != "all"], ids=str
+)
+def test_every_adaptive_softmax_goes_to_huggingface_and_back_bit_by_bit(options):
+    model = tiny_model(memory_start="zeros", **options)
+    assert_same_weights(model, from_huggingface(*to_huggingface(model)))
+
+
+def test_the_families_order_the_columns_of_the_clusters_in_opposite_ways():
+    model = tiny_model(memory_start="zeros", cutoffs=(3, 7))
+    original, huggingface = to_original(model)[0], to_huggingface(model)[0]
+    for name in ("crit.cluster_weight", "crit.cluster_bias"):
+        assert torch.equal(original[name], huggingface[name].flip(0))
+        assert not torch.equal(original[name], huggingface[name])
+
+
+@pytest.mark.parametrize("convert", [to_original, to_huggingface])
+def test_switched_off_terms_cannot_be_exported(convert):
+    with pytest.raises(CheckpointError, match="terms=abd"):
+        convert(tiny_model(terms="abd", memory_start="zeros"))
+
+
+@pytest.mark.parametrize("options", [o for o in FURTHER_ARCHITECTURES if "encoding" in o], ids=str)
+def test_huggingface_has_only_the_relative_encoding(options):
+    with pytest.raises(CheckpointError, match=f"encoding={options['encoding']}"):
+        to_huggingface(tiny_model(memory_start="zeros", **options))
+
+
+def assert_same_weights(one, other):
+    state = other.state_dict()
+    assert one.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in one.state_dict().items())
 
 
 @pytest.mark.parametrize(("option", "value"), [("ext_len", 2), ("memory_start", "empty")])

@@ -71,7 +71,7 @@ def test_losses_are_negative_log_probabilities_of_the_targets():
     model, stream = tiny_model(), random_stream(2, 6)
     hidden, _ = model(stream[:, :-1])
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])
-    logits = hidden @ model.embedding.weight.T + model.softmax_bias
+    logits = hidden @ model.embedding.tables[0].T + model.softmax.bias
     for b in range(2):
         for t in range(5):
             torch.testing.assert_close(nll[b, t], -logits[b, t].softmax(0)[stream[b, t + 1]].log())

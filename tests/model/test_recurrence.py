@@ -139,7 +139,7 @@ def test_entries_are_the_inputs_of_the_layers():
         layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     _, memory = model(stream)
     assert torch.equal(memory.states, torch.stack(inputs))
-    assert torch.equal(memory.states[0], model.embedding(stream) * model.config.d_model**0.5)
+    assert torch.equal(memory.states[0], model.embedding(stream))
 
 
 def test_extended_context_is_fed_again_and_not_remembered():

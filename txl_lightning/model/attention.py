@@ -94,8 +94,11 @@ class Attention(nn.Module):
         position_query = total(q if "b" in self.terms else None, None if v is None else v[:, None, None])
         by_distance = scores_by_distance(position_query, r_HSE, bias)
         if by_distance is not None:
-            rows_of_all = by_distance if "b" in self.terms else by_distance.expand(-1, T, -1)
-            shifted = relative_shift(rows_of_all.reshape(-1, T, K + 1)).unflatten(0, (self.n_head, -1))
+            if "b" in self.terms:
+                by_distance = by_distance.view(-1, T, K + 1)
+            else:
+                by_distance = by_distance.expand(-1, T, -1).contiguous()
+            shifted = relative_shift(by_distance).unflatten(0, (self.n_head, -1))
             scores_XTK.unflatten(0, (self.n_head, n_streams)).add_(shifted)
         return scores_XTK
 

@@ -136,22 +136,22 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
 
 def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
     """The model with these weights, in their precision."""
-    left, state = dict(weights), {}
+    left = dict(weights)
+    state: dict[str, Tensor] = {}
     for entry in correspondence(config, family):
-        missing = [name for name in entry.theirs if name not in left]
-        if missing and not entry.optional:
-            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {missing[0]!r}")
-        tensors = [left.pop(name) for name in entry.theirs if name in left]
-        if entry.ours is None:
+        there = {name: left.pop(name) for name in entry.theirs if name in left}
+        absent = [name for name in entry.theirs if name not in there]
+        if absent and not entry.optional and not (entry.repeated and there):
+            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {absent[0]!r}")
+        if entry.ours is None or not there:
             continue
-        if entry.repeated and tensors:
-            kept = state.get(entry.ours, tensors[0])
-            for name, tensor in zip(entry.theirs, tensors, strict=False):
-                if not torch.equal(entry.join([tensor]), kept if entry.ours in state else entry.join([kept])):
-                    raise CheckpointError(f"{name} differs from what it is tied to ({entry.ours})")
-            state.setdefault(entry.ours, entry.join(tensors[:1]))
-        elif tensors:
-            state[entry.ours] = entry.join(tensors)
+        if not entry.repeated:
+            state[entry.ours] = entry.join(list(there.values()))
+            continue
+        for name, tensor in there.items():
+            tied = state.setdefault(entry.ours, entry.join([tensor]))
+            if not torch.equal(entry.join([tensor]), tied):
+                raise CheckpointError(f"{name} is not tied in this checkpoint, {entry.ours} always is")
     if left:
         raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
     model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
@@ -166,7 +166,8 @@ def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: F
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
     """The model's weights under the names of a family."""
-    state, weights = model.state_dict(), {}
+    state = model.state_dict()
+    weights: dict[str, Tensor] = {}
     for entry in correspondence(model.config, family):
         if entry.ours is None:
             continue
@@ -193,7 +194,7 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
         dropout=config.get("dropout", 0.0),
         attention_dropout=config.get("dropatt", 0.0),
         pre_norm=bool(config.get("pre_lnorm", False)),
-        d_embed=config.get("d_embed"),
+        d_embed=None if config.get("d_embed") == config["d_model"] else config.get("d_embed"),
         cutoffs=tuple(config.get("cutoffs") or ()),
         div_val=config.get("div_val", 1),
         same_length=bool(config.get("same_length", False)),

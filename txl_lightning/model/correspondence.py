@@ -35,7 +35,7 @@ class Entry:
         ours: name in `TransformerXL.state_dict()`; None for what we do not keep.
         join: our tensor from theirs.
         split: their tensors from ours.
-        repeated: all of `theirs` are names of the same (tied) tensor.
+        repeated: all of `theirs` are names of the same (tied) tensor; one is enough.
         optional: a checkpoint may lack them.
     """
 
@@ -104,9 +104,7 @@ def _global_biases(config: TransformerXLConfig, family: Family) -> Iterator[Entr
         elif config.untie_biases:
             yield stacked(in_layers, our_name)
         else:
-            yield alone([f"transformer.{their_name}"], our_name)
-            tied = alone(in_layers, our_name)
-            yield Entry(tied.theirs, our_name, tied.join, tied.split, repeated=True, optional=True)
+            yield alone([f"transformer.{their_name}", *in_layers], our_name)
 
 
 def _embedding_and_softmax(config: TransformerXLConfig, family: Family, prefix: str) -> Iterator[Entry]:

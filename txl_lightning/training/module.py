@@ -56,6 +56,11 @@ class CarriedMemory:
         self.next_number = state["next_number"]
 
 
+def last_half(nll_BT: Tensor) -> Tensor:
+    """The losses of the last half of the positions, of an odd number the larger half."""
+    return nll_BT[:, nll_BT.shape[1] // 2 :]
+
+
 class TransformerXLModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams.
 
@@ -68,6 +73,7 @@ class TransformerXLModule(L.LightningModule):
         level: `byte`, `char` or `word`: decides between bits per character and perplexity.
         evaluation_lengths: lengths for `TransformerXL.with_lengths` in validation and test.
         fused: fused optimiser step.
+        loss: `full`, or `half`: only the last half of a training segment's positions counts (Table 6).
         compile: score training segments through `torch.compile`, with memory of a static shape.
 
     Attributes:
@@ -83,6 +89,7 @@ class TransformerXLModule(L.LightningModule):
         evaluation_lengths: dict[str, Any] | None = None,
         fused: bool = True,
         compile: bool = False,
+        loss: str = "full",
     ) -> None:
         super().__init__()
         self.model = model
@@ -91,6 +98,7 @@ class TransformerXLModule(L.LightningModule):
         self.training_memory = CarriedMemory()
         self.evaluation_memory = CarriedMemory()
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
+        self.half_loss = loss == "half"
         self.static_memory = compile
         self.score = torch.compile(model.score) if compile else model.score
         self.gradient_norm = torch.zeros(())
@@ -103,7 +111,7 @@ class TransformerXLModule(L.LightningModule):
             memory = self.model.start_memory(batch.tokens.shape[0], static=True)
         nll_BT, memory = self.score(batch.tokens, batch.targets, memory)
         self.training_memory.after(batch, memory)
-        return nll_BT.mean()
+        return last_half(nll_BT).mean() if self.half_loss else nll_BT.mean()
 
     def _evaluation_step(self, batch: Segment, stage: str) -> None:
         model = self.model.with_lengths(**self.evaluation_lengths)

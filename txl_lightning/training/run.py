@@ -62,6 +62,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         evaluation_lengths=lengths,
         fused=config.trainer.precision != "16-mixed",
         compile=config.trainer.compile,
+        loss=config.loss,
     )
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -110,6 +111,7 @@ def check_options(config: Config) -> None:
     """Refuse what no later stage would name as clearly."""
     trainer, evaluation = config.trainer, config.evaluation
     check_optimizer(config.optimizer)
+    require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
     require(
         trainer.precision in PRECISIONS,

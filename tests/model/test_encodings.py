@@ -1,0 +1,121 @@
+"""Encodings and term subsets, with and without memory."""
+
+import itertools
+
+import pytest
+import torch
+
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from txl_lightning.errors import OptionError
+from txl_lightning.model.positions import sinusoid
+
+SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
+ENCODINGS = [
+    {"encoding": "relative"},
+    {"encoding": "shaw", "table_len": 8},
+    {"encoding": "shaw", "table_len": 8, "terms": "ab"},
+    {"encoding": "absolute"},
+    {"encoding": "al_rfou", "table_len": 4},
+]
+
+
+@pytest.mark.parametrize("mem_len", [0, 4])
+@pytest.mark.parametrize("terms", SUBSETS)
+@pytest.mark.parametrize("encoding", ["relative", "shaw"])
+def test_every_subset_of_terms_trains_with_and_without_memory(encoding: str, terms: str, mem_len: int) -> None:
+    model = tiny_model(encoding=encoding, terms=terms, mem_len=mem_len, table_len=9, dropout=0.1).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    stream, memory = random_stream(2, 13), None
+    for start in (0, 4, 8):
+        nll, memory = model.score(stream[:, start : start + 4], stream[:, start + 1 : start + 5], memory)
+        assert nll.shape == (2, 4)
+        assert bool(nll.isfinite().all())
+        assert memory.states.shape == (2, 2, min(mem_len, start + 4), 8)
+        optimizer.zero_grad()
+        nll.mean().backward()
+        optimizer.step()
+    # The only states of a model without memory that no gradient reaches are u and v where softmax cancels them.
+    unreached = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert unreached == []
+
+
+@pytest.mark.parametrize("terms", SUBSETS)
+def test_a_term_that_is_off_has_no_parameters(terms: str) -> None:
+    relative = {name for name, _ in tiny_model(terms=terms).named_parameters()}
+    assert ("encoding.u" in relative) == ("c" in terms)
+    assert ("encoding.v" in relative) == ("d" in terms)
+    assert ("layers.0.attention.position.weight" in relative) == bool(set("bd") & set(terms))
+    shaw = {name for name, _ in tiny_model(encoding="shaw", table_len=5, terms=terms).named_parameters()}
+    assert ("encoding.table" in shaw, "encoding.distance_bias" in shaw) == ("b" in terms, "d" in terms)
+    rows = tiny_model(terms=terms).layers[0].attention.qkv.weight.shape[0]
+    assert rows == 6 * (1 + bool(set("ab") & set(terms)) + bool(set("ac") & set(terms)))
+
+
+def test_no_term_is_uniform_attention_over_the_mask() -> None:
+    model = tiny_model(terms="", n_layer=1, mem_len=0)
+    stream = random_stream(1, 5)
+    hidden, layer = model.embedding(stream), model.layers[0]
+    values = hidden @ layer.attention.qkv.weight.T
+    mean = values.cumsum(1) / torch.arange(1, 6, dtype=values.dtype)[:, None]
+    attended = layer.attention_norm(hidden + layer.attention.output(mean))
+    expected = layer.feed_forward_norm(attended + layer.feed_forward(attended))
+    torch.testing.assert_close(model(stream)[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", ENCODINGS, ids=str)
+def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(options: dict[str, object]) -> None:
+    model, stream = tiny_model(**options, mem_len=4), random_stream(2, 9)
+    inputs: list[torch.Tensor] = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    with_memory, memory = score_segments(model, stream, 4)
+    kept = [*inputs[-2:]]
+    assert torch.equal(memory.states, torch.stack(kept)), "the inputs of the layers in the last segment, nothing added"
+    without, _ = model.score(stream[:, 4:8], stream[:, 5:9])
+    assert not torch.allclose(with_memory[:, 4:], without)
+
+
+@pytest.mark.parametrize("options", ENCODINGS[3:], ids=str)
+def test_every_segment_uses_the_same_absolute_positions(options: dict[str, object]) -> None:
+    model = tiny_model(**options, mem_len=6)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    _, first = model(tokens)
+    _, both = model(tokens, first)
+    assert torch.equal(both.states[0][:, -4:], first.states[0])
+
+
+def test_absolute_positions_count_to_the_end_of_the_segment() -> None:
+    model = tiny_model(encoding="absolute")
+    tokens = random_stream(2, 5)
+    _, memory = model(tokens)
+    positions = sinusoid(torch.arange(4, -1, -1, dtype=torch.float64), 8)
+    torch.testing.assert_close(memory.states[0], (model.embedding(tokens) + positions)[:, -4:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["shaw", "al_rfou"])
+def test_trained_tables_repeat_their_farthest_row(encoding: str) -> None:
+    short, long = (tiny_model(encoding=encoding, table_len=n, mem_len=0) for n in (3, 7))
+    state = short.state_dict()
+    for name, tensor in state.items():
+        if name in ("encoding.table", "encoding.distance_bias"):
+            state[name] = torch.cat([tensor[:, :1].expand(-1, 4, *tensor.shape[2:]), tensor], dim=1)
+    long.load_state_dict(state)
+    tokens = random_stream(2, 7)
+    torch.testing.assert_close(short(tokens)[0], long(tokens)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("encoding", ["shaw", "al_rfou"])
+def test_a_trained_table_needs_a_length(encoding: str) -> None:
+    with pytest.raises(OptionError, match="table_len=None: must be given"):
+        tiny_model(encoding=encoding)
+
+
+@pytest.mark.parametrize("terms", ["abce", "aa", "A"])
+def test_terms_are_letters_of_abcd(terms: str) -> None:
+    with pytest.raises(OptionError, match=f"terms={terms}"):
+        tiny_model(terms=terms)
+
+
+def test_absolute_encodings_have_only_term_a() -> None:
+    names = {name for name, _ in tiny_model(encoding="absolute").named_parameters()}
+    assert not [name for name in names if "encoding" in name or "position" in name]

@@ -1,0 +1,142 @@
+"""The adaptive embedding and softmax against plain ones built from the same weights."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.errors import OptionError
+from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.softmax import TokenSoftmax
+
+
+def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftmax]:
+    tie = options.pop("tie_projections", "all_but_first")
+    embedding = TokenEmbedding(V, D, **options).double()
+    softmax = TokenSoftmax(embedding, tie).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in [*embedding.parameters(), *softmax.parameters()]:
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2
+    return embedding, softmax
+
+
+def plain_log_probabilities(hidden: Tensor, embedding: TokenEmbedding, softmax: TokenSoftmax, tie: str) -> Tensor:
+    """One column a token, for one vector: written from Grave et al.'s definition."""
+    edges, columns = embedding.edges, []
+
+    def projected(i: int) -> Tensor:
+        if not embedding.projections:
+            return hidden
+        own = tie == "none" or (tie == "all_but_first" and i == 0)
+        shared = embedding.projections[i if embedding.div_val > 1 else 0]
+        return (softmax.projections[str(i)] if own else shared).T @ hidden
+
+    def row(token: int, i: int) -> Tensor:
+        return embedding.tables[i][token - edges[i]] if embedding.div_val > 1 else embedding.tables[0][token]
+
+    head = [row(t, 0) @ projected(0) + softmax.bias[t] for t in range(edges[1])]
+    head += [softmax.cluster_weight[i] @ projected(0) + softmax.cluster_bias[i] for i in range(len(edges) - 2)]
+    head_log = torch.stack(head).log_softmax(0)
+    columns = list(head_log[: edges[1]])
+    for i in range(1, len(edges) - 1):
+        tail = [row(t, i) @ projected(i) + softmax.bias[t] for t in range(edges[i], edges[i + 1])]
+        columns += list(head_log[edges[1] + i - 1] + torch.stack(tail).log_softmax(0))
+    return torch.stack(columns)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "cutoffs": st.sampled_from([(), (4,), (3, 7), (1, 2, 9)]),
+        "d_embed": st.sampled_from([None, 4, 8]),
+        "div_val": st.sampled_from([1, 2]),
+        "tie_projections": st.sampled_from(["all_but_first", "all", "none"]),
+    }
+).filter(lambda o: (o["d_embed"] or 8) // o["div_val"] ** len(o["cutoffs"]) >= 1)
+
+
+@settings(max_examples=50)
+@given(options=OPTIONS, targets=st.lists(st.integers(0, 11), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
+    tie = options["tie_projections"]
+    embedding, softmax = make(12, 8, **options)
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(1, len(targets), 8, generator=generator, dtype=torch.float64).requires_grad_()
+    targets_BT = torch.tensor([targets])
+    nll = softmax(hidden, targets_BT, embedding)
+    plain = torch.stack([plain_log_probabilities(h, embedding, softmax, tie) for h in hidden[0]])
+    expected = -plain.gather(1, targets_BT[0][:, None])[:, 0]
+    torch.testing.assert_close(nll[0], expected, rtol=0, atol=1e-11)
+    everything = softmax.log_probabilities(hidden, embedding)
+    torch.testing.assert_close(everything[0], plain, rtol=0, atol=1e-11)
+    torch.testing.assert_close(everything.exp().sum(-1), torch.ones_like(nll), rtol=0, atol=1e-12)
+
+    inputs = [hidden, *embedding.parameters(), *softmax.parameters()]
+    weights = torch.randn(len(targets), generator=generator, dtype=torch.float64)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(y, inputs, weights, materialize_grads=True) for y in (nll[0], expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_torchs_adaptive_softmax_with_the_same_weights_gives_the_same_losses():
+    embedding, softmax = make(12, 8, cutoffs=(4, 9), div_val=2, d_embed=8, tie_projections="none")
+    softmax.bias.data[4:] = 0  # torch's clusters have no bias
+    theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 12, cutoffs=[4, 9], div_value=2.0, head_bias=True).double()
+    own = softmax.projections
+    with torch.no_grad():
+        head = torch.cat([embedding.tables[0], softmax.cluster_weight]) @ own["0"].T
+        theirs.head.weight.copy_(head)
+        theirs.head.bias.copy_(torch.cat([softmax.bias[:4], softmax.cluster_bias]))
+        for i, tail in enumerate(theirs.tail, start=1):
+            tail[0].weight.copy_(own[str(i)].T)
+            tail[1].weight.copy_(embedding.tables[i])
+    hidden, targets = torch.randn(3, 5, 8, dtype=torch.float64), torch.randint(12, (3, 5))
+    expected = -theirs(hidden.flatten(0, 1), targets.flatten()).output.view(3, 5)
+    torch.testing.assert_close(softmax(hidden, targets, embedding), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
+def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
+    embedding, _ = make(12, 8, cutoffs=(4, 9), **options)
+    tokens = torch.tensor([[0, 11, 4], [8, 9, 3]])
+    for place in torch.cartesian_prod(torch.arange(2), torch.arange(3)):
+        token = int(tokens[tuple(place)])
+        cluster = sum(token >= cut for cut in (4, 9))
+        row = embedding.rows(cluster)[token - embedding.edges[cluster]]
+        projection = embedding.projection(cluster)
+        expected = (row if projection is None else projection @ row) * 8**0.5
+        torch.testing.assert_close(embedding(tokens)[tuple(place)], expected, rtol=0, atol=1e-12)
+
+
+def test_a_cluster_without_a_token_gets_no_gradient():
+    model = tiny_model(cutoffs=(4, 8), div_val=2)
+    tokens = torch.tensor([[0, 1, 9, 2]])
+    model.score(tokens[:, :-1], tokens[:, 1:])[0].sum().backward()
+    assert model.embedding.tables[1].grad is None
+    assert model.embedding.tables[2].grad is not None
+
+
+def test_losses_are_in_token_order_whatever_the_clusters():
+    model, stream = tiny_model(cutoffs=(2, 5)), random_stream(2, 9)
+    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
+    hidden, _ = model(stream[:, :-1])
+    everything = model.log_probabilities(hidden)
+    torch.testing.assert_close(nll, F.nll_loss(everything.transpose(1, 2), stream[:, 1:], reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cutoffs": (5, 5)}, "cutoffs="),
+        ({"cutoffs": (20,)}, "cutoffs="),
+        ({"cutoffs": (0, 5)}, "cutoffs="),
+        ({"cutoffs": (3, 5), "div_val": 4, "d_embed": 8}, "d_embed=8"),
+        ({"div_val": 0}, "div_val=0"),
+    ],
+)
+def test_impossible_clusters_are_named(options, words):
+    with pytest.raises(OptionError, match=words):
+        tiny_model(**options)
