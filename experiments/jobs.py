@@ -77,13 +77,12 @@ def _evaluate(path: Path, mem_lens: list[int], threads: int, max_segments: int |
     import torch
 
     from txl_lightning.data.datamodule import StreamsDataModule
-    from txl_lightning.evaluation.scoring import score_streams
+    from txl_lightning.evaluation.scoring import score_lengths
     from txl_lightning.training.checkpoints import load_trained
 
     torch.set_num_threads(threads)
     trained = load_trained(path)
     streams = StreamsDataModule(trained.config.data, trained.config.evaluation).streams("test")
     return {
-        mem_len: score_streams(trained.model.with_lengths(mem_len=mem_len), streams, max_segments).nll
-        for mem_len in mem_lens
+        mem_len: score.nll for mem_len, score in score_lengths(trained.model, streams, mem_lens, max_segments).items()
     }

@@ -109,7 +109,7 @@ def one_line(error: BaseException, schema: type) -> str:
     if choice := re.search(
         r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\s+(.*?)\s+Config search", text, re.S
     ):
-        allowed = [option for option in choice[3].split() if option != "schema"]
+        allowed = [option for option in choice[3].split() if not option.endswith("schema")]
         return f"{choice[1]}={choice[2]}: must be one of {', '.join(allowed)}"
     if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
         return f"{value[1]}: {value[2]}"

@@ -9,8 +9,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, require
 from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.recurrent import RecurrentConfig
 
 PACKAGE = Path(__file__).parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -18,26 +19,41 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 @dataclass
 class ModelConfig:
-    """Group `model`: the sizes (see `TransformerXLConfig`)."""
+    """Group `model`: what all models have."""
 
     name: str = MISSING
     n_layer: int = MISSING
     d_model: int = MISSING
-    n_head: int = MISSING
-    d_head: int = MISSING
-    d_inner: int = MISSING
     dropout: float = 0.1
-    attention_dropout: float = 0.0
-    pre_norm: bool = False
-    untie_biases: bool = False
-    terms: str = "abcd"
     d_embed: int | None = None
     cutoffs: list[int] = field(default_factory=list)
     div_val: int = 1
     tie_projections: str = "all_but_first"
+
+
+@dataclass
+class TransformerXLModelConfig(ModelConfig):
+    """The sizes of a Transformer-XL (see `TransformerXLConfig`)."""
+
+    n_head: int = MISSING
+    d_head: int = MISSING
+    d_inner: int = MISSING
+    attention_dropout: float = 0.0
+    pre_norm: bool = False
+    untie_biases: bool = False
+    terms: str = "abcd"
     same_length: bool = False
     clamp_len: int = -1
     ext_len: int = 0
+
+
+@dataclass
+class RecurrentModelConfig(ModelConfig):
+    """The sizes of a recurrent baseline (see `RecurrentConfig`)."""
+
+    cell: str = MISSING
+    hidden_dropout: float = 0.1
+    weight_dropout: float = 0.0
 
 
 @dataclass
@@ -178,8 +194,9 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(name="evaluate_schema", node=EvaluateConfig)
+    store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     for group, node in {
-        "model": ModelConfig,
+        "model": TransformerXLModelConfig,
         "encoding": EncodingConfig,
         "memory": MemoryConfig,
         "data": DataConfig,
@@ -202,6 +219,13 @@ def plain(config: Any) -> dict[str, Any]:
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 
+def from_plain(values: dict[str, Any]) -> Config:
+    """The inverse of `plain`, for the configuration that a checkpoint holds."""
+    config = OmegaConf.structured(Config)
+    config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
+    return typed(OmegaConf.merge(config, values))
+
+
 OPTION_OF_FIELD = {
     "mem_len": "memory.mem_len",
     "memory_start": "memory.start",
@@ -210,33 +234,51 @@ OPTION_OF_FIELD = {
 }
 
 
-def transformer_xl_config(config: Config, vocab_size: int) -> TransformerXLConfig:
+def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
     """The model's own configuration out of the groups `model`, `encoding` and `memory`.
 
     Raises:
         OptionError: naming the option as it is typed.
     """
     sizes = {name: value for name, value in vars(config.model).items() if name != "name"}
-    table_len = config.encoding.table_len
-    if table_len is None and config.encoding.name in ("shaw", "al_rfou"):
-        table_len = config.data.segment_len + config.model.ext_len
-        table_len += config.memory.mem_len if config.encoding.name == "shaw" else 0
+    sizes |= {"vocab_size": vocab_size, "cutoffs": tuple(config.model.cutoffs)}
     try:
+        if isinstance(config.model, RecurrentModelConfig):
+            recurs = config.memory.mem_len > 0
+            require(recurs, "mem_len", config.memory.mem_len, f"must be > 0: {config.model.name} carries its state")
+            return RecurrentConfig(**sizes)
         return TransformerXLConfig(
-            vocab_size=vocab_size,
             encoding=config.encoding.name,  # type: ignore[arg-type]
-            table_len=table_len,
+            table_len=table_len(config),
             mem_len=config.memory.mem_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
-            **{**sizes, "cutoffs": tuple(config.model.cutoffs)},
+            **sizes,
         )
     except OptionError as error:
         option = OPTION_OF_FIELD.get(error.option, f"model.{error.option}")
         raise OptionError(option, error.value, error.allowed) from error
 
 
+def table_len(config: Config) -> int | None:
+    """Rows of a trained position table: as given, or what training needs."""
+    if config.encoding.table_len is not None or config.encoding.name not in ("shaw", "al_rfou"):
+        return config.encoding.table_len
+    positions = config.data.segment_len + extended_context(config)
+    return positions + config.memory.mem_len if config.encoding.name == "shaw" else positions
+
+
+def extended_context(config: Config) -> int:
+    """Tokens of extended context that the streams put in front of every segment."""
+    return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0
+
+
 def evaluation_lengths(config: Config) -> dict[str, Any]:
-    """Lengths for `with_lengths` in validation and test, the open ones filled in (paper's train.py)."""
+    """Lengths for `with_lengths` in validation and test, the open ones filled in (paper's train.py).
+
+    Nothing for a recurrent model, which has no lengths.
+    """
+    if not isinstance(config.model, TransformerXLModelConfig):
+        return {}
     evaluation, mem_len = config.evaluation, config.evaluation.mem_len
     if mem_len is None and config.memory.mem_len == 0:
         mem_len = 0

@@ -133,7 +133,7 @@ def test_losses_are_in_token_order_whatever_the_clusters():
         ({"cutoffs": (5, 5)}, "cutoffs="),
         ({"cutoffs": (20,)}, "cutoffs="),
         ({"cutoffs": (0, 5)}, "cutoffs="),
-        ({"cutoffs": (3, 5), "div_val": 4, "d_embed": 8}, "d_embed=8"),
+        ({"cutoffs": (3, 5), "div_val": 4, "d_embed": 8}, "div_val=4"),
         ({"div_val": 0}, "div_val=0"),
     ],
 )

@@ -9,16 +9,16 @@ from tests.training.small_run import tiny_config
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config import OptimizerConfig
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.training.module import TransformerXLModule
+from txl_lightning.training.module import LanguageModelModule
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
 
 
 @pytest.fixture
-def module() -> TransformerXLModule:
+def module() -> LanguageModelModule:
     torch.manual_seed(0)
     lengths = {"mem_len": 9, "same_length": True}
-    return TransformerXLModule(
+    return LanguageModelModule(
         TransformerXL(CONFIG), OptimizerConfig(name="adam", lr=1e-3), 10, evaluation_lengths=lengths
     )
 
@@ -30,7 +30,7 @@ def streams() -> OrderedStreams:
 
 
 def test_training_carries_the_memory_and_starts_afresh_at_an_epoch(
-    module: TransformerXLModule, streams: OrderedStreams
+    module: LanguageModelModule, streams: OrderedStreams
 ) -> None:
     first_epoch = [module.training_step(segment, i).item() for i, segment in enumerate(streams)]
     memory, expected = None, []
@@ -41,7 +41,7 @@ def test_training_carries_the_memory_and_starts_afresh_at_an_epoch(
     assert [module.training_step(segment, i).item() for i, segment in enumerate(streams)] == expected
 
 
-def test_validation_has_lengths_and_a_memory_of_its_own(module: TransformerXLModule, streams: OrderedStreams) -> None:
+def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: OrderedStreams) -> None:
     module.training_step(streams[0], 0)
     training_memory = module.training_memory.memory
     assert training_memory is not None
@@ -57,13 +57,13 @@ def test_validation_has_lengths_and_a_memory_of_its_own(module: TransformerXLMod
     assert module.model.config == CONFIG
 
 
-def test_segments_out_of_order_are_refused(module: TransformerXLModule, streams: OrderedStreams) -> None:
+def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: OrderedStreams) -> None:
     module.training_step(streams[0], 0)
     with pytest.raises(RuntimeError, match="segment 2 came where 1 was due"):
         module.training_step(streams[2], 1)
 
 
-def test_no_memory_is_a_buffer_or_in_the_state_dict(module: TransformerXLModule, streams: OrderedStreams) -> None:
+def test_no_memory_is_a_buffer_or_in_the_state_dict(module: LanguageModelModule, streams: OrderedStreams) -> None:
     module.training_step(streams[0], 0)
     module.validation_step(streams[0], 0)
     memory = module.training_memory.memory
@@ -74,18 +74,18 @@ def test_no_memory_is_a_buffer_or_in_the_state_dict(module: TransformerXLModule,
     assert [name for name, _ in module.named_buffers() if "memory" in name] == []
 
 
-def test_the_memory_returns_from_a_checkpoint(module: TransformerXLModule, streams: OrderedStreams) -> None:
+def test_the_memory_returns_from_a_checkpoint(module: LanguageModelModule, streams: OrderedStreams) -> None:
     checkpoint: dict[str, object] = {}
     for i in range(2):
         module.training_step(streams[i], i)
     module.on_save_checkpoint(checkpoint)
     expected = module.training_step(streams[2], 2).item()
-    other = TransformerXLModule(module.model, module.optimizer_config, 10)
+    other = LanguageModelModule(module.model, module.optimizer_config, 10)
     other.on_load_checkpoint(checkpoint)
     assert other.training_step(streams[2], 2).item() == expected
 
 
-def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: TransformerXLModule, streams: OrderedStreams) -> None:
+def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelModule, streams: OrderedStreams) -> None:
     module.training_step(streams[0], 0).backward()
     norm = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
     module.optimizer_config.clip_norm = float(norm) / 2

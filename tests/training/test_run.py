@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 
 def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: dict[str, list[float]] = {}
-    original = module_file.TransformerXLModule.training_step
+    original = module_file.LanguageModelModule.training_step
     for name, every in (("often", 2), ("never", 12)):
 
         def remember(self: object, batch: object, i: int, name: str = name) -> torch.Tensor:
@@ -71,7 +71,7 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
             losses.setdefault(name, []).append(loss.item())
             return loss
 
-        monkeypatch.setattr(module_file.TransformerXLModule, "training_step", remember)
+        monkeypatch.setattr(module_file.LanguageModelModule, "training_step", remember)
         options = (f"trainer.val_every_n_steps={every}", "model.dropout=0.2", "checkpoint.enabled=false")
         train(tiny_config(tmp_path, *options), tmp_path / name)
     assert losses["often"] == losses["never"]
@@ -146,10 +146,10 @@ def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> Non
     config = tiny_config(tmp_path, *options, *lengths)
     metrics = train(config, tmp_path / "run")
     from txl_lightning.data.datamodule import StreamsDataModule
-    from txl_lightning.training.checkpoints import TransformerXL, transformer_xl_config
+    from txl_lightning.training.models import make_model
 
     torch.manual_seed(config.seed)
-    untrained = TransformerXL(transformer_xl_config(config, 256)).eval()
+    untrained = make_model(config, 256).eval()
     streams: OrderedStreams = StreamsDataModule(config.data, config.evaluation).streams("valid")
     start = score_streams(untrained, streams, max_segments=60).nll / math.log(2)
     assert metrics["val/bpc"] <= start - 1.5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from txl_lightning.config import EvaluateConfig, evaluation_lengths
+from txl_lightning.config import EvaluateConfig, evaluation_lengths, extended_context
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.scoring import score_streams
@@ -39,7 +39,7 @@ def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:
         config.data = replace(config.data, name="file", path=options.data_path)
     lengths = evaluation_lengths(config)
     model = trained.model.with_lengths(**lengths)
-    data = StreamsDataModule(config.data, config.evaluation, config.model.ext_len)
+    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
     if data.corpus.vocabulary != trained.vocabulary:
         raise UserError(f"the vocabulary of {data.corpus.name} is not the checkpoint's ({options.checkpoint})")
 
@@ -54,6 +54,7 @@ def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:
         },
         "streams_start": "without context",
     }
+    memory = f"memory {lengths['mem_len']}, " if lengths else ""
     lines = []
     for split in options.splits:
         score = score_streams(model, data.streams(split), options.max_segments)
@@ -61,8 +62,8 @@ def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:
         results[split] = {**values, "tokens": score.tokens, "seconds": round(score.seconds, 2)}
         shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
         lines.append(
-            f"{split}: {shown} over {score.tokens:,} tokens of {data.corpus.name} (memory {lengths['mem_len']}, "
-            f"segments of {config.evaluation.segment_len}, {config.evaluation.batch_size} streams without context)"
+            f"{split}: {shown} over {score.tokens:,} tokens of {data.corpus.name} ({memory}segments of "
+            f"{config.evaluation.segment_len}, {config.evaluation.batch_size} streams without context)"
         )
     (directory / "evaluation.json").write_text(json.dumps(results, indent=2) + "\n")
     return lines

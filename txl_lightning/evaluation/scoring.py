@@ -44,6 +44,8 @@ def score_streams(model: LanguageModel, streams: OrderedStreams, max_segments: i
     return Score(nll_sum / tokens, tokens, time.perf_counter() - started)
 
 
-def score_lengths(model: Any, streams: OrderedStreams, mem_lens: list[int], **lengths: Any) -> dict[int, Score]:
+def score_lengths(
+    model: Any, streams: OrderedStreams, mem_lens: list[int], max_segments: int | None = None
+) -> dict[int, Score]:
     """Scores of one Transformer-XL at several memory lengths, everything else alike."""
-    return {mem_len: score_streams(model.with_lengths(mem_len=mem_len, **lengths), streams) for mem_len in mem_lens}
+    return {m: score_streams(model.with_lengths(mem_len=m), streams, max_segments) for m in mem_lens}

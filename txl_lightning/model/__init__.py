@@ -3,6 +3,15 @@
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.memory import Memory
+from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.transformer_xl import TransformerXL
 
-__all__ = ["LanguageModel", "Memory", "TransformerXL", "TransformerXLConfig"]
+__all__ = [
+    "LanguageModel",
+    "Memory",
+    "RecurrentConfig",
+    "RecurrentLanguageModel",
+    "RecurrentState",
+    "TransformerXL",
+    "TransformerXLConfig",
+]

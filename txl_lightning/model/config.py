@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
@@ -103,26 +103,7 @@ class TransformerXLConfig:
         good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)
         require(good_terms, "terms", self.terms, "must be letters of abcd, each at most once")
         require(self.table_len is None or self.table_len >= 1, "table_len", self.table_len, "must be an integer >= 1")
-        self._check_vocabulary()
-
-    def _check_vocabulary(self) -> None:
-        edges = (0, *self.cutoffs, self.vocab_size)
-        ascending = all(edges[i] < edges[i + 1] for i in range(len(edges) - 1))
-        require(ascending, "cutoffs", list(self.cutoffs), f"must ascend between 0 and vocab_size={self.vocab_size}")
-        choices = ("all_but_first", "all", "none")
-        require(
-            self.tie_projections in choices,
-            "tie_projections",
-            self.tie_projections,
-            f"must be one of {', '.join(choices)}",
-        )
-        narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
-        require(
-            (self.d_embed is None or self.d_embed >= 1) and narrowest >= 1,
-            "d_embed",
-            self.d_embed or self.d_model,
-            f"must leave the last of {len(self.cutoffs) + 1} clusters a width with div_val={self.div_val}",
-        )
+        check_clusters(self)
 
     @property
     def active_terms(self) -> str:
@@ -144,3 +125,23 @@ class TransformerXLConfig:
         )
         assert self.table_len is not None
         return self.table_len
+
+
+def check_clusters(config: Any) -> None:
+    """Refuse cut-offs, widths and ties of any model's config that make no adaptive embedding and softmax.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    require(config.d_embed is None or config.d_embed >= 1, "d_embed", config.d_embed, "must be null or an integer >= 1")
+    edges = (0, *config.cutoffs, config.vocab_size)
+    ascending = all(edges[i] < edges[i + 1] for i in range(len(edges) - 1))
+    require(
+        ascending, "cutoffs", list(config.cutoffs), f"must ascend within 1 … vocab_size - 1 = {config.vocab_size - 1}"
+    )
+    narrowest = (config.d_embed or config.d_model) // config.div_val ** len(config.cutoffs)
+    require(narrowest >= 1, "div_val", config.div_val, "must leave the last cluster an embedding of width >= 1")
+    ties = ("all_but_first", "all", "none")
+    require(
+        config.tie_projections in ties, "tie_projections", config.tie_projections, f"must be one of {', '.join(ties)}"
+    )

@@ -67,7 +67,8 @@ class TokenEmbedding(nn.Module):
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
-            places = ((tokens >= first) & (tokens < end)).nonzero().squeeze(1)
+            last = cluster == self.n_clusters - 1  # takes what is beyond the vocabulary too, and fails on it
+            places = ((tokens >= first) & ((tokens < end) | last)).nonzero().squeeze(1)
             if places.numel():
                 rows = F.linear(F.embedding(tokens[places] - first, self.tables[cluster]), self.projections[cluster])
                 embedded = embedded.index_copy(0, places, rows.to(embedded.dtype))

@@ -18,4 +18,4 @@ def initialize(model: nn.Module) -> None:
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
         else:
-            nn.init.normal_(parameter, 0.0, PROJECTION_STD if ".projections." in name else WEIGHT_STD)
+            nn.init.normal_(parameter, 0.0, PROJECTION_STD if "projections." in name else WEIGHT_STD)

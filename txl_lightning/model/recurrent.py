@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.errors import require
+from txl_lightning.model.config import check_clusters
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.initialization import initialize
@@ -61,16 +61,7 @@ class RecurrentConfig:
         for name in ("vocab_size", "n_layer", "d_model", "div_val"):
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
-        require(self.d_embed is None or self.d_embed >= 1, "d_embed", self.d_embed, "must be null or an integer >= 1")
-        edges = (0, *self.cutoffs, self.vocab_size)
-        ascending = all(left < right for left, right in pairwise(edges))
-        require(ascending, "cutoffs", self.cutoffs, f"must ascend within 1 … vocab_size - 1 = {self.vocab_size - 1}")
-        narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
-        require(narrowest >= 1, "div_val", self.div_val, "must leave the last cluster an embedding of width >= 1")
-        ties = ("all_but_first", "all", "none")
-        require(
-            self.tie_projections in ties, "tie_projections", self.tie_projections, f"must be one of {', '.join(ties)}"
-        )
+        check_clusters(self)
         for name in ("dropout", "hidden_dropout", "weight_dropout"):
             value = getattr(self, name)
             require(0.0 <= value < 1.0, name, value, "must be a probability in [0, 1)")
@@ -160,8 +151,18 @@ class RecurrentLanguageModel(nn.Module):
         initialize(self.embedding)
         initialize(self.softmax)
 
-    def start_memory(self, batch_size: int) -> RecurrentState:
-        """The state before the first token of B streams: zeros."""
+    def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
+        """The model itself: a recurrent state has no length to choose.
+
+        Raises:
+            TypeError: a length is given.
+        """
+        if lengths:
+            raise TypeError(f"a recurrent model has no {', '.join(lengths)}")
+        return self
+
+    def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
+        """The state before the first token of B streams: zeros. Its shape never changes, `static` or not."""
         zeros = self.embedding.tables[0].new_zeros(self.config.n_layer, batch_size, self.config.d_model)
         return RecurrentState(zeros, zeros)
 

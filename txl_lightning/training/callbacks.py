@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from txl_lightning.data.streams import Segment
 from txl_lightning.training.metrics import figures
-from txl_lightning.training.module import TransformerXLModule
+from txl_lightning.training.module import LanguageModelModule
 
 
 class TrainingCurves(Callback):
@@ -46,7 +46,7 @@ class TrainingCurves(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
     ) -> None:
         """Count the batch, and log when it is time."""
-        assert isinstance(pl_module, TransformerXLModule)
+        assert isinstance(pl_module, LanguageModelModule)
         n_tokens = batch.targets.numel()
         self.tokens += n_tokens * trainer.world_size
         self._nll_sum = self._nll_sum + outputs["loss"].detach() * n_tokens
@@ -59,7 +59,7 @@ class TrainingCurves(Callback):
             "train/tokens_per_second": self._tokens * trainer.world_size / (time.perf_counter() - self._since),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "train/gradient_norm": float(pl_module.gradient_norm),
-            "train/memory_length": float(memory.filled if memory else 0),
+            "train/memory_length": float(getattr(memory, "filled", 0)),
         }
         for logger in trainer.loggers:
             logger.log_metrics({**self.latest, "tokens": self.tokens}, step=trainer.global_step)
@@ -91,7 +91,7 @@ class ValidationCurve(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Append one line."""
-        assert isinstance(pl_module, TransformerXLModule)
+        assert isinstance(pl_module, LanguageModelModule)
         if trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
             return
         row: dict[str, float] = {"steps": trainer.global_step, "tokens": self.curves.tokens}

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
-from txl_lightning.config import Config, transformer_xl_config, typed
+from txl_lightning.config import Config, from_plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.training.models import Model, make_model
 
 
 @dataclass(frozen=True)
 class TrainedModel:
     """What a checkpoint holds for everything but going on with training."""
 
-    model: TransformerXL
+    model: Model
     config: Config
     vocabulary: Vocabulary
     step: int
@@ -47,9 +46,9 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
     """The model of a checkpoint in evaluation mode, with the configuration and vocabulary of its run."""
     contents = read_checkpoint(path, option)
     record = contents["txl_lightning"]
-    config = typed(OmegaConf.merge(OmegaConf.structured(Config), record["config"]))
+    config = from_plain(record["config"])
     vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
-    model = TransformerXL(transformer_xl_config(config, len(vocabulary)))
+    model = make_model(config, len(vocabulary))
     prefix = "model."
     state = contents["state_dict"]
     model.load_state_dict({key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)})

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from txl_lightning.config import OptimizerConfig
 from txl_lightning.data.streams import Segment
-from txl_lightning.model.memory import Memory
-from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.training.metrics import TokenLoss, figures
+from txl_lightning.training.models import Model, State, state_from_dict
 from txl_lightning.training.optimization import make_optimizer
 
 
@@ -24,10 +23,10 @@ class CarriedMemory:
     """
 
     def __init__(self) -> None:
-        self.memory: Memory | None = None
+        self.memory: State | None = None
         self.next_number = 0
 
-    def before(self, segment: Segment) -> Memory | None:
+    def before(self, segment: Segment) -> State | None:
         """The memory to score `segment` with.
 
         Raises:
@@ -42,7 +41,7 @@ class CarriedMemory:
             )
         return self.memory
 
-    def after(self, segment: Segment, memory: Memory) -> None:
+    def after(self, segment: Segment, memory: State) -> None:
         """Keep the memory that scoring `segment` returned."""
         self.memory, self.next_number = memory, segment.number + 1
 
@@ -52,7 +51,7 @@ class CarriedMemory:
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """The inverse of `state_dict`."""
-        self.memory = Memory.from_state_dict(state["memory"]).to(device) if state["memory"] else None
+        self.memory = state_from_dict(state["memory"]).to(device) if state["memory"] else None
         self.next_number = state["next_number"]
 
 
@@ -61,7 +60,7 @@ def last_half(nll_BT: Tensor) -> Tensor:
     return nll_BT[:, nll_BT.shape[1] // 2 :]
 
 
-class TransformerXLModule(L.LightningModule):
+class LanguageModelModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams.
 
     The training memory and the evaluation memory are separate; neither is a buffer (see `Memory`).
@@ -82,7 +81,7 @@ class TransformerXLModule(L.LightningModule):
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: Model,
         optimizer: OptimizerConfig,
         max_steps: int,
         level: str = "byte",
@@ -100,13 +99,13 @@ class TransformerXLModule(L.LightningModule):
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
         self.half_loss = loss == "half"
         self.static_memory = compile
-        self.score = torch.compile(model.score) if compile else model.score
+        self.score: Any = torch.compile(model.score) if compile else model.score
         self.gradient_norm = torch.zeros(())
         self.figures: dict[str, float] = {}
 
     def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
         """Mean loss of one segment; the memory moves on."""
-        memory = self.training_memory.before(batch)
+        memory: Any = self.training_memory.before(batch)
         if memory is None and self.static_memory:
             memory = self.model.start_memory(batch.tokens.shape[0], static=True)
         nll_BT, memory = self.score(batch.tokens, batch.targets, memory)
@@ -114,7 +113,7 @@ class TransformerXLModule(L.LightningModule):
         return last_half(nll_BT).mean() if self.half_loss else nll_BT.mean()
 
     def _evaluation_step(self, batch: Segment, stage: str) -> None:
-        model = self.model.with_lengths(**self.evaluation_lengths)
+        model: Any = self.model.with_lengths(**self.evaluation_lengths)
         nll_BT, memory = model.score(batch.tokens, batch.targets, self.evaluation_memory.before(batch))
         self.evaluation_memory.after(batch, memory)
         self.losses[stage].update(nll_BT)  # type: ignore[operator]

@@ -17,13 +17,13 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from omegaconf import OmegaConf
 
-from txl_lightning.config import Config, evaluation_lengths, plain, transformer_xl_config
+from txl_lightning.config import Config, evaluation_lengths, extended_context, plain
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, require
-from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
 from txl_lightning.training.checkpoints import read_checkpoint
-from txl_lightning.training.module import TransformerXLModule
+from txl_lightning.training.models import Model, make_model
+from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import check_optimizer
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
@@ -47,14 +47,14 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
 
-    data = StreamsDataModule(config.data, config.evaluation, config.model.ext_len)
+    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
     vocabulary = data.corpus.vocabulary
-    model = TransformerXL(transformer_xl_config(config, len(vocabulary)))
+    model = make_model(config, len(vocabulary))
     lengths = evaluation_lengths(config)
     model.with_lengths(**lengths)
     if resume is not None:
         check_resume(config, resume, model)
-    module = TransformerXLModule(
+    module = LanguageModelModule(
         model,
         config.optimizer,
         config.trainer.max_steps,
@@ -154,7 +154,7 @@ def check_options(config: Config) -> None:
     require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
 
 
-def check_resume(config: Config, resume: dict[str, Any], model: TransformerXL) -> None:
+def check_resume(config: Config, resume: dict[str, Any], model: Model) -> None:
     """Refuse a checkpoint whose weights do not fit this model, or that has nothing left to do."""
     state = {f"model.{name}": tensor.shape for name, tensor in model.state_dict().items()}
     theirs = {name: tensor.shape for name, tensor in resume["state_dict"].items() if name.startswith("model.")}
@@ -231,7 +231,7 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], log
 
 
 def evaluate_splits(
-    trainer: L.Trainer, module: TransformerXLModule, data: StreamsDataModule, max_segments: int | None
+    trainer: L.Trainer, module: LanguageModelModule, data: StreamsDataModule, max_segments: int | None
 ) -> dict[str, float]:
     """The module's current weights on the validation and the test split, at evaluation lengths."""
     trainer.limit_val_batches = trainer.limit_test_batches = 1.0 if max_segments is None else max_segments
