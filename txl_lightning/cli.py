@@ -18,13 +18,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config import CONF, Config, EvaluateConfig, plain, register_schemas, typed
+from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, plain, register_schemas, typed
 from txl_lightning.errors import UserError
 
 USAGE = """usage: txl COMMAND [overrides]
 
   txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
   txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
+  txl convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT
+                                     original, huggingface and txl checkpoints into one another
 
 txl COMMAND --help lists the options of a command."""
 
@@ -57,9 +59,17 @@ def evaluate(config: DictConfig) -> None:
     print(directory)
 
 
+def convert(config: DictConfig) -> None:
+    """A checkpoint into another format."""
+    from txl_lightning.convert import convert as convert_checkpoint
+
+    print(convert_checkpoint(OmegaConf.to_object(config)))  # type: ignore[arg-type]
+
+
 COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "train": (train, "config", Config),
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
+    "convert": (convert, "convert", ConvertConfig),
 }
 
 

@@ -170,7 +170,19 @@ class Config:
     logger: LoggerConfig = MISSING
     loss: str = "full"
     resume: str | None = None
+    initial_weights: str | None = None
     seed: int = 1
+
+
+@dataclass
+class ConvertConfig(Config):
+    """The configuration of `txl convert`: a training configuration, for `target_format=txl`, and the files."""
+
+    source: str = MISSING
+    source_format: str = MISSING
+    target: str = MISSING
+    target_format: str = MISSING
+    memory_start: str | None = None
 
 
 @dataclass
@@ -194,6 +206,7 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(name="evaluate_schema", node=EvaluateConfig)
+    store.store(name="convert_schema", node=ConvertConfig)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     for group, node in {
         "model": TransformerXLModelConfig,

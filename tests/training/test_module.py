@@ -8,7 +8,7 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config import OptimizerConfig
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams, Segment
 from txl_lightning.training.module import LanguageModelModule
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
@@ -39,6 +39,21 @@ def test_training_carries_the_memory_and_starts_afresh_at_an_epoch(
         expected.append(nll.mean().item())
     assert first_epoch == expected
     assert [module.training_step(segment, i).item() for i, segment in enumerate(streams)] == expected
+
+
+@pytest.mark.parametrize(("length", "counted"), [(6, slice(3, 6)), (5, slice(2, 5)), (1, slice(0, 1))])
+def test_half_loss_is_of_the_last_half_in_training_only(
+    module: LanguageModelModule, length: int, counted: slice
+) -> None:
+    tokens = torch.arange(2 * (length + 1)).view(2, -1) % 20
+    segment = Segment(tokens[:, :-1], tokens[:, 1:], number=0)
+    nll, _ = module.model.score(segment.tokens, segment.targets)
+    assert module.training_step(segment, 0).item() == pytest.approx(nll.mean().item())
+    module.half_loss = True
+    assert module.training_step(segment, 0).item() == pytest.approx(nll[:, counted].mean().item())
+    module.evaluation_lengths = {}
+    module.validation_step(segment, 0)
+    assert float(module.losses["val"].compute()) == pytest.approx(nll.mean().item())
 
 
 def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: OrderedStreams) -> None:

@@ -119,6 +119,34 @@ def test_character_level_and_extended_context_train(tmp_path: Path) -> None:
     assert (trained.model.config.ext_len, trained.model.config.memory_start) == (4, "zeros")
 
 
+ARMS = {
+    "shaw": ["encoding=shaw"],
+    "shaw as in the text": ["encoding=shaw", "model.terms=ab", "memory=off"],
+    "absolute, half loss": ["encoding=absolute", "loss=half", "memory=off"],
+    "absolute with memory": ["encoding=absolute", "loss=half"],
+    "al-rfou": ["encoding=al_rfou", "loss=half"],
+    "two terms": ["model.terms=bd"],
+    "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
+    "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
+    "qrnn": ["model=qrnn", "model.d_model=32"],
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> None:
+    first = train(tiny_config(tmp_path, *ARMS[arm], "trainer.max_steps=10"), tmp_path / "first")
+    resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
+    second = train(tiny_config(tmp_path, *ARMS[arm], "trainer.max_steps=30", resume), tmp_path / "second")
+    assert second["val/bpc"] < first["val/bpc"] < 8.5
+    trained = load_trained(tmp_path / "second/checkpoints/best.ckpt")
+    assert sum(parameter.numel() for parameter in trained.model.parameters()) == second["parameters"]
+
+
+def test_a_recurrent_model_cannot_be_without_its_state(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"memory.mem_len=0: must be > 0: lstm carries its state"):
+        train(tiny_config(tmp_path, "model=lstm", "memory=off"), tmp_path / "run")
+
+
 def test_double_precision_trains_in_double_precision(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "trainer.precision=64-true"), tmp_path / "run")
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)

@@ -49,7 +49,12 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
     config = from_plain(record["config"])
     vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
     model = make_model(config, len(vocabulary))
-    prefix = "model."
-    state = contents["state_dict"]
-    model.load_state_dict({key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)})
+    model.load_state_dict(model_weights(contents))
     return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]))
+
+
+def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The model's weights under its own names, out of the LightningModule's."""
+    prefix = "model."
+    state = contents["state_dict"].items()
+    return {name.removeprefix(prefix): tensor for name, tensor in state if name.startswith(prefix)}

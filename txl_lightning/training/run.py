@@ -21,7 +21,7 @@ from txl_lightning.config import Config, evaluation_lengths, extended_context, p
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, require
 from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
-from txl_lightning.training.checkpoints import read_checkpoint
+from txl_lightning.training.checkpoints import model_weights, read_checkpoint
 from txl_lightning.training.models import Model, make_model
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import check_optimizer
@@ -53,7 +53,13 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     lengths = evaluation_lengths(config)
     model.with_lengths(**lengths)
     if resume is not None:
-        check_resume(config, resume, model)
+        check_weights(config.resume, "resume", resume, model)
+        left = config.trainer.max_steps - resume["global_step"]
+        allowed = f"must be greater than the {resume['global_step']} steps of resume={config.resume}"
+        require(left > 0, "trainer.max_steps", config.trainer.max_steps, allowed)
+    elif config.initial_weights is not None:
+        initial = read_checkpoint(config.initial_weights, option="initial_weights")
+        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model))
     module = LanguageModelModule(
         model,
         config.optimizer,
@@ -154,22 +160,16 @@ def check_options(config: Config) -> None:
     require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
 
 
-def check_resume(config: Config, resume: dict[str, Any], model: Model) -> None:
-    """Refuse a checkpoint whose weights do not fit this model, or that has nothing left to do."""
-    state = {f"model.{name}": tensor.shape for name, tensor in model.state_dict().items()}
-    theirs = {name: tensor.shape for name, tensor in resume["state_dict"].items() if name.startswith("model.")}
-    for name in sorted(state.keys() | theirs.keys()):
-        if state.get(name) != theirs.get(name):
-            has, needs = (list(x[name]) if name in x else "absent" for x in (theirs, state))
-            raise OptionError(
-                "resume", config.resume, f"is of another model: {name} is {has}, this model needs {needs}"
-            )
-    require(
-        resume["global_step"] < config.trainer.max_steps,
-        "trainer.max_steps",
-        config.trainer.max_steps,
-        f"must be greater than the {resume['global_step']} steps of resume={config.resume}",
-    )
+def check_weights(path: str | None, option: str, checkpoint: dict[str, Any], model: Model) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint under the model's own names; refused where they do not fit this model."""
+    weights = model_weights(checkpoint)
+    has = {name: list(tensor.shape) for name, tensor in weights.items()}
+    needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted(has.keys() | needs.keys()):
+        if has.get(name) != needs.get(name):
+            shapes = f"{name} is {has.get(name, 'absent')}, this model needs {needs.get(name, 'none')}"
+            raise OptionError(option, path, f"is of another model: {shapes}")
+    return weights
 
 
 def make_checkpoints(config: Config, directory: Path) -> list[ModelCheckpoint]:
