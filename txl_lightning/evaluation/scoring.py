@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.model.language_model import LanguageModel
 
 
@@ -28,8 +28,8 @@ class Score:
 
 
 @torch.no_grad()
-def score_streams(model: LanguageModel, streams: OrderedStreams, max_segments: int | None = None) -> Score:
-    """Score ordered streams from their start, the state carried from segment to segment.
+def score_streams(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Score:
+    """Score streams from their start, the state carried from segment to segment.
 
     The figure depends on the number of streams, since each starts without context: report it beside.
     """
@@ -44,6 +44,6 @@ def score_streams(model: LanguageModel, streams: OrderedStreams, max_segments: i
     return Score(nll_sum / tokens, tokens, time.perf_counter() - started)
 
 
-def score_lengths(model: Any, streams: OrderedStreams, mem_lens: list[int], **lengths: Any) -> dict[int, Score]:
+def score_lengths(model: Any, streams: Streams, mem_lens: list[int], **lengths: Any) -> dict[int, Score]:
     """Scores of one Transformer-XL at several memory lengths, everything else alike."""
     return {mem_len: score_streams(model.with_lengths(mem_len=mem_len, **lengths), streams) for mem_len in mem_lens}
