@@ -114,7 +114,7 @@ def lm1b(config: DataConfig) -> Source:
     listed = folder.path / "1b_word_vocab.txt"
     vocabulary = (Part(listed), counting.words_of_list) if listed.is_file() else None
     published = PUBLISHED["lm1b"] if vocabulary or not config.prefix else None
-    if [part.path for part in parts["valid"]] == [part.path for part in parts["test"]] and not config.prefix:
+    if parts["valid"] == parts["test"]:
         name += ", valid = test = heldout-00000"
     return Source(name, parts, counting.words_of_sentences, vocabulary, published, CUTOFFS["lm1b"])
 

@@ -10,6 +10,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def unpack(archive: Path, members: Mapping[str, tuple[Path, Expected]]) -> None:
                     target, expected = members[end]
                     write(target, chunks, expected, what=f"{end} in {archive.name}")
                     missing.discard(end)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise UserError(f"{archive.name} is a damaged archive ({error})") from error
     if missing:
         raise UserError(f"{archive.name} lacks {', '.join(sorted(missing))}")

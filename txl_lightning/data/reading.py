@@ -9,6 +9,7 @@ import lzma
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -169,12 +170,12 @@ def fingerprint(path: Path, memory: Path | None = None) -> str:
 
 def _remember(note: Path, text: str) -> None:
     unfinished = note.with_name(f".{note.name}.{os.getpid()}")
-    try:
+    # Without the note the next start hashes again: slower, never wrong.
+    with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text)
         unfinished.replace(note)
-    except OSError:
-        # Without the note the next start hashes again: slower, never wrong.
+    with suppress(OSError):
         unfinished.unlink(missing_ok=True)
 
 
