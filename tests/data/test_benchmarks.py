@@ -156,8 +156,9 @@ def test_a_prefix_is_used_only_by_who_asks_for_it_and_is_named(root: Path) -> No
     assert [len(corpora["text8"].splits[split]) for split in SPLITS] == [900, 50, 50]
     with pytest.raises(UserError, match="10 tokens in valid where 217,646 are published"):
         load(root, "wikitext-103", "word", prefix=True)
-    with pytest.raises(OptionError, match=r"data.prefix=True: must be false for data=ptb"):
-        load(root, "ptb", "word", prefix=True)
+    for name in ("ptb", "wikitext-2"):
+        with pytest.raises(OptionError, match=rf"data.prefix=True: must be false for data={name}"):
+            load(root, name, "word", prefix=True)
     (root / "text8/text8.prefix").unlink()
     with pytest.raises(OptionError, match=r"data.prefix=True: there is no .*text8.prefix"):
         load(root, "text8", "char", prefix=True)

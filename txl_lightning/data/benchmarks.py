@@ -1,4 +1,4 @@
-"""The corpora of the paper, and Wikipedia of 2015: which files they are and how they are cut (paper's §4)."""
+"""The corpora of the paper, and Wikipedia of 2015: which files they are and how they are cut."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ def wikitext(config: DataConfig) -> Source:
     splits, and takes the vocabulary from `train-word-counts.txt` if that is there.
     """
     level_of(config, ("word",))
+    if config.name == "wikitext-2":
+        _no_prefix(config)
     folder, name = Folder(config, (config.name,)), config.name
     cutoffs = CUTOFFS.get(name, ())
     if config.prefix:

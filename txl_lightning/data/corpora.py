@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,7 @@ def _prepare(source: Source, folder: Path) -> dict[str, Any]:
     return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
 
 
-def _write_tokens(vocabulary: Vocabulary, chunks: Any, folder: Path, split: str) -> int:
+def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str) -> int:
     """The tokens of a split and, where sentences begin with `<S>`, their places; returns how many tokens."""
     with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
         if not vocabulary.starts_sentences:

@@ -46,7 +46,6 @@ class Source:
         vocabulary_file: a file that lists the vocabulary.
         published: what the prepared tokens must agree with.
         cutoffs: the standard cut-offs of the adaptive softmax.
-        note: what a reader of its figures should know.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Source:
     vocabulary_file: tuple[Part, Callable[[Part], Vocabulary]] | None = None
     published: Published | None = None
     cutoffs: tuple[int, ...] = ()
-    note: str = ""
 
     @property
     def recipe(self) -> str:
