@@ -77,10 +77,19 @@ class MemoryConfig:
 
 @dataclass
 class DataConfig:
-    """Group `data`: the corpus, its level, and the training streams."""
+    """Group `data`: the corpus, its level, and the training streams.
+
+    `root` is the folder of all corpora; null means the variable TXL_DATA, read where the data is loaded, so
+    that a checkpoint finds its corpus on another machine too. `prefix` allows a part of a corpus where the
+    whole is not there. `newlines` is enwik8's (dropped as in the paper, or kept), `seed` orders lm1b's sentences.
+    """
 
     name: str = MISSING
     level: str = "byte"
+    root: str | None = None
+    prefix: bool = False
+    newlines: str = "dropped"
+    seed: int = 1
     path: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"

@@ -100,14 +100,20 @@ def test_an_unknown_corpus_is_named_with_those_that_exist(tmp_path: Path) -> Non
 def test_prepared_tokens_are_mapped_and_not_prepared_again(tmp_path: Path) -> None:
     calls = []
 
-    def prepare() -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    def prepare(folder: Path) -> dict[str, object]:
         calls.append(1)
-        return {"a": np.arange(5)}, {"note": "x"}
+        with cache.ArrayWriter(folder / "a.npy", np.dtype(np.int32)) as writer:
+            for chunk in (np.arange(3), np.empty(0), np.arange(3, 5)):
+                writer.append(chunk)
+        with cache.ArrayWriter(folder / "empty.npy", np.dtype(np.uint8)):
+            pass
+        return {"note": "x"}
 
     for _ in range(2):
         arrays, description = cache.cached(tmp_path, "key", prepare)
         assert isinstance(arrays["a"], np.memmap)
         assert arrays["a"].tolist() == [0, 1, 2, 3, 4]
+        assert arrays["empty"].tolist() == []
         assert description["note"] == "x"
     assert calls == [1]
 
@@ -125,7 +131,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def full_disk(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.np, "save", full_disk)
+    monkeypatch.setattr(cache.ArrayWriter, "append", full_disk)
     (tmp_path / "t.txt").write_bytes(b"text " * 50)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
         load_corpus(file_config(tmp_path / "t.txt", tmp_path / "c"))

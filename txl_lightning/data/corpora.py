@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-import sysconfig
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
 from txl_lightning.config import DataConfig
-from txl_lightning.data.cache import cache_key, cached
-from txl_lightning.data.vocabulary import Vocabulary, decode_text
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.data import benchmarks, sources
+from txl_lightning.data.cache import ArrayWriter, cache_key, cached
+from txl_lightning.data.reading import fingerprint, read, unpacked
+from txl_lightning.data.sources import SPLITS, Source, Split
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
+from txl_lightning.errors import UserError, require
 
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-NOT_TEXT_OF_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+__all__ = ["CORPORA", "SPLITS", "Corpus", "Split", "load_corpus"]
+
+CORPORA: dict[str, Callable[[DataConfig], Source]] = {
+    "python-stdlib": sources.python_stdlib,
+    "file": sources.file,
+    "enwik8": benchmarks.enwik8,
+    "text8": benchmarks.text8,
+    "wikitext-103": benchmarks.wikitext,
+    "wikitext-2": benchmarks.wikitext,
+    "lm1b": benchmarks.lm1b,
+    "ptb": benchmarks.ptb,
+    "wikipedia-2015": benchmarks.wikipedia_2015,
+}
 
 
 @dataclass(frozen=True)
@@ -30,95 +42,89 @@ class Corpus:
         name: what was read, as reports name it.
         splits: token numbers by split, memory-mapped.
         vocabulary: their symbols.
-        checksum: SHA-256 of the bytes that were read.
+        checksum: SHA-256 over the SHA-256 of the files that were read and over where they were cut.
+        cutoffs: where the adaptive embedding and softmax usually divide this vocabulary; empty for none.
+        sentences: for a corpus of unordered sentences the position of every sentence's first token (`<S>`),
+            by split, memory-mapped; otherwise empty.
     """
 
     name: str
     splits: dict[str, np.ndarray]
     vocabulary: Vocabulary
     checksum: str
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Bytes of three splits before encoding, and where they came from."""
-
-    name: str
-    contents: Mapping[Split, bytes]
+    cutoffs: tuple[int, ...] = ()
+    sentences: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """Read, split, encode and cache the corpus that `config` names.
+    """Find (or fetch), split, encode, check and cache the corpus that `config` names.
 
     Raises:
-        OptionError, UserError: unknown corpus or level, missing or empty file, text that is not UTF-8.
+        OptionError, UserError: unknown corpus or level, missing, empty or damaged file, text that is not
+            UTF-8, sizes other than the published ones.
     """
     require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
-    require(config.level in ("byte", "char"), "data.level", config.level, "must be byte or char")
-    source = CORPORA[config.name](config)
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        digest.update(len(source.contents[split]).to_bytes(8, "little") + source.contents[split])
-    checksum = digest.hexdigest()
-
-    def prepare() -> tuple[dict[str, np.ndarray], dict[str, object]]:
-        vocabulary = Vocabulary("byte")
-        if config.level == "char":
-            vocabulary = Vocabulary.of_characters(decode_text(source.contents["train"]))
-        return {s: vocabulary.encode(source.contents[s]) for s in SPLITS}, {"vocabulary": vocabulary.state_dict()}
-
     directory = Path(config.cache_dir).expanduser()
+    source = CORPORA[config.name](config)
+    checksum = _checksum(source, directory / "fingerprints")
     try:
-        arrays, description = cached(directory, cache_key(checksum, config.level), prepare)
+        arrays, description = cached(
+            directory, cache_key(checksum, source.recipe, source.published), partial(_prepare, source)
+        )
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from error
-    return Corpus(source.name, arrays, Vocabulary.from_state_dict(description["vocabulary"]), checksum)
-
-
-def _python_stdlib(config: DataConfig) -> _Source:
-    """The source files of the running Python's standard library, without its tests.
-
-    Files are ordered by a hash of their names, so that the splits are alike, and never cut: 90 % of the
-    bytes train, 5 % validate, 5 % test.
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [p for p in root.rglob("*.py") if not NOT_TEXT_OF_THE_LIBRARY & set(p.relative_to(root).parts)]
-    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
-    files = [path.read_bytes() for path in paths]
-    ends = np.cumsum([len(file) for file in files])
-    if not files or ends[-1] == 0:
-        raise UserError(f"data=python-stdlib: this Python has no source files under {root}; use data=file data.path=…")
-    cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(files)]
-    contents = {split: b"".join(files[a:b]) for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)}
-    return _Source(
-        f"python-stdlib {sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}", contents
+    vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
+    large = bool(source.cutoffs) and len(vocabulary) > source.cutoffs[-1]
+    return Corpus(
+        name=source.name,
+        splits={split: arrays[split] for split in SPLITS},
+        vocabulary=vocabulary,
+        checksum=checksum,
+        cutoffs=source.cutoffs if large else (),
+        sentences={split: arrays[f"{split}.sentences"] for split in SPLITS if f"{split}.sentences" in arrays},
     )
 
 
-def _file(config: DataConfig) -> _Source:
-    """One file, cut into consecutive splits by `data.fractions`."""
-    if not config.path:
-        raise OptionError("data.path", config.path, "must be a file for data=file (data.path=PATH)")
-    path = Path(config.path).expanduser()
-    fractions = list(config.fractions)
-    good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
-    require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OptionError("data.path", config.path, f"cannot be read ({error.strerror})") from error
-    require(bool(content), "data.path", config.path, "is an empty file")
-    cuts = [0, int(len(content) * fractions[0]), int(len(content) * (fractions[0] + fractions[1])), len(content)]
-    if config.level == "char":
-        cuts = [_start_of_character(content, cut) for cut in cuts]
-    return _Source(path.name, {split: content[a:b] for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)})
+def _checksum(source: Source, memory: Path) -> str:
+    """Depends on the content that is read and on nothing else: not on names, places or times."""
+    digest = hashlib.sha256()
+    listed = [source.vocabulary_file[0]] if source.vocabulary_file else []
+    for name, parts in [*source.parts.items(), ("vocabulary", listed)]:
+        for part in parts:
+            cuts = (name, fingerprint(part.path, memory), part.start, part.stop, part.alignment, part.format)
+            digest.update(repr(cuts).encode())
+    return digest.hexdigest()
 
 
-def _start_of_character(content: bytes, cut: int) -> int:
-    """The first position from `cut` on that is not inside a UTF-8 character."""
-    while cut < len(content) and content[cut] & 0xC0 == 0x80:
-        cut += 1
-    return cut
+def _prepare(source: Source, folder: Path) -> dict[str, Any]:
+    """Write the tokens of every split into `folder`, chunk by chunk, and return what describes them."""
+    parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
+    if source.vocabulary_file:
+        file, words_of = source.vocabulary_file
+        vocabulary = words_of(file)
+    else:
+        vocabulary = source.vocabulary(read(parts["train"]))
+    counts: dict[str, int] = {}
+    for split in SPLITS:
+        counts[split] = _write_tokens(vocabulary, read(parts[split]), folder, split)
+        if not counts[split]:
+            raise UserError(f"the {split} split is empty")
+    if source.published:
+        source.published.check(len(vocabulary), counts)
+    for path in folder.glob("*.unpacked"):
+        path.unlink()
+    return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
 
 
-CORPORA: dict[str, Callable[[DataConfig], _Source]] = {"python-stdlib": _python_stdlib, "file": _file}
+def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str) -> int:
+    """The tokens of a split and, where sentences begin with `<S>`, their places; returns how many tokens."""
+    with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
+        if not vocabulary.starts_sentences:
+            for chunk in vocabulary.encode_chunks(chunks):
+                tokens.append(chunk)
+        else:
+            with ArrayWriter(folder / f"{split}.sentences.npy", np.dtype(np.int64)) as sentences:
+                for chunk in vocabulary.encode_chunks(chunks):
+                    sentences.append(tokens.length + np.flatnonzero(chunk == vocabulary.numbers[SENTENCE]))
+                    tokens.append(chunk)
+        return tokens.length

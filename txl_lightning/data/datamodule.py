@@ -1,17 +1,21 @@
-"""The DataModule: ordered streams of one corpus for training and evaluation."""
+"""The DataModule: streams of one corpus for training and evaluation."""
 
 from __future__ import annotations
 
 import lightning as L
 
 from txl_lightning.config import DataConfig, EvaluationConfig
-from txl_lightning.data.corpora import Corpus, load_corpus
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
+from txl_lightning.data.shuffled_streams import ShuffledStreams
+from txl_lightning.data.streams import OrderedStreams, Streams
 from txl_lightning.errors import OptionError
 
 
 class StreamsDataModule(L.LightningDataModule):
     """Streams of the training split at training lengths, of the others at evaluation lengths.
+
+    A corpus of unordered sentences (lm1b) has shuffled streams: another order in every epoch of training,
+    the text's own in evaluation, sentences never cut at a column's start.
 
     Args:
         data: corpus, batch size and segment length of training.
@@ -25,26 +29,28 @@ class StreamsDataModule(L.LightningDataModule):
         self.corpus: Corpus = load_corpus(data)
         self._check_lengths()
 
-    def streams(self, split: str) -> OrderedStreams:
+    def streams(self, split: str) -> Streams:
         """Streams of a split for this process."""
         config: DataConfig | EvaluationConfig = self.data if split == "train" else self.evaluation
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        sizes = (config.batch_size, config.segment_len, self.ext_len, rank, world_size)
+        tokens, sentences = self.corpus.splits[split], self.corpus.sentences.get(split)
         try:
-            return OrderedStreams(
-                self.corpus.splits[split], config.batch_size, config.segment_len, self.ext_len, rank, world_size
-            )
+            if sentences is None:
+                return OrderedStreams(tokens, *sizes)
+            return ShuffledStreams(tokens, sentences, *sizes, seed=self.data.seed, shuffle=split == "train")
         except OptionError as error:
             raise error.within("data" if split == "train" else "evaluation") from error
 
-    def train_dataloader(self) -> OrderedStreams:
+    def train_dataloader(self) -> Streams:
         """Training streams."""
         return self.streams("train")
 
-    def val_dataloader(self) -> OrderedStreams:
+    def val_dataloader(self) -> Streams:
         """Validation streams."""
         return self.streams("valid")
 
-    def test_dataloader(self) -> OrderedStreams:
+    def test_dataloader(self) -> Streams:
         """Test streams."""
         return self.streams("test")
 
@@ -59,5 +65,5 @@ class StreamsDataModule(L.LightningDataModule):
                 f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
                 f"stream: batch_size x (segment_len + 1) = {needed} are needed",
             )
-        for split in ("valid", "test"):
+        for split in SPLITS:
             self.streams(split)

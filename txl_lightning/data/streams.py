@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,7 +27,60 @@ class Segment(NamedTuple):
     number: int
 
 
-class OrderedStreams:
+class Streams(ABC):
+    """Columns of text, as an iterable of `Segment` that knows its length and position.
+
+    What is read at an index depends on nothing but the index (and the epoch), so that an iteration can go on
+    anywhere, and the columns of all ranks together are those of one.
+    """
+
+    segment_len: int
+    ext_len: int
+    first_column: int
+    position: int
+    _start: int
+
+    @property
+    @abstractmethod
+    def n_targets(self) -> int:
+        """Targets in one epoch of this rank's columns."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Segment: ...
+
+    def __iter__(self) -> Iterator[Segment]:
+        """All segments of the epoch, or those from a loaded position on (once)."""
+        start, self._start = self._start, 0
+        for index in range(start, len(self)):
+            segment = self[index]
+            self._advance(index)
+            yield segment
+
+    def state_dict(self) -> dict[str, int]:
+        """Position of the next segment in the epoch."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration continue where `state_dict` was taken."""
+        self.position = self._start = int(state["position"]) % len(self)
+
+    def _advance(self, index: int) -> None:
+        """Segment `index` is about to be given away."""
+        self.position = (index + 1) % len(self)
+
+    @staticmethod
+    def _check_sizes(batch_size: int, segment_len: int, world_size: int) -> None:
+        require(batch_size >= 1, "batch_size", batch_size, "must be an integer >= 1")
+        require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
+        require(
+            batch_size % world_size == 0, "batch_size", batch_size, f"must be divisible by the {world_size} processes"
+        )
+
+
+class OrderedStreams(Streams):
     """The columns of one rank, as an iterable of `Segment` that knows its length and position.
 
     n tokens and a global batch of B give B contiguous columns of n // B tokens; the rest is trimmed.
@@ -54,11 +108,7 @@ class OrderedStreams:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        require(batch_size >= 1, "batch_size", batch_size, "must be an integer >= 1")
-        require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
-        require(
-            batch_size % world_size == 0, "batch_size", batch_size, f"must be divisible by the {world_size} processes"
-        )
+        self._check_sizes(batch_size, segment_len, world_size)
         column_len = len(tokens) // batch_size
         if column_len < 2:
             raise OptionError(
@@ -88,18 +138,3 @@ class OrderedStreams:
         first = max(0, start - self.ext_len)
         window = torch.from_numpy(self.columns_BL[:, first : stop + 1].astype(np.int64))
         return Segment(tokens=window[:, :-1], targets=window[:, start - first + 1 :], number=index)
-
-    def __iter__(self) -> Iterator[Segment]:
-        """All segments of the epoch, or those from a loaded position on (once)."""
-        start, self._start = self._start, 0
-        for index in range(start, len(self)):
-            self.position = (index + 1) % len(self)
-            yield self[index]
-
-    def state_dict(self) -> dict[str, int]:
-        """Position of the next segment in the epoch."""
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration continue where `state_dict` was taken."""
-        self.position = self._start = int(state["position"]) % len(self)

@@ -2,59 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
 
+from txl_lightning.data.reading import cut_after, decoded
 from txl_lightning.errors import UserError
 
-Level = Literal["byte", "char"]
+Level = Literal["byte", "char", "word"]
+LEVELS: tuple[Level, ...] = ("byte", "char", "word")
 UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
+SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Bytes (the number is the byte's value) or characters (the number is the place in `symbols`).
+    """Symbols; the number of each is its place.
+
+    Bytes without symbols are all 256, numbered by their values. Bytes with symbols are those only (as
+    Latin-1 characters), and line breaks are dropped if they are not among them, which is how the paper
+    reads enwik8. Words have `<eos>` at the end of every line, or, if `<eos>` is no symbol, `<S>` at the
+    start of every sentence that has a word (lm1b). What is not a symbol becomes `<unk>` or `<UNK>`.
 
     Args:
         level: what one token is.
-        symbols: the characters in the order of their numbers; empty for bytes.
+        symbols: in the order of their numbers; empty for all bytes.
     """
 
     level: Level
     symbols: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return 256 if self.level == "byte" else len(self.symbols)
+        return len(self.symbols) or 256
 
     @classmethod
     def of_characters(cls, text: str) -> Vocabulary:
         """All characters of a training text by code point, after an entry for those it lacks."""
         return cls("char", (UNKNOWN, *sorted(set(text))))
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of every symbol."""
+        return {symbol: number for number, symbol in enumerate(self.symbols)}
+
+    @cached_property
+    def unknown(self) -> int:
+        """The number for what is not a symbol, -1 if there is none."""
+        return self.numbers.get(UNKNOWN, self.numbers.get(UNKNOWN_OF_LM1B, -1))
+
+    @property
+    def starts_sentences(self) -> bool:
+        """Words whose sentences begin with `<S>` instead of ending with `<eos>`."""
+        return self.level == "word" and END_OF_LINE not in self.numbers
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest type for characters and bytes, 32 bits for words."""
+        small = self.level != "word"
+        return np.dtype(np.uint8 if small and len(self) <= 256 else np.uint16 if small and len(self) <= 65536 else "i4")
+
     def encode(self, content: bytes) -> np.ndarray:
-        """Token numbers of UTF-8 text, or of any bytes at byte level, in the smallest fitting type.
+        """Token numbers of UTF-8 text, or of any bytes at byte level.
 
         Raises:
-            UserError: the vocabulary is of characters and the bytes are not UTF-8.
+            UserError: the bytes are not UTF-8, or a symbol is unknown to a vocabulary without `<unk>`.
         """
+        return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([content])])
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """`encode` for text that comes, and goes, in chunks of any size."""
         if self.level == "byte":
-            return np.frombuffer(content, dtype=np.uint8)
-        code_points = np.frombuffer(decode_text(content).encode("utf-32-le"), dtype=np.uint32)
-        known = np.array([ord(symbol) for symbol in self.symbols[1:]], dtype=np.uint32)
-        number_of = np.zeros(int(max(code_points.max(initial=0), known.max(initial=0))) + 1, dtype=np.int32)
-        number_of[known] = np.arange(1, len(self.symbols))
-        return number_of[code_points].astype(
-            np.uint8 if len(self) <= 256 else np.uint16 if len(self) <= 65536 else np.int32
-        )
+            return (self._encode_bytes(np.frombuffer(chunk, np.uint8)) for chunk in chunks)
+        if self.level == "char":
+            return (self._look_up(code_points(text)) for text in decoded(chunks))
+        return (self._encode_lines(text) for text in decoded(cut_after(chunks, b"\n")))
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """The text of token numbers; bytes that are not UTF-8 become replacement characters."""
-        if self.level == "byte":
+        if not self.symbols:
             return bytes(int(token) for token in tokens).decode("utf-8", errors="replace")
-        return "".join(self.symbols[int(token)] for token in tokens)
+        symbols = [self.symbols[int(token)] for token in tokens]
+        if self.level == "byte":
+            return "".join(symbols).encode("latin-1").decode("utf-8", errors="replace")
+        if self.level == "char":
+            return "".join(symbols)
+        ends = (SENTENCE,) if self.starts_sentences else (END_OF_LINE,)
+        words = " ".join("\n" if symbol in ends else symbol for symbol in symbols)
+        return words.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n")
 
     def state_dict(self) -> dict[str, Any]:
         """Plain containers for a checkpoint."""
@@ -65,14 +104,55 @@ class Vocabulary:
         """The inverse of `state_dict`."""
         return cls(level=state["level"], symbols=tuple(state["symbols"]))
 
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """Number by code point, and in the last place what all later code points get."""
+        characters = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
+        table = np.full(max(characters, default=0) + 2, self.unknown, dtype=np.int32)
+        table[list(characters)] = list(characters.values())
+        return table
 
-def decode_text(content: bytes) -> str:
-    """UTF-8 text.
+    def _encode_bytes(self, values: np.ndarray) -> np.ndarray:
+        if not self.symbols:
+            return values
+        if "\n" not in self.numbers:
+            values = values[values != ord("\n")]
+        return self._look_up(values)
 
-    Raises:
-        UserError: naming the first byte that is not UTF-8.
+    def _look_up(self, values: np.ndarray) -> np.ndarray:
+        tokens = self._table[np.minimum(values, len(self._table) - 1)]
+        if self.unknown < 0 and tokens.size and tokens.min() < 0:
+            raise self._unknown_symbol(chr(int(values[tokens.argmin()])))
+        return tokens.astype(self.dtype)
+
+    def _encode_lines(self, text: str) -> np.ndarray:
+        mark = SENTENCE if self.starts_sentences else END_OF_LINE
+        words = words_of_lines(text, mark)
+        tokens = np.fromiter(map(self.numbers.get, words, repeat(self.unknown)), dtype=np.int32, count=len(words))
+        if self.unknown < 0 and tokens.size and tokens.min() < 0:
+            raise self._unknown_symbol(words[int(tokens.argmin())])
+        return tokens
+
+    def _unknown_symbol(self, symbol: str) -> UserError:
+        return UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split, which lack {UNKNOWN}")
+
+
+def words_of_lines(text: str, mark: str) -> list[str]:
+    """The words of complete lines, as the original splits them (Unicode white space, any line break).
+
+    With `<eos>` the mark ends every line, blank ones too; with `<S>` it begins every line with a word.
     """
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text (byte {error.start}): characters need UTF-8, use data.level=byte") from error
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if mark == END_OF_LINE:
+        text += "" if text.endswith("\n") or not text else "\n"
+        return text.replace("\n", f" {mark} ").split()
+    words = f"{mark} {text}".replace("\n", f" {mark} ").split()
+    # A blank line, and the end of the text, leave a mark that no word follows.
+    following = [*words[1:], mark]
+    return [word for word, next_word in zip(words, following, strict=True) if not word == next_word == mark]
+
+
+def code_points(text: str) -> np.ndarray:
+    """The code point of every character."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.streams import Streams
 from txl_lightning.model.language_model import LanguageModel
 
 
@@ -28,8 +28,8 @@ class Score:
 
 
 @torch.no_grad()
-def score_streams(model: LanguageModel, streams: OrderedStreams, max_segments: int | None = None) -> Score:
-    """Score ordered streams from their start, the state carried from segment to segment.
+def score_streams(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Score:
+    """Score streams from their start, the state carried from segment to segment.
 
     The figure depends on the number of streams, since each starts without context: report it beside.
     """
@@ -45,7 +45,7 @@ def score_streams(model: LanguageModel, streams: OrderedStreams, max_segments: i
 
 
 def score_lengths(
-    model: Any, streams: OrderedStreams, mem_lens: list[int], max_segments: int | None = None
+    model: Any, streams: Streams, mem_lens: list[int], max_segments: int | None = None
 ) -> dict[int, Score]:
     """Scores of one Transformer-XL at several memory lengths, everything else alike."""
     return {m: score_streams(model.with_lengths(mem_len=m), streams, max_segments) for m in mem_lens}

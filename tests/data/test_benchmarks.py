@@ -1,0 +1,319 @@
+"""The corpora of the paper in every layout of a data folder, at sizes of a test."""
+
+import lzma
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from txl_lightning.config import CONF, DataConfig
+from txl_lightning.data import benchmarks, official, reading
+from txl_lightning.data.corpora import CORPORA, SPLITS, Corpus, load_corpus
+from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.published import PUBLISHED, Published
+from txl_lightning.data.shuffled_streams import ShuffledStreams
+from txl_lightning.errors import OptionError, UserError
+
+WORDS = b" = A = \n\n the cat <unk> the \n"
+ORDER_OF_WORDS = ("<eos>", "=", "the", "A", "cat", "<unk>")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data folder; published sizes are those of the texts that these tests write."""
+    monkeypatch.delenv("TXL_DATA", raising=False)
+    monkeypatch.setattr(benchmarks, "HUNDRED_MB", 1000)
+    monkeypatch.setattr(benchmarks, "CUTS_OF_HUNDRED_MB", (0, 900, 950, None))
+    sizes = {"train": 900, "valid": 50, "test": 50}
+    monkeypatch.setitem(PUBLISHED, "enwik8, newlines kept", Published(5, sizes))
+    monkeypatch.setitem(PUBLISHED, "enwik8, newlines dropped", Published(4))
+    monkeypatch.setitem(PUBLISHED, "text8", Published(3, sizes, slack=2))
+    for name in ("wikitext-2", "wikitext-103", "ptb"):
+        monkeypatch.setitem(PUBLISHED, name, Published(6, dict.fromkeys(SPLITS, 10)))
+    for corpus in official.ADDRESSES:
+        monkeypatch.setitem(official.ADDRESSES, corpus, "http://127.0.0.1:1/archive.zip")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def write(root: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+def load(root: Path, name: str, level: str = "byte", **options: object) -> Corpus:
+    cache_dir = str(root.parent / "cache")
+    return load_corpus(DataConfig(name=name, level=level, root=str(root), cache_dir=cache_dir, **options))
+
+
+ENWIK8 = "aé\nb\n".encode() * 200  # 1200 bytes of 5 kinds
+ENWIK8 = ENWIK8[:1000]
+
+
+def enwik8_layouts() -> dict[str, dict[str, bytes]]:
+    parts = {"train": ENWIK8[:900], "valid": ENWIK8[900:950], "test": ENWIK8[950:]}
+    numbers = {s: " ".join("\n" if b == 10 else str(b) for b in part).encode() for s, part in parts.items()}
+    return {
+        "raw": {"enwik8/enwik8": ENWIK8},
+        "prepared": {f"enwik8/{split}.txt": numbers[split] for split in SPLITS},
+        "both": {f"enwik8/{s}.txt": b"not read" for s in SPLITS} | {f"enwik8/{s}.txt.raw": parts[s] for s in SPLITS},
+    }
+
+
+@pytest.mark.parametrize("layout", ["raw", "prepared", "both"])
+@pytest.mark.parametrize("chunk_bytes", [7, 1 << 22])
+def test_enwik8_is_the_same_from_every_layout(
+    root: Path, layout: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
+    write(root, enwik8_layouts()[layout])
+    kept, dropped = load(root, "enwik8", newlines="kept"), load(root, "enwik8")
+    assert (kept.name, dropped.name) == ("enwik8, newlines kept", "enwik8, newlines dropped")
+    assert kept.vocabulary.symbols == ("\n", "a", "\xc3", "\xa9", "b")
+    assert dropped.vocabulary.symbols == ("a", "\xc3", "\xa9", "b")
+    train = "".join(kept.vocabulary.symbols[t] for t in kept.splits["train"])
+    assert train.encode("latin-1") == ENWIK8[:900]
+    assert [len(kept.splits[split]) for split in SPLITS] == [900, 50, 50]
+    for split in SPLITS:
+        plain = kept.vocabulary.decode(kept.splits[split])
+        assert dropped.vocabulary.decode(dropped.splits[split]) == plain.replace("\n", "")
+
+
+TEXT8 = (b" ab" * 334)[:1000]
+
+
+@pytest.mark.parametrize("layout", ["raw", "prepared"])
+def test_text8_is_the_same_from_both_layouts_but_for_the_spaces_that_the_script_strips(root: Path, layout: str) -> None:
+    parts = {"train": TEXT8[:900], "valid": TEXT8[900:950], "test": TEXT8[950:]}
+    apart = {s: " ".join(part.decode().strip().replace(" ", "_")).encode() for s, part in parts.items()}
+    write(root, {"text8/text8": TEXT8} if layout == "raw" else {f"text8/{s}.txt": apart[s] for s in SPLITS})
+    corpus = load(root, "text8", "char")
+    assert len(corpus.vocabulary) == 3
+    assert corpus.vocabulary.unknown == -1
+    for split in SPLITS:
+        text = parts[split].decode()
+        assert corpus.vocabulary.decode(corpus.splits[split]) == (text if layout == "raw" else text.strip())
+
+
+@pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103", "ptb"])
+@pytest.mark.parametrize("pattern", ["{}.txt", "wiki.{}.tokens"])
+def test_word_corpora_from_both_namings(root: Path, name: str, pattern: str) -> None:
+    pattern = "ptb.{}.txt" if name == "ptb" and pattern != "{}.txt" else pattern
+    write(root, {f"{name}/{pattern.format(split)}": WORDS for split in SPLITS})
+    corpus = load(root, name, "word")
+    assert corpus.name == name
+    assert corpus.vocabulary.symbols == ORDER_OF_WORDS
+    assert corpus.splits["test"].tolist() == [1, 3, 1, 0, 0, 2, 4, 5, 2, 0]
+    assert isinstance(corpus.splits["train"], np.memmap)
+    assert corpus.splits["train"].dtype == np.int32
+
+
+def test_sizes_that_are_not_the_published_ones_are_an_error_that_shows_both(root: Path) -> None:
+    write(root, {f"wikitext-2/{split}.txt": WORDS for split in SPLITS} | {"wikitext-2/valid.txt": WORDS * 2})
+    with pytest.raises(UserError, match=r"wikitext-2: .* has 20 tokens in valid where 10 are published"):
+        load(root, "wikitext-2", "word")
+    write(root, {"wikitext-2/train.txt": WORDS.replace(b"cat", b"the"), "wikitext-2/valid.txt": WORDS})
+    with pytest.raises(UserError, match="has a vocabulary of 5 where 6 are published"):
+        load(root, "wikitext-2", "word")
+    write(root, {"enwik8/enwik8": ENWIK8[:-1]})
+    with pytest.raises(UserError, match=r"enwik8 has 999 bytes where 1,000 are published"):
+        load(root, "enwik8")
+    assert list((root.parent / "cache").iterdir()) == []
+
+
+def test_what_is_published() -> None:
+    wikitext = {"valid": 217_646, "test": 245_569}
+    assert PUBLISHED["wikitext-103"] == Published(267_735, {"train": 103_227_021, **wikitext})
+    assert PUBLISHED["wikitext-2"] == Published(33_278, {"train": 2_088_628, **wikitext})
+    assert PUBLISHED["ptb"] == Published(10_000, {"train": 929_589, "valid": 73_760, "test": 82_430})
+    assert PUBLISHED["enwik8, newlines dropped"].vocabulary == 204
+    assert PUBLISHED["enwik8, newlines kept"].vocabulary == 205
+    assert PUBLISHED["text8"].vocabulary == 27
+    assert PUBLISHED["lm1b"].vocabulary == 793_471
+
+
+def test_a_prefix_is_used_only_by_who_asks_for_it_and_is_named(root: Path) -> None:
+    shard = b"the cat sat\nthe dog sat\nthe end\n" * 20
+    write(root, {"enwik8/enwik8.prefix": ENWIK8, "text8/text8.prefix": TEXT8, "lm1b/heldout-00010-00011.tokens": shard})
+    write(root, {"wikitext-103/wiki.train.prefix.tokens": WORDS + b" the c"})
+    write(root, {f"wikitext-103/wiki.{split}.tokens": WORDS for split in ("valid", "test")})
+    levels = {"enwik8": "byte", "text8": "char", "wikitext-103": "word", "lm1b": "word"}
+    for name, level in levels.items():
+        with pytest.raises(OptionError, match=rf"data={name}: .* only a part of it .*: data.prefix=true uses that"):
+            load(root, name, level)
+    corpora = {
+        name: load(root, name, level, prefix=True) for name, level in levels.items() if not name.startswith("wikitext")
+    }
+    assert [corpus.name for corpus in corpora.values()] == [
+        "enwik8.prefix, newlines dropped",
+        "text8.prefix",
+        "lm1b.heldout-00010-00011",
+    ]
+    assert [len(corpora["text8"].splits[split]) for split in SPLITS] == [900, 50, 50]
+    with pytest.raises(UserError, match="10 tokens in valid where 217,646 are published"):
+        load(root, "wikitext-103", "word", prefix=True)
+    for name in ("ptb", "wikitext-2"):
+        with pytest.raises(OptionError, match=rf"data.prefix=True: must be false for data={name}"):
+            load(root, name, "word", prefix=True)
+    (root / "text8/text8.prefix").unlink()
+    with pytest.raises(OptionError, match=r"data.prefix=True: there is no .*text8.prefix"):
+        load(root, "text8", "char", prefix=True)
+
+
+def test_the_wikitext_prefix_ends_with_its_last_whole_line_and_may_have_the_counted_words(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"valid": 10, "test": 10}
+    monkeypatch.setitem(PUBLISHED, "wikitext-103.prefix", Published(None, sizes))
+    monkeypatch.setitem(PUBLISHED, "wikitext-103.prefix, counted words", Published(7, sizes))
+    write(root, {"wikitext-103/wiki.train.prefix.tokens": WORDS + b" the c"})
+    write(root, {f"wikitext-103/wiki.{split}.tokens": WORDS for split in ("valid", "test")})
+    corpus = load(root, "wikitext-103", "word", prefix=True)
+    assert (len(corpus.splits["train"]), corpus.vocabulary.symbols) == (10, ORDER_OF_WORDS)
+    write(root, {"wikitext-103/train-word-counts.txt": b"the 500000\n= 9\nA 8\ncat 7\ndog 7\nmadeupword0000 0\n"})
+    corpus = load(root, "wikitext-103", "word", prefix=True)
+    assert corpus.name == "wikitext-103.prefix"
+    assert corpus.vocabulary.symbols == ("<eos>", "the", "<unk>", "=", "A", "cat", "dog")
+    assert corpus.splits["train"].tolist() == [3, 4, 3, 0, 0, 1, 5, 2, 1, 0]
+
+
+def lm1b_files(n_shards: int) -> dict[str, bytes]:
+    folder = "lm1b/1-billion-word-language-modeling-benchmark-r13output"
+    shards = {
+        f"{folder}/training-monolingual.tokenized.shuffled/news.en-{i:05d}-of-00100": b"the cat\nthe dog sat\n\n"
+        for i in range(1, n_shards + 1)
+    }
+    held_out = f"{folder}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
+    return shards | {held_out: b"a dog sat\nthe cat\n" * 30}
+
+
+def test_lm1b_from_its_shards_streams_sentences(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PUBLISHED, "lm1b", Published(6))
+    write(root, lm1b_files(99))
+    corpus = load(root, "lm1b", "word")
+    assert corpus.name == "lm1b, valid = test = heldout-00000"
+    assert corpus.vocabulary.symbols == ("<S>", "<UNK>", "the", "cat", "dog", "sat")
+    assert corpus.splits["valid"][:7].tolist() == [0, 1, 4, 5, 0, 2, 3]
+    assert corpus.sentences["train"].tolist() == sorted([*range(0, 99 * 7, 7), *range(3, 99 * 7, 7)])
+    assert corpus.cutoffs == (), "the standard ones are beyond this vocabulary"
+
+    data = DataConfig(name="lm1b", level="word", root=str(root), cache_dir=str(root.parent / "cache"))
+    module = StreamsDataModule(replace(data, batch_size=4, segment_len=5), evaluation(batch_size=2, segment_len=5))
+    train, valid = module.train_dataloader(), module.val_dataloader()
+    assert isinstance(train, ShuffledStreams)
+    assert isinstance(valid, ShuffledStreams)
+    assert (train.shuffle, valid.shuffle) == (True, False)
+    with pytest.raises(OptionError, match=r"data.batch_size=200: .*(too few|shorter than one segment)"):
+        StreamsDataModule(replace(data, batch_size=200, segment_len=2), evaluation(batch_size=2, segment_len=5))
+
+
+def evaluation(**options: int):
+    from txl_lightning.config import EvaluationConfig
+
+    return EvaluationConfig(**options)
+
+
+def test_some_shards_of_lm1b_are_named_and_its_list_is_the_vocabulary(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PUBLISHED, "lm1b", Published(4))
+    write(root, lm1b_files(3) | {"lm1b/1b_word_vocab.txt": b"<S>\n<UNK>\ncat\na\n"})
+    with pytest.raises(OptionError, match=r"only a part of it \(news.en-00001-of-00100\)"):
+        load(root, "lm1b", "word")
+    corpus = load(root, "lm1b", "word", prefix=True)
+    assert corpus.name == "lm1b.3-of-99-shards, valid = test = heldout-00000"
+    assert corpus.splits["valid"][:4].tolist() == [0, 3, 1, 1]
+
+
+def test_lm1b_with_a_test_file_of_its_own_is_just_lm1b(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PUBLISHED, "lm1b", Published(3))
+    write(root, {f"lm1b/{split}.txt": b"a\n" * 9 for split in SPLITS})
+    assert load(root, "lm1b", "word").name == "lm1b, valid = test = heldout-00000"
+    write(root, {"lm1b/test.txt": b"b\n" * 9})
+    assert load(root, "lm1b", "word").name == "lm1b"
+
+
+@pytest.mark.parametrize("level", ["byte", "char", "word"])
+def test_wikipedia_2015_is_unpacked_and_leaves_no_copy(root: Path, level: str) -> None:
+    text = '<doc title="Ä">\nÄ b c\n</doc>\n' * 40
+    write(root, {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(text.encode())})
+    corpus = load(root, "wikipedia-2015", level)
+    assert corpus.name == "wikipedia-2015"
+    assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == text
+    assert not list((root.parent / "cache").rglob("*.unpacked"))
+    write(root, {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(text.encode())[:-20]})
+    with pytest.raises(UserError, match=r"wikipedia-2015.txt.xz: is damaged"):
+        load(root, "wikipedia-2015", level)
+    assert len(list((root.parent / "cache").iterdir())) == 1
+
+
+def test_a_root_that_is_not_there_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"data.root=.*nowhere: is not a folder"):
+        load(root / "nowhere", "enwik8")
+    monkeypatch.setenv("TXL_DATA", str(root / "nowhere"))
+    with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: is not a folder"):
+        load_corpus(DataConfig(name="enwik8", cache_dir=str(root)))
+    monkeypatch.setenv("TXL_DATA", str(root))
+    write(root, {"enwik8/enwik8": ENWIK8})
+    assert len(load_corpus(DataConfig(name="enwik8", cache_dir=str(root))).vocabulary) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("enwik8", {"level": "char"}, "data.level=char: must be byte for data=enwik8"),
+        ("enwik8", {"newlines": "yes"}, "data.newlines=yes: must be dropped"),
+        ("ptb", {"level": "byte"}, "data.level=byte: must be word or char for data=ptb"),
+    ],
+)
+def test_impossible_choices_are_named(root: Path, name: str, options: dict[str, str], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        load(root, name, **options)
+
+
+def test_characters_that_are_not_utf8_leave_nothing(root: Path) -> None:
+    write(root, {f"pennchar/{split}.txt": b"a _ b \n c\xff d\n" for split in SPLITS})
+    with pytest.raises(UserError, match=r"ptb, characters: not UTF-8 text \(byte 5\)"):
+        load(root, "ptb", "char")
+    assert list((root.parent / "cache").iterdir()) == []
+
+
+def test_every_corpus_is_a_choice_that_says_what_it_is() -> None:
+    for path in CONF.glob("data/*.yaml"):
+        assert path.read_text().startswith("# "), path
+    choices = {path.stem for path in CONF.glob("data/*.yaml")}
+    assert choices == {*CORPORA, "ptb-char"}
+
+
+@pytest.mark.parametrize("level", ["byte", "char", "word"])
+def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1 << 15)
+    path = root / "text.txt"
+    peaks = []
+    for megabytes in (1, 5):
+        path.write_bytes((b"the quick brown fox jumps over the lazy dog\n" * 24000)[: 1 << 20] * megabytes)
+        tracemalloc.start()
+        load(root, "file", level, path=str(path))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # The table of all characters, 9 bytes for each of 1.1 million, does not depend on the text.
+    assert peaks[0] < 16 << 20
+    assert peaks[1] < peaks[0] + (1 << 19)
+
+
+def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "REMEMBERED_FROM", 4)
+    path, memory = tmp_path / "large", tmp_path / "memory"
+    path.write_bytes(b"first")
+    first = reading.fingerprint(path, memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "read", lambda parts: pytest.fail("hashed again"))
+        assert reading.fingerprint(path, memory) == first
+    path.write_bytes(b"second")
+    assert reading.fingerprint(path, memory) != first
+    (tmp_path / "a file").touch()
+    assert reading.fingerprint(path, tmp_path / "a file" / "memory") == reading.fingerprint(path)
