@@ -22,7 +22,7 @@ def test_every_choice_of_every_group_composes_and_gives_a_model(choice: str) -> 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = typed(compose("config", overrides=[choice]))
     with torch.device("meta"):
-        model = make_model(config, vocab_size=1000)
+        model = make_model(config, vocab_size=800_000)
     if isinstance(model, TransformerXL):
         assert model.config.mem_len == (0 if choice == "memory=off" else config.data.segment_len)
 
