@@ -93,14 +93,12 @@ class Attention(nn.Module):
             r_HSE = self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
         position_query = total(q if "b" in self.terms else None, None if v is None else v[:, None, None])
         by_distance = scores_by_distance(position_query, r_HSE, bias)
-        if by_distance is not None:
-            if "b" in self.terms:
-                by_distance = by_distance.view(-1, T, K + 1)
-            else:
-                by_distance = by_distance.expand(-1, T, -1).contiguous()
-            shifted = relative_shift(by_distance).unflatten(0, (self.n_head, -1))
-            scores_XTK.unflatten(0, (self.n_head, n_streams)).add_(shifted)
-        return scores_XTK
+        if by_distance is None:
+            return scores_XTK
+        if "b" in self.terms:
+            return scores_XTK.add_(relative_shift(by_distance.view(-1, T, K + 1)))
+        shifted_H1TK = relative_shift(by_distance.expand(-1, T, -1).contiguous())[:, None]
+        return (scores_XTK.unflatten(0, (self.n_head, n_streams)) + shifted_H1TK).flatten(0, 1)
 
 
 def total(*summands: Tensor | None) -> Tensor | None:
