@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,25 +9,10 @@ from torch.nn import functional as F
 LEVELS = 1 << 16
 
 
-class _MaskedScale(torch.autograd.Function):
-    """y = x · keep / (1 - p), remembering one byte an element."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(keep)
-        ctx.scale = scale
-        return torch.mul(x, keep).mul_(scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (keep,) = ctx.saved_tensors
-        return torch.mul(grad, keep).mul_(ctx.scale), None, None
-
-
 class Dropout(nn.Module):
     """Inverted dropout: each element is zeroed with probability p, the others divided by 1 - p.
 
-    On a processor torch draws one random number an element, which costs more than a layer's matrix
+    On many processors torch draws one random number an element, which costs more than a layer's matrix
     products. Here one 64-bit draw of the same generator decides four elements, so p is rounded to a
     multiple of 2^-16 (0.1 becomes 0.100006, and the scale follows it). On other devices, and when
     compiled, it is torch's own dropout.
@@ -47,8 +30,9 @@ class Dropout(nn.Module):
             return F.dropout(x, self.p)
         dropped_levels = min(max(round(self.p * LEVELS), 1), LEVELS - 1)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-        keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= dropped_levels - LEVELS // 2
-        return _MaskedScale.apply(x, keep, LEVELS / (LEVELS - dropped_levels))
+        levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
+        keep = torch.ge(levels, dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False))
+        return x * keep.mul_(LEVELS / (LEVELS - dropped_levels))
 
     def extra_repr(self) -> str:
         """As torch's Dropout shows itself."""
