@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from txl_lightning.config import evaluation_lengths, extended_context
+from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.scoring import Score, score_streams
+from txl_lightning.training.checkpoints import load_trained
 
 
 @dataclass(frozen=True)
@@ -63,26 +69,26 @@ def train_all(jobs: list[Training], directory: Path, parallel: int) -> dict[str,
 
 
 def evaluate_all(
-    jobs: list[Training], directory: Path, mem_lens: list[int], parallel: int, max_segments: int | None
-) -> dict[str, dict[int, float]]:
-    """Test nll of every run's best weights at every memory length."""
+    jobs: list[Training], directory: Path, mem_lens: list[int], parallel: int
+) -> dict[str, dict[int, Score]]:
+    """Test scores of every run's best weights at every memory length, the rest as the run was evaluated."""
     threads = max(1, (os.cpu_count() or 1) // parallel)
     paths = [directory / job.name / "checkpoints" / "best.ckpt" for job in jobs]
     with ProcessPoolExecutor(parallel, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(_evaluate, path, mem_lens, threads, max_segments) for path in paths]
+        waiting = [pool.submit(_evaluate, path, mem_lens, threads) for path in paths]
         return {job.name: future.result() for job, future in zip(jobs, waiting, strict=True)}
 
 
-def _evaluate(path: Path, mem_lens: list[int], threads: int, max_segments: int | None) -> dict[int, float]:
-    import torch
-
-    from txl_lightning.data.datamodule import StreamsDataModule
-    from txl_lightning.evaluation.scoring import score_lengths
-    from txl_lightning.training.checkpoints import load_trained
-
+def _evaluate(path: Path, mem_lens: list[int], threads: int) -> dict[int, Score]:
     torch.set_num_threads(threads)
     trained = load_trained(path)
-    streams = StreamsDataModule(trained.config.data, trained.config.evaluation).streams("test")
+    config = trained.config
+    model: Any = trained.model
+    streams = StreamsDataModule(config.data, config.evaluation, extended_context(config)).streams("test")
+    lengths = evaluation_lengths(config)
     return {
-        mem_len: score.nll for mem_len, score in score_lengths(trained.model, streams, mem_lens, max_segments).items()
+        mem_len: score_streams(
+            model.with_lengths(**{**lengths, "mem_len": mem_len}), streams, config.evaluation.max_segments
+        )
+        for mem_len in mem_lens
     }

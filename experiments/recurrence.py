@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.jobs import Training
 from experiments.paper import table_6
+from txl_lightning.evaluation.scoring import Score
 from txl_lightning.reporting.figures import line_figure
 from txl_lightning.reporting.tables import markdown_table
 
@@ -33,13 +34,13 @@ def plan(profile: str, seeds: list[int], overrides: list[str]) -> list[Training]
     ]
 
 
-def table(jobs: list[Training], nll: dict[str, dict[int, float]]) -> tuple[str, dict[str, Any]]:
+def table(jobs: list[Training], scores: dict[str, dict[int, Score]]) -> tuple[str, dict[str, Any]]:
     """Test bpc by arm and memory length: mean over seeds and, of two or more, the standard error."""
-    mem_lens = list(next(iter(nll.values())))
+    mem_lens = list(next(iter(scores.values())))
     figures: dict[str, Any] = {}
     rows = []
     for arm in ARMS:
-        by_length = {m: [nll[job.name][m] / math.log(2) for job in jobs if job.arm == arm] for m in mem_lens}
+        by_length = {m: [scores[job.name][m].nll / math.log(2) for job in jobs if job.arm == arm] for m in mem_lens}
         figures[arm] = {str(m): {"bpc": values, "mean": statistics.mean(values)} for m, values in by_length.items()}
         paper = table_6(recurrence=arm == "with recurrence")
         rows.append([arm, *(_mean(values) for values in by_length.values()), f"{paper.ppl_init} → {paper.ppl_best}"])
@@ -47,14 +48,15 @@ def table(jobs: list[Training], nll: dict[str, dict[int, float]]) -> tuple[str, 
     return markdown_table(header, rows), figures
 
 
-def verdict(figures: dict[str, Any]) -> str:
+def verdict(figures: dict[str, Any], mem_len: int) -> str:
     """What this run says of the claim.
 
-    `holds` if every seed with recurrence is better than every seed without, each arm at its best length;
-    `does not hold` if it is the other way round; `within noise` if they overlap. One seed is no evidence.
+    Models with recurrence count at the memory length of their training, those without at the one that
+    suits them best. `holds` if every seed with recurrence is better than every seed without; `does not
+    hold` if it is the other way round; `within noise` if they overlap. One seed is no evidence.
     """
-    best = {arm: min(by_length.values(), key=lambda x: x["mean"])["bpc"] for arm, by_length in figures.items()}
-    on, off = best["with recurrence"], best["without recurrence"]
+    on = figures["with recurrence"][str(mem_len)]["bpc"]
+    off = min(figures["without recurrence"].values(), key=lambda x: x["mean"])["bpc"]
     if len(on) < 2:
         return "not judged (one seed)"
     if max(on) < min(off):

@@ -25,19 +25,22 @@ from txl_lightning.reporting.tables import markdown_table
 
 @dataclass(frozen=True)
 class Size:
-    """What a profile means for the report (its model and lengths are in `conf/profile`)."""
+    """What a profile means for the report (its model and lengths are in `conf/profile`).
+
+    Args:
+        seeds: runs of every arm.
+        memories: memory lengths at evaluation, in multiples of training's.
+        note: what to think of the figures.
+    """
 
     seeds: list[int]
-    mem_lens: list[int]
-    max_segments: int | None
+    memories: list[int]
     note: str
 
 
 SIZES = {
-    "smoke": Size(
-        [1], [0, 32, 64], 200, "This is a smoke run: it shows that everything works, its figures mean nothing."
-    ),
-    "laptop": Size([1, 2], [0, 64, 128, 256], None, "These are small models; their figures are not the paper's."),
+    "smoke": Size([1], [0, 1, 2], "This is a smoke run: it shows that everything works, its figures mean nothing."),
+    "laptop": Size([1, 2], [0, 1, 2, 4], "These are small models; their figures are not the paper's."),
 }
 
 
@@ -69,13 +72,18 @@ def reproduce(profile: str, directory: Path | None, parallel: int, overrides: li
     jobs = recurrence.plan(profile, size.seeds, overrides)
     print(f"{len(jobs)} runs of profile {profile}, {parallel} side by side, into {directory}", flush=True)
     metrics = train_all(jobs, runs, parallel)
-    print(f"  evaluating at memory lengths {size.mem_lens}", flush=True)
-    nll = evaluate_all(jobs, runs, size.mem_lens, parallel, size.max_segments)
-    table, figures = recurrence.table(jobs, nll)
+    if any("val/bpc" not in run for run in metrics.values()):
+        raise UserError("data: this report is in bits per character; use a corpus of bytes or characters")
+    mem_len = max(run["evaluation"]["mem_len"] for run in metrics.values())
+    mem_lens = [mem_len * factor for factor in size.memories]
+    print(f"  evaluating at memory lengths {mem_lens}", flush=True)
+    scores = evaluate_all(jobs, runs, mem_lens, parallel)
+    table, figures = recurrence.table(jobs, scores)
     recurrence.learning_curves(directory / "learning_curves.png", jobs, runs)
     results: dict[str, Any] = {
         "profile": profile,
-        "recurrence": {"test": figures, "claim": recurrence.verdict(figures)},
+        "tokens_scored": next(iter(scores[jobs[0].name].values())).tokens,
+        "recurrence": {"test": figures, "claim": recurrence.verdict(figures, mem_len)},
         "runs": {job.name: {"overrides": list(job.overrides), "seed": job.seed, **metrics[job.name]} for job in jobs},
         "seconds": round(time.perf_counter() - started, 1),
         "machine": {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()},
@@ -100,7 +108,7 @@ def report_text(results: dict[str, Any], table: str, size: Size, overrides: list
         "corpus": f"{run['corpus']['name']}, {run['corpus']['level']} level, SHA-256 {run['corpus']['sha256'][:16]}…",
         "model": f"{run['parameters']:,} parameters, {run['steps']:,} steps, {run['tokens']:,} tokens; best validation",
         "evaluation": (
-            f"test split, {run['test/tokens']:,} tokens, segments of {evaluation['segment_len']}, "
+            f"test split, {results['tokens_scored']:,} tokens, segments of {evaluation['segment_len']}, "
             f"{evaluation['batch_size']} streams that start without context"
         ),
         "machine": f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}",
@@ -118,7 +126,8 @@ Columns are memory lengths at evaluation on the same weights; mean and standard 
 The paper's column is its perplexity on WikiText-103 with 128M parameters, training lengths → best length.
 
 **Claim: recurrence helps.** In this run: *{results["recurrence"]["claim"]}*. Rule: it holds if every seed with
-recurrence is better than every seed without, each arm at its best memory length; within noise if they overlap.
+recurrence, at its training's memory length, is better than every seed without, at the length that suits it best;
+within noise if they overlap.
 
 ![learning curves](learning_curves.png)
 

@@ -91,15 +91,19 @@ def main() -> None:
         if not wants_traceback:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         try:
+            for override in HydraConfig.get().overrides.task:
+                if override.startswith("+"):
+                    key = override.lstrip("+").split("=")[0]
+                    raise UserError(f"{override}: options cannot be added{suggestion(key, schema)}")
             return task(config)
-        except (UserError, OmegaConfBaseException) as error:
+        except (UserError, OmegaConfBaseException, OSError) as error:
             if wants_traceback or HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise
             fail(f"{command}: {one_line(error, schema)}")
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)()
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
         if wants_traceback:
             raise
         fail(f"{command}: {one_line(error, schema)}")

@@ -300,6 +300,9 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
     Nothing for a recurrent model, which has no lengths.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
+        for name in ("mem_len", "same_length", "clamp_len"):
+            value = getattr(config.evaluation, name)
+            require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
     evaluation, mem_len = config.evaluation, config.evaluation.mem_len
     if mem_len is None and config.memory.mem_len == 0:

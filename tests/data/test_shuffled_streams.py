@@ -125,7 +125,7 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch() -> None:
             next(iterator)
         resumed = make()
         resumed.load_state_dict(interrupted.state_dict())
-        rest = list(resumed) if stop < len(straight) else []
+        rest = list(resumed)
         assert [segment.number for segment in rest] == list(range(stop, len(straight)))
         for ours, theirs in zip(rest, expected[1][stop:], strict=True):
             assert torch.equal(ours.tokens, theirs.tokens)
@@ -133,12 +133,14 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch() -> None:
         assert resumed.state_dict() == {"epoch": 2, "position": 0}
 
 
-def test_the_epoch_is_over_with_its_last_segment_even_if_nobody_asks_for_more() -> None:
+def test_another_epoch_begins_even_if_nobody_asked_for_more_than_the_last_segment() -> None:
     streams = ShuffledStreams(*sentences([3] * 60), 2, 4)
     iterator = iter(streams)
     for _ in range(len(streams)):
         next(iterator)
-    assert streams.state_dict() == {"epoch": 1, "position": 0}
+    assert streams.state_dict() == {"epoch": 0, "position": len(streams)}
+    next(iter(streams))
+    assert streams.state_dict() == {"epoch": 1, "position": 1}
     with pytest.raises(IndexError):
         streams[len(streams)]
 

@@ -71,6 +71,16 @@ def test_a_stopped_iteration_continues_where_its_state_was_taken() -> None:
     assert [segment.number for segment in resumed] == everything, "the next epoch is whole"
 
 
+def test_between_two_epochs_a_resumed_iteration_is_empty_and_the_next_is_whole() -> None:
+    streams, resumed = (OrderedStreams(np.arange(40), 2, 5) for _ in range(2))
+    iterator = iter(streams)
+    for _ in range(len(streams)):
+        next(iterator)
+    resumed.load_state_dict(streams.state_dict())
+    assert list(resumed) == []
+    assert len(list(resumed)) == len(list(streams)) == len(streams)
+
+
 def test_an_iteration_that_was_cut_short_leaves_no_trace() -> None:
     streams = OrderedStreams(np.arange(103), 3, 4)
     next(iter(streams))

@@ -50,7 +50,7 @@ def test_a_corpus_with_another_vocabulary_is_refused(tmp_path: Path, checkpoint:
     [
         ({"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
         ({"segment_len": 0}, "segment_len=0"),
-        ({"mem_len": -3}, "evaluation.mem_len=-3"),
+        ({"mem_len": -3}, "^mem_len=-3"),
         ({"clamp_len": -2}, "clamp_len=-2"),
         ({"batch_size": 4000}, "batch_size=4000"),
     ],

@@ -30,7 +30,7 @@ def figures(on: list[float], off: list[float]) -> dict[str, object]:
     ],
 )
 def test_the_mark_follows_from_the_figures(on: list[float], off: list[float], mark: str) -> None:
-    assert recurrence.verdict(figures(on, off)) == mark
+    assert recurrence.verdict(figures(on, off), 64) == mark
 
 
 def test_both_arms_differ_in_nothing_but_the_memory() -> None:

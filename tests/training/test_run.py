@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring import score_streams
 from txl_lightning.training import module as module_file
 from txl_lightning.training.checkpoints import load_trained
@@ -78,26 +78,65 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
     assert len(losses["often"]) == 12
 
 
-def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [17, 55, 56, 57])  # an epoch has 56
+def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, steps: int) -> None:
     def weights(run: str) -> dict[str, torch.Tensor]:
         return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
 
-    whole = ("trainer.max_steps=40", "optimizer.schedule=constant")  # 40 steps are more than one epoch
-    train(tiny_config(tmp_path, *whole), tmp_path / "whole")
-    first = tiny_config(tmp_path, "trainer.max_steps=17", "optimizer.schedule=constant")
-    train(first, tmp_path / "first")
+    options = ("optimizer.schedule=constant", "model.dropout=0.2", "evaluation.max_segments=2")
+    train(tiny_config(tmp_path, *options, "trainer.max_steps=60"), tmp_path / "whole")
+    train(tiny_config(tmp_path, *options, f"trainer.max_steps={steps}"), tmp_path / "first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
-    metrics = train(tiny_config(tmp_path, *whole, resume), tmp_path / "second")
-    assert metrics["steps"] == 40
-    assert metrics["tokens"] > 17 * 4 * 8
+    metrics = train(tiny_config(tmp_path, *options, "trainer.max_steps=60", resume), tmp_path / "second")
+    assert metrics["steps"] == 60
     expected = weights("whole")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights("second").items())
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.segment_len=4", r"data.segment_len=4: must be 8, as in resume="),
+        ("data.batch_size=2", r"data.batch_size=2: must be 4"),
+        ("memory.mem_len=3", r"memory.mem_len=3: must be 8"),
+        ("optimizer.lr=1", r"optimizer.lr=1.0: must be 0.004"),
+        ("loss=half", r"loss=half: must be full"),
+        ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
+    ],
+)
+def test_a_run_goes_on_as_what_it_was(tmp_path: Path, override: str, words: str) -> None:
+    train(tiny_config(tmp_path), tmp_path / "run")
+    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    with pytest.raises(OptionError, match=words):
+        train(tiny_config(tmp_path, resume, "trainer.max_steps=20", override), tmp_path / "b")
+
+
+def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "data.level=char"), tmp_path / "run")
+    weights = f"initial_weights={tmp_path / 'run/checkpoints/last.ckpt'}"
+    config = tiny_config(tmp_path, weights, "data.level=char")
+    other = (tmp_path / "text.txt").read_text().replace("l", "L")
+    (tmp_path / "text.txt").write_text(other)
+    with pytest.raises(OptionError, match="was trained on another vocabulary"):
+        train(config, tmp_path / "b")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the training loss is nan at step"):
+        train(tiny_config(tmp_path, "optimizer.lr=1e18", "trainer.log_every_n_steps=2"), tmp_path / "run")
+
+
+def test_a_second_run_in_a_directory_starts_its_curve_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        train(tiny_config(tmp_path, "evaluation.max_segments=2"), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
+    assert [row["steps"] for row in rows] == [5, 10]
 
 
 def test_resuming_another_model_or_a_finished_run_is_refused(tmp_path: Path) -> None:
     train(tiny_config(tmp_path), tmp_path / "run")
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
-    with pytest.raises(OptionError, match="is of another model: "):
+    with pytest.raises(OptionError, match="is of another model: n_layer is 2, this model needs 3"):
         train(tiny_config(tmp_path, resume, "model.n_layer=3", "trainer.max_steps=20"), tmp_path / "b")
     with pytest.raises(OptionError, match=r"trainer.max_steps=12: must be greater than the 12 steps"):
         train(tiny_config(tmp_path, resume), tmp_path / "c")

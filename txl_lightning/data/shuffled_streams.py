@@ -100,10 +100,9 @@ class ShuffledStreams(Streams):
         self.epoch = int(state["epoch"])
         super().load_state_dict(state)
 
-    def _advance(self, index: int) -> None:
-        super()._advance(index)
-        if self.position == 0:
-            self.epoch += 1
+    def _end_epoch(self) -> None:
+        super()._end_epoch()
+        self.epoch += 1
 
     def _order(self) -> None:
         """The epoch's order of sentences, where they end in it, and where columns begin."""

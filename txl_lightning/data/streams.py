@@ -52,24 +52,30 @@ class Streams(ABC):
     def __getitem__(self, index: int) -> Segment: ...
 
     def __iter__(self) -> Iterator[Segment]:
-        """All segments of the epoch, or those from a loaded position on (once)."""
+        """All segments of the epoch, or those from a loaded position on (once; none at its end)."""
         start, self._start = self._start, 0
+        if start == 0 and self.position == len(self):  # the reader knew the length and did not ask for more
+            self._end_epoch()
         for index in range(start, len(self)):
             segment = self[index]
-            self._advance(index)
+            self.position = index + 1
             yield segment
+        self._end_epoch()
 
     def state_dict(self) -> dict[str, int]:
-        """Position of the next segment in the epoch."""
+        """Segments of the epoch that were given away: `len` between the last and the next epoch's first."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration continue where `state_dict` was taken."""
-        self.position = self._start = int(state["position"]) % len(self)
+        """Let the next iteration continue where `state_dict` was taken.
 
-    def _advance(self, index: int) -> None:
-        """Segment `index` is about to be given away."""
-        self.position = (index + 1) % len(self)
+        After the last segment that iteration is empty: the trainer ends the epoch before it starts another.
+        """
+        self.position = self._start = int(state["position"])
+
+    def _end_epoch(self) -> None:
+        """The next segment is an epoch's first."""
+        self.position = 0
 
     @staticmethod
     def _check_sizes(batch_size: int, segment_len: int, world_size: int) -> None:

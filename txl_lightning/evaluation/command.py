@@ -10,13 +10,21 @@ import torch
 
 from txl_lightning.config import EvaluateConfig, evaluation_lengths, extended_context
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.scoring import score_streams
 from txl_lightning.training.checkpoints import load_trained
 from txl_lightning.training.metrics import figures
 
 
 def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:
+    """`score_checkpoint`, with errors that name options as they are typed behind `txl evaluate`."""
+    try:
+        return score_checkpoint(options, directory)
+    except OptionError as error:
+        raise OptionError(error.option.removeprefix("evaluation."), error.value, error.allowed) from error
+
+
+def score_checkpoint(options: EvaluateConfig, directory: Path) -> list[str]:
     """Score the chosen splits, write `evaluation.json`, and return a line of text for each.
 
     Raises:
@@ -31,7 +39,8 @@ def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:
         torch.set_num_threads(options.num_threads)
     trained = load_trained(options.checkpoint)
     given = {
-        name: getattr(options, name) for name in ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len")
+        name: getattr(options, name)
+        for name in ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
     }
     config = trained.config
     config.evaluation = replace(config.evaluation, **{name: v for name, v in given.items() if v is not None})
@@ -57,7 +66,7 @@ def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:
     memory = f"memory {lengths['mem_len']}, " if lengths else ""
     lines = []
     for split in options.splits:
-        score = score_streams(model, data.streams(split), options.max_segments)
+        score = score_streams(model, data.streams(split), config.evaluation.max_segments)
         values = figures(score.nll, trained.vocabulary.level)
         results[split] = {**values, "tokens": score.tokens, "seconds": round(score.seconds, 2)}
         shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())

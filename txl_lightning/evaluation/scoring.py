@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -42,10 +41,3 @@ def score_streams(model: LanguageModel, streams: Streams, max_segments: int | No
         nll_sum += float(nll_BT.double().sum())
         tokens += nll_BT.numel()
     return Score(nll_sum / tokens, tokens, time.perf_counter() - started)
-
-
-def score_lengths(
-    model: Any, streams: Streams, mem_lens: list[int], max_segments: int | None = None
-) -> dict[int, Score]:
-    """Scores of one Transformer-XL at several memory lengths, everything else alike."""
-    return {m: score_streams(model.with_lengths(mem_len=m), streams, max_segments) for m in mem_lens}

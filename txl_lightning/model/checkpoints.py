@@ -82,6 +82,9 @@ def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The inverse of `from_original`: weights and config of the paper's PyTorch code.
 
+    The config also says what that code has no option for (`untie_r`, `memory_start`, a memory beside
+    absolute positions), so that nothing is lost on the way back; the code itself would ignore it.
+
     Raises:
         CheckpointError: the model has terms switched off, which that code cannot.
     """
@@ -217,7 +220,7 @@ def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
 
 def _policy(tied: list[bool] | None) -> TieProjections:
     """`tie_projections` of the original's list of one truth value a cluster."""
-    if tied is None or (not tied[0] and all(tied[1:])):
+    if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"
     if all(tied) or not any(tied):
         return "all" if tied[0] else "none"

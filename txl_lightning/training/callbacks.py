@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
 from txl_lightning.data.streams import Segment
+from txl_lightning.errors import UserError
 from txl_lightning.training.metrics import figures
 from txl_lightning.training.module import LanguageModelModule
 
@@ -55,6 +56,8 @@ class TrainingCurves(Callback):
             return
         memory = pl_module.training_memory.memory
         nll = float(self._nll_sum) / self._tokens
+        if not math.isfinite(nll):
+            raise UserError(f"the training loss is {nll} at step {trainer.global_step}: lower optimizer.lr")
         self.latest = {f"train/{name}": value for name, value in figures(nll, pl_module.level).items()} | {
             "train/tokens_per_second": self._tokens * trainer.world_size / (time.perf_counter() - self._since),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
@@ -86,8 +89,12 @@ class ValidationCurve(Callback):
         self.started = time.perf_counter()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock; keep only lines of the past, which a resumed run has in its own directory."""
         self.started = time.perf_counter()
+        if self.path.exists() and trainer.is_global_zero:
+            lines = self.path.read_text().splitlines()
+            past = [line for line in lines if json.loads(line)["steps"] <= trainer.global_step]
+            self.path.write_text("".join(line + "\n" for line in past))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Append one line."""
@@ -174,6 +181,28 @@ class _Lines:
 
     def flush(self) -> None:
         self.stream.flush()
+
+
+class RandomState(Callback):
+    """Puts torch's random state into every checkpoint and back, so that dropout goes on as it would have."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generators of the processor and of all GPUs."""
+        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Kept until training starts."""
+        self._loaded = state_dict
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """After everything that draws numbers before the first step."""
+        if self._loaded is not None:
+            torch.set_rng_state(self._loaded["cpu"].cpu())
+            if len(self._loaded["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all([state.cpu() for state in self._loaded["cuda"]])
 
 
 class RunRecord(Callback):

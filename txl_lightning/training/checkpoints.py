@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,10 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
         raise OptionError(option, path, "no such file")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # what the unpickler makes of a file that is none has no common type
         raise OptionError(option, path, "is not a checkpoint (torch cannot read it)") from error
-    if not isinstance(contents, dict) or "txl_lightning" not in contents:
+    record = contents.get("txl_lightning") if isinstance(contents, dict) else None
+    if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
         raise OptionError(option, path, "is not a checkpoint of txl train")
     return contents
 

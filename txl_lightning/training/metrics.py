@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-
-Unit: TypeAlias = str
 
 
 def figures(nll: float, level: str) -> dict[str, float]:

@@ -39,7 +39,7 @@ class CarriedMemory:
                 f"segment {segment.number} came where {self.next_number} was due: a model with memory needs "
                 "ordered, non-shuffled streams"
             )
-        return self.memory
+        return self.memory and self.memory.to(segment.tokens.device)  # a checkpoint's is still on the processor
 
     def after(self, segment: Segment, memory: State) -> None:
         """Keep the memory that scoring `segment` returned."""
@@ -49,9 +49,9 @@ class CarriedMemory:
         """Plain containers for a checkpoint."""
         return {"memory": self.memory and self.memory.state_dict(), "next_number": self.next_number}
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self.memory = state_from_dict(state["memory"]).to(device) if state["memory"] else None
+        self.memory = state_from_dict(state["memory"]) if state["memory"] else None
         self.next_number = state["next_number"]
 
 
@@ -159,4 +159,4 @@ class LanguageModelModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """And comes back from it."""
-        self.training_memory.load_state_dict(checkpoint["training_memory"], self.device)
+        self.training_memory.load_state_dict(checkpoint["training_memory"])

@@ -21,6 +21,10 @@ def check_optimizer(config: OptimizerConfig) -> None:
     require(
         config.schedule in ("cosine", "constant"), "optimizer.schedule", config.schedule, "must be cosine or constant"
     )
+    good_betas = len(config.betas) == 2 and all(0 <= beta < 1 for beta in config.betas)
+    require(good_betas, "optimizer.betas", list(config.betas), "must be two numbers in [0, 1)")
+    for name in ("eps", "weight_decay"):
+        require(getattr(config, name) >= 0, f"optimizer.{name}", getattr(config, name), "must be >= 0")
     require(config.lr > 0, "optimizer.lr", config.lr, "must be > 0")
     require(config.warmup_steps >= 0, "optimizer.warmup_steps", config.warmup_steps, "must be an integer >= 0")
     require(0 <= config.min_lr <= config.lr, "optimizer.min_lr", config.min_lr, "must be between 0 and optimizer.lr")

@@ -17,15 +17,20 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from omegaconf import OmegaConf
 
-from txl_lightning.config import Config, evaluation_lengths, extended_context, plain
+from txl_lightning.config import Config, architecture, evaluation_lengths, extended_context, from_plain, plain
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
-from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
+from txl_lightning.training.callbacks import ProgressBar, RandomState, RunRecord, TrainingCurves, ValidationCurve
 from txl_lightning.training.checkpoints import model_weights, read_checkpoint
 from txl_lightning.training.models import Model, make_model
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.optimization import check_optimizer
 
+NOT_THE_FUNCTION = {
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
+    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
+}
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
@@ -51,15 +56,19 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     vocabulary = data.corpus.vocabulary
     model = make_model(config, len(vocabulary))
     lengths = evaluation_lengths(config)
-    model.with_lengths(**lengths)
+    try:
+        model.with_lengths(**lengths)
+    except OptionError as error:
+        raise error.within("evaluation") from error
     if resume is not None:
-        check_weights(config.resume, "resume", resume, model)
+        check_same_run(config, resume)
+        check_weights(config.resume, "resume", resume, model, vocabulary)
         left = config.trainer.max_steps - resume["global_step"]
         allowed = f"must be greater than the {resume['global_step']} steps of resume={config.resume}"
         require(left > 0, "trainer.max_steps", config.trainer.max_steps, allowed)
     elif config.initial_weights is not None:
         initial = read_checkpoint(config.initial_weights, option="initial_weights")
-        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model))
+        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
     module = LanguageModelModule(
         model,
         config.optimizer,
@@ -78,6 +87,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     callbacks: list[Callback] = [
         curves,
         ValidationCurve(directory / "validation.jsonl", curves),
+        RandomState(),
         RunRecord(plain(config), vocabulary.state_dict()),
         *checkpoints,
     ]
@@ -107,7 +117,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     metrics["corpus"] = {"name": data.corpus.name, "level": vocabulary.level, "sha256": data.corpus.checksum}
     metrics["parameters"] = sum(p.numel() for p in model.parameters())
     if trainer.is_global_zero:
-        (directory / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
     return metrics
@@ -117,6 +127,8 @@ def check_options(config: Config) -> None:
     """Refuse what no later stage would name as clearly."""
     trainer, evaluation = config.trainer, config.evaluation
     check_optimizer(config.optimizer)
+    architecture(config, vocab_size=2**31)  # before a large corpus is prepared
+    require(config.seed >= 0, "seed", config.seed, "must be an integer >= 0")
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
     require(
@@ -126,6 +138,8 @@ def check_options(config: Config) -> None:
         f"must be one of {', '.join(PRECISIONS)}",
     )
     require(trainer.accelerator in ("cpu", "gpu"), "trainer.accelerator", trainer.accelerator, "must be cpu or gpu")
+    half_on_cpu = trainer.precision == "16-mixed" and trainer.accelerator == "cpu"
+    require(not half_on_cpu, "trainer.precision", trainer.precision, "needs a GPU (bf16-mixed works without one)")
     n_gpus = torch.cuda.device_count()
     require(
         trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
@@ -160,8 +174,24 @@ def check_options(config: Config) -> None:
     require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
 
 
-def check_weights(path: str | None, option: str, checkpoint: dict[str, Any], model: Model) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint under the model's own names; refused where they do not fit this model."""
+def check_weights(
+    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
+) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint under the model's own names.
+
+    Raises:
+        OptionError: they are of another architecture or were trained on another vocabulary.
+    """
+    record = checkpoint["txl_lightning"]
+    theirs = architecture(from_plain(record["config"]), len(vocabulary))
+    for name, value in vars(theirs).items():
+        if name in NOT_THE_FUNCTION or not hasattr(model.config, name):
+            continue
+        if value != getattr(model.config, name):
+            needed = getattr(model.config, name)
+            raise OptionError(option, path, f"is of another model: {name} is {value}, this model needs {needed}")
+    if Vocabulary.from_state_dict(record["vocabulary"]) != vocabulary:
+        raise OptionError(option, path, "was trained on another vocabulary than this corpus has")
     weights = model_weights(checkpoint)
     has = {name: list(tensor.shape) for name, tensor in weights.items()}
     needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -170,6 +200,24 @@ def check_weights(path: str | None, option: str, checkpoint: dict[str, Any], mod
             shapes = f"{name} is {has.get(name, 'absent')}, this model needs {needs.get(name, 'none')}"
             raise OptionError(option, path, f"is of another model: {shapes}")
     return weights
+
+
+def check_same_run(config: Config, checkpoint: dict[str, Any]) -> None:
+    """Refuse to go on with a run whose streams, memory, loss or optimiser were others.
+
+    Raises:
+        OptionError: naming the first option that differs, or that the file holds weights only.
+    """
+    if "pytorch-lightning_version" not in checkpoint:
+        raise OptionError("resume", config.resume, "holds weights only: start from them with initial_weights=")
+    before, now = from_plain(checkpoint["txl_lightning"]["config"]), config
+    fixed = {"data": ("name", "level", "batch_size", "segment_len"), "memory": ("mem_len", "start"), "optimizer": ()}
+    for group, names in fixed.items():
+        for name in names or vars(now.optimizer):
+            theirs, ours = (getattr(getattr(c, group), name) for c in (before, now))
+            if theirs != ours:
+                raise OptionError(f"{group}.{name}", ours, f"must be {theirs}, as in resume={config.resume}")
+    require(before.loss == now.loss, "loss", now.loss, f"must be {before.loss}, as in resume={config.resume}")
 
 
 def make_checkpoints(config: Config, directory: Path) -> list[ModelCheckpoint]:
