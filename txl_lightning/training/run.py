@@ -113,7 +113,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         "segment_len": config.evaluation.segment_len,
         "streams_start": "without context",
     }
-    metrics["evaluation"] |= {"batch_size": config.evaluation.batch_size}
+    metrics["evaluation"] |= {n: getattr(config.evaluation, n) for n in ("batch_size", "max_segments")}
     metrics["corpus"] = {"name": data.corpus.name, "level": vocabulary.level, "sha256": data.corpus.checksum}
     metrics["parameters"] = sum(p.numel() for p in model.parameters())
     if trainer.is_global_zero:
