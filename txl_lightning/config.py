@@ -131,26 +131,37 @@ class OptimizerConfig:
 
 @dataclass
 class TrainerConfig:
-    """Group `trainer`: how long, where, and how often something is reported."""
+    """Group `trainer`: how long, where, and how often something is reported.
+
+    `devices` processes on each of `num_nodes` machines share the global batch; `column_chunks` goes through
+    each one's columns in so many parts. `max_nonfinite_steps` skipped steps in a row end the run.
+    """
 
     max_steps: int = MISSING
     accelerator: str = "cpu"
     devices: int = 1
+    num_nodes: int = 1
+    column_chunks: int = 1
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None
+    max_nonfinite_steps: int = 10
     progress_bar: bool = True
 
 
 @dataclass
 class CheckpointConfig:
-    """Node `checkpoint`: what is kept in the run directory besides the best and the last state."""
+    """Node `checkpoint`: how often the state is saved besides at validation and at the end.
+
+    Without `memory` a checkpoint is smaller, and a run that goes on from it starts with an empty memory.
+    """
 
     enabled: bool = True
     every_n_steps: int = 500
+    memory: bool = True
 
 
 @dataclass

@@ -23,6 +23,7 @@ from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.training.checkpoints import load_trained
+from txl_lightning.training.storage import write_checkpoint
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
@@ -102,7 +103,7 @@ def write_run(model: TransformerXL, options: ConvertConfig, target: Path) -> Pat
             "choose the corpus it was trained on with data=…"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(
+    write_checkpoint(
         {
             "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
             "global_step": 0,

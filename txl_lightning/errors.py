@@ -7,6 +7,21 @@ class UserError(Exception):
     """Something outside the program is wrong (an option, a file, a checkpoint); the message is one line."""
 
 
+class Stopped(UserError):  # noqa: N818 - the run did what it was asked to
+    """A run that saved its state and stopped, because a signal asked it to.
+
+    Attributes:
+        signum: the signal.
+    """
+
+    def __init__(self, text: str, signum: int) -> None:
+        super().__init__(text, signum)
+        self.signum = signum
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class OptionError(UserError, ValueError):
     """An option has a value that is not allowed.
 

@@ -151,7 +151,7 @@ def test_another_epoch_begins_even_if_nobody_asked_for_more_than_the_last_segmen
     [
         ({"batch_size": 0, "segment_len": 4}, "batch_size=0"),
         ({"batch_size": 9, "segment_len": 4}, "too few of 5 sentences"),
-        ({"batch_size": 3, "segment_len": 4, "world_size": 2}, "divisible by the 2 processes"),
+        ({"batch_size": 1, "segment_len": 4, "world_size": 2}, "at least the 2 processes"),
     ],
 )
 def test_impossible_sizes_are_named(options: dict[str, int], words: str, shuffle: bool) -> None:

@@ -99,7 +99,7 @@ def test_the_state_at_the_end_of_an_epoch_is_its_start() -> None:
         ({"batch_size": 0, "segment_len": 4}, "batch_size=0"),
         ({"batch_size": 2, "segment_len": 0}, "segment_len=0"),
         ({"batch_size": 6, "segment_len": 4}, "gives 1 of 10 tokens"),
-        ({"batch_size": 3, "segment_len": 4, "world_size": 2}, "divisible by the 2 processes"),
+        ({"batch_size": 1, "segment_len": 4, "world_size": 2}, "at least the 2 processes"),
     ],
 )
 def test_impossible_sizes_are_named(options: dict[str, int], words: str) -> None:

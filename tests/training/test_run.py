@@ -29,7 +29,9 @@ def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
     assert OmegaConf.load(tmp_path / "run/config.yaml").memory.mem_len == 8
     validations = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
     assert [row["steps"] for row in validations] == [5, 10]
-    assert {"last.ckpt", "best.ckpt"} == {path.name for path in (tmp_path / "run/checkpoints").iterdir()}
+    assert {"last.ckpt", "previous.ckpt", "best.ckpt"} == {
+        path.name for path in (tmp_path / "run/checkpoints").iterdir()
+    }
     rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
     curve = [row for row in rows if row["train/bpc"]]
     assert [row["step"] for row in curve] == ["3", "6", "9", "12"]
@@ -122,8 +124,9 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the training loss is nan at step"):
-        train(tiny_config(tmp_path, "optimizer.lr=1e18", "trainer.log_every_n_steps=2"), tmp_path / "run")
+    limit = "trainer.max_nonfinite_steps=3"
+    with pytest.raises(UserError, match="was not finite in 3 steps in a row, the last of them step"):
+        train(tiny_config(tmp_path, "optimizer.lr=1e18", limit, "trainer.max_steps=40"), tmp_path / "run")
 
 
 def test_a_second_run_in_a_directory_starts_its_curve_anew(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class ShuffledStreams(Streams):
         shuffle: whether there is another order in every epoch; without, the text's own.
 
     Raises:
-        OptionError: B is not divisible by W, or there are too few sentences for B columns.
+        OptionError: B is less than W, or there are too few sentences for B columns.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class ShuffledStreams(Streams):
         self.tokens, self.starts = tokens, np.asarray(starts)
         self.lengths = np.diff(self.starts, append=len(tokens))
         self.batch_size, self.segment_len, self.ext_len = batch_size, segment_len, ext_len
-        self.first_column, self.n_columns = rank * batch_size // world_size, batch_size // world_size
+        self.first_column = rank * batch_size // world_size
+        self.n_columns = (rank + 1) * batch_size // world_size - self.first_column
         self.seed, self.shuffle = seed, shuffle
         self.epoch = self.position = self._start = 0
         self._ordered_for: int | None = None

@@ -81,16 +81,15 @@ class Streams(ABC):
     def _check_sizes(batch_size: int, segment_len: int, world_size: int) -> None:
         require(batch_size >= 1, "batch_size", batch_size, "must be an integer >= 1")
         require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
-        require(
-            batch_size % world_size == 0, "batch_size", batch_size, f"must be divisible by the {world_size} processes"
-        )
+        allowed = f"must be at least the {world_size} processes, a stream for each"
+        require(batch_size >= world_size, "batch_size", batch_size, allowed)
 
 
 class OrderedStreams(Streams):
     """The columns of one rank, as an iterable of `Segment` that knows its length and position.
 
     n tokens and a global batch of B give B contiguous columns of n // B tokens; the rest is trimmed.
-    Rank r of W reads the columns [rB/W, (r+1)B/W), so that the numbers do not depend on W. In a column
+    Rank r of W reads the columns [rB/W, (r+1)B/W), rounded down, so that the numbers do not depend on W. In a column
     every token but the first is a target exactly once, in order; the last segment may be shorter.
 
     Args:
@@ -102,7 +101,7 @@ class OrderedStreams(Streams):
         world_size: W.
 
     Raises:
-        OptionError: B is not divisible by W, or a column is shorter than two tokens.
+        OptionError: B is less than W, or a column is shorter than two tokens.
     """
 
     def __init__(

@@ -17,31 +17,45 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
 from txl_lightning.data.streams import Segment
-from txl_lightning.errors import UserError
+from txl_lightning.training.loggers import log
 from txl_lightning.training.metrics import figures
 from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.ranks import Ranks
 
 
 class TrainingCurves(Callback):
     """Logs loss, bpc or ppl, learning rate, gradient norm, memory length and tokens/s every n steps.
 
-    The loss is the mean over the tokens since the last time. Nothing is read from the device in between.
+    The loss is the mean over the tokens of all ranks since the last time, without those of skipped steps.
+
+    Args:
+        every_n_steps: n.
+        ranks: the processes of the run.
+
+    Attributes:
+        tokens: seen by all ranks since the run began, earlier sessions included.
+        seconds: of training and validation since then.
+        latest: what was logged last.
     """
 
-    def __init__(self, every_n_steps: int) -> None:
-        self.every_n_steps = every_n_steps
+    def __init__(self, every_n_steps: int, ranks: Ranks) -> None:
+        self.every_n_steps, self.ranks = every_n_steps, ranks
         self.tokens = 0
         self.latest: dict[str, float] = {}
-        self._reset()
-
-    def _reset(self) -> None:
         self._nll_sum: torch.Tensor | float = 0.0
-        self._tokens = 0
-        self._since = time.perf_counter()
+        self._tokens = self._tokens_before = 0
+        self._seconds_before = 0.0
+        self._started = self._since = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of this run, its earlier sessions up to their last checkpoint included."""
+        return self._seconds_before + time.perf_counter() - self._started
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
-        self._reset()
+        self._started = self._since = time.perf_counter()
+        self._tokens_before = self._tokens
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
@@ -49,36 +63,49 @@ class TrainingCurves(Callback):
         """Count the batch, and log when it is time."""
         assert isinstance(pl_module, LanguageModelModule)
         n_tokens = batch.targets.numel()
-        self.tokens += n_tokens * trainer.world_size
-        self._nll_sum = self._nll_sum + outputs["loss"].detach() * n_tokens
-        self._tokens += n_tokens
-        if trainer.global_step % self.every_n_steps and trainer.global_step != trainer.max_steps:
-            return
-        memory = pl_module.training_memory.memory
-        nll = float(self._nll_sum) / self._tokens
-        if not math.isfinite(nll):
-            raise UserError(f"the training loss is {nll} at step {trainer.global_step}: lower optimizer.lr")
-        self.latest = {f"train/{name}": value for name, value in figures(nll, pl_module.level).items()} | {
-            "train/tokens_per_second": self._tokens * trainer.world_size / (time.perf_counter() - self._since),
+        self.tokens += n_tokens * self.ranks.world_size
+        if not pl_module.step_skipped:
+            self._nll_sum = self._nll_sum + pl_module.loss * n_tokens
+            self._tokens += n_tokens
+        if trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps:
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
+        nll_sum, tokens, n_recent = self.ranks.total(
+            float(self._nll_sum), self._tokens, self._tokens - self._tokens_before
+        )
+        values = figures(nll_sum / tokens, module.level) if tokens else {}
+        memory = module.training_memory.memory
+        self.latest = {f"train/{name}": value for name, value in values.items()} | {
+            "train/tokens_per_second": n_recent / (time.perf_counter() - self._since),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
-            "train/gradient_norm": float(pl_module.gradient_norm),
+            "train/gradient_norm": float(module.gradient_norm),
             "train/memory_length": float(getattr(memory, "filled", 0)),
         }
-        for logger in trainer.loggers:
-            logger.log_metrics({**self.latest, "tokens": self.tokens}, step=trainer.global_step)
-        self._reset()
+        log(trainer, {**self.latest, "tokens": self.tokens})
+        self._nll_sum, self._tokens = 0.0, 0
+        self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        self._since, self._tokens_before = time.perf_counter(), self._tokens
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Validation is not part of tokens/s."""
-        self._reset()
+        self._restart_clock()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tokens seen so far."""
-        return {"tokens": self.tokens}
+        """Tokens and seconds so far, and what every rank has summed since the last time."""
+        since = self.ranks.gather((float(self._nll_sum), self._tokens))
+        return {"tokens": self.tokens, "seconds": self.seconds, "since": since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting."""
-        self.tokens = state_dict["tokens"]
+        self.tokens, self._seconds_before = state_dict["tokens"], state_dict["seconds"]
+        sums, W = state_dict["since"], self.ranks.world_size
+        if len(sums) == W:
+            self._nll_sum, self._tokens = sums[self.ranks.rank]
+        elif self.ranks.rank == 0:
+            self._nll_sum, self._tokens = (sum(part) for part in zip(*sums, strict=True))
 
 
 class ValidationCurve(Callback):
@@ -86,26 +113,38 @@ class ValidationCurve(Callback):
 
     def __init__(self, path: Path, curves: TrainingCurves) -> None:
         self.path, self.curves = path, curves
-        self.started = time.perf_counter()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock; keep only lines of the past, which a resumed run has in its own directory."""
-        self.started = time.perf_counter()
+        """Keep only lines of the past, which a resumed run has in its own directory."""
         if self.path.exists() and trainer.is_global_zero:
-            lines = self.path.read_text().splitlines()
-            past = [line for line in lines if json.loads(line)["steps"] <= trainer.global_step]
-            self.path.write_text("".join(line + "\n" for line in past))
+            lines = self.path.read_text().splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("}\n")]  # the last may have been cut short
+            past = [line for line in whole if json.loads(line)["steps"] <= trainer.global_step]
+            self._write("".join(past), "w")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Append one line."""
+        """Log, and append one line."""
         assert isinstance(pl_module, LanguageModelModule)
         if trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
             return
+        values = {name: value for name, value in pl_module.figures.items() if name.startswith("val/")}
+        log(trainer, {**values, "tokens": self.curves.tokens})
         row: dict[str, float] = {"steps": trainer.global_step, "tokens": self.curves.tokens}
-        row["seconds"] = round(time.perf_counter() - self.started, 2)
-        row |= {name: value for name, value in pl_module.figures.items() if name.startswith("val/")}
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        row |= {"seconds": round(self.curves.seconds, 2), **values}
+        self._write(json.dumps(row) + "\n", "a")
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log what the test split gave."""
+        assert isinstance(pl_module, LanguageModelModule)
+        values = {name: value for name, value in pl_module.figures.items() if name.startswith("test/")}
+        log(trainer, values)
+
+    def _write(self, text: str, mode: str) -> None:
+        try:
+            with self.path.open(mode) as file:
+                file.write(text)
+        except OSError as error:  # a full disk must not end the training
+            print(f"{self.path.name} could not be written: {error}; training goes on", file=sys.stderr, flush=True)
 
 
 class ProgressBar(LightningProgressBar):
@@ -145,7 +184,8 @@ class ProgressBar(LightningProgressBar):
     ) -> None:
         """Move on."""
         if self._bar is not None:
-            self._bar.set_postfix_str(self._text(trainer), refresh=False)
+            assert isinstance(pl_module, LanguageModelModule)
+            self._bar.set_postfix_str(self._text(pl_module.figures), refresh=False)
             self._bar.update(trainer.global_step - self._bar.n)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -157,12 +197,12 @@ class ProgressBar(LightningProgressBar):
         """Close the bar, so that the error has a line of its own."""
         self.on_train_end(trainer, pl_module)
 
-    def _text(self, trainer: L.Trainer) -> str:
+    def _text(self, figures: dict[str, float]) -> str:
         latest = self.curves.latest
         shown = [f"{name} {latest['train/' + name]:.3f}" for name in ("nll", "bpc", "ppl") if "train/" + name in latest]
         for name in ("val/bpc", "val/ppl"):
-            if name in trainer.callback_metrics:
-                shown.append(f"{name} {float(trainer.callback_metrics[name]):.3f}")
+            if name in figures:
+                shown.append(f"{name} {figures[name]:.3f}")
         if "train/tokens_per_second" in latest:
             shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
         return ", ".join(shown)
@@ -183,33 +223,15 @@ class _Lines:
         self.stream.flush()
 
 
-class RandomState(Callback):
-    """Puts torch's random state into every checkpoint and back, so that dropout goes on as it would have."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The generators of the processor and of all GPUs."""
-        return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until training starts."""
-        self._loaded = state_dict
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """After everything that draws numbers before the first step."""
-        if self._loaded is not None:
-            torch.set_rng_state(self._loaded["cpu"].cpu())
-            if len(self._loaded["cuda"]) == torch.cuda.device_count():
-                torch.cuda.set_rng_state_all([state.cpu() for state in self._loaded["cuda"]])
-
-
 class RunRecord(Callback):
-    """Writes into every checkpoint what is needed to use it alone: configuration and vocabulary."""
+    """Writes into every checkpoint what is needed to use it alone: configuration and vocabulary.
 
-    def __init__(self, config: dict[str, Any], vocabulary: dict[str, Any]) -> None:
-        self.record = {"config": config, "vocabulary": vocabulary}
+    Args:
+        record: `config`, `vocabulary` and, if W&B draws the curves, `wandb_id`, in plain containers.
+    """
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Plain containers only, so that loading runs no code."""

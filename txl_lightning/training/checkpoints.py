@@ -12,6 +12,7 @@ from txl_lightning.config import Config, from_plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.training.models import Model, make_model
+from txl_lightning.training.storage import DamagedFileError, read_file
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
     """The contents of a checkpoint of `txl train`, on the CPU, without running any code in it.
 
     Raises:
-        OptionError: the file is missing, no checkpoint, or not one of `txl train`.
+        OptionError: the file is missing, damaged, no checkpoint, or not one of `txl train`.
     """
     if not Path(path).is_file():
         raise OptionError(option, path, "no such file")
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what the unpickler makes of a file that is none has no common type
-        raise OptionError(option, path, "is not a checkpoint (torch cannot read it)") from error
+        contents = read_file(path)
+    except (DamagedFileError, OSError) as error:
+        raise OptionError(option, path, str(error)) from error
     record = contents.get("txl_lightning") if isinstance(contents, dict) else None
     if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
         raise OptionError(option, path, "is not a checkpoint of txl train")

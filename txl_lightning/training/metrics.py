@@ -42,9 +42,9 @@ class TokenLoss(Metric):
         self.nll_sum += nll.detach().double().sum()
         self.tokens += nll.numel()
 
-    def compute(self) -> Tensor:
-        """Mean loss in nats (nan before the first token)."""
-        return self.nll_sum / self.tokens
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """Mean loss in nats (nan before the first token), and over how many tokens."""
+        return self.nll_sum / self.tokens, self.tokens.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> TokenLoss:
         """Move with the module but never lose float64 to `.to(dtype)`."""

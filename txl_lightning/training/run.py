@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,46 +13,165 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf
 
-from txl_lightning.config import Config, architecture, evaluation_lengths, extended_context, from_plain, plain
+from txl_lightning.config import Config, evaluation_lengths, extended_context, from_plain, plain
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, require
-from txl_lightning.training.callbacks import ProgressBar, RandomState, RunRecord, TrainingCurves, ValidationCurve
-from txl_lightning.training.checkpoints import model_weights, read_checkpoint
-from txl_lightning.training.models import Model, make_model
+from txl_lightning.errors import OptionError, Stopped, require
+from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
+from txl_lightning.training.checkpoints import read_checkpoint
+from txl_lightning.training.loggers import make_logger
+from txl_lightning.training.models import make_model
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.optimization import check_optimizer
-
-NOT_THE_FUNCTION = {
-    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
-    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
-}
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
+from txl_lightning.training.options import check_options, check_same_run, check_weights
+from txl_lightning.training.processes import run_on_all
+from txl_lightning.training.random_state import RandomState
+from txl_lightning.training.ranks import Ranks, connected, environment, n_processes
+from txl_lightning.training.saving import Checkpoints, last_good
+from txl_lightning.training.stopping import CleanStop, SkippedSteps
+from txl_lightning.training.storage import DurableCheckpoints
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
     """Train one model and evaluate its best weights on the validation and the test split.
 
-    Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt` and `best.ckpt`, and
-    the logger's files into `directory`.
+    Writes `config.yaml`, `validation.jsonl`, `metrics.json`, `checkpoints/last.ckpt`, `previous.ckpt` and
+    `best.ckpt`, and the logger's files into `directory`. With several `trainer.devices` the processes are
+    started here, unless torchrun or SLURM started them.
 
     Returns:
         What `metrics.json` holds.
 
     Raises:
-        UserError: an option, the corpus or the checkpoint to resume from is not usable.
+        UserError: an option, the corpus or the checkpoint to resume from is not usable, or a process died.
+        Stopped: SIGTERM or SIGINT came; the state is saved.
     """
     check_options(config)
-    resume = None if config.resume is None else read_checkpoint(config.resume, option="resume")
-    L.seed_everything(config.seed, verbose=False)
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
+    if n_processes(config.trainer) > 1 and environment() is None:
+        require(config.trainer.num_nodes == 1, "trainer.num_nodes", config.trainer.num_nodes, "needs torchrun or SLURM")
+        StreamsDataModule(config.data, config.evaluation, extended_context(config))  # prepared once, refused here
+        result = run_on_all(_train_rank, plain(config), str(directory), processes=config.trainer.devices)
+        if isinstance(result, Stopped):
+            raise result
+        return result
+    with connected(config.trainer) as ranks:
+        return train_rank(config, directory, ranks)
 
+
+def _train_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stopped:
+    """What a started process does: it reads no command line, so that all have the same configuration."""
+    try:
+        return train(from_plain(config), Path(directory))
+    except Stopped as stopped:  # all ranks did, after the same step: no rank failed
+        return stopped
+
+
+def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """This process's part of `train`."""
+    directory = ranks.first(directory)
+    resumed_from, resume = find_checkpoint(config, directory, ranks)
+    L.seed_everything(config.seed, verbose=False)
     data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
+    module = make_module(config, data, ranks, resumed_from, resume)
+    if ranks.rank:  # the weights are drawn alike, everything else is not
+        torch.manual_seed(ranks.seed(config.seed))
+
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+    curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
+    every, options = config.trainer.val_every_n_steps, config.checkpoint
+    checkpoints = Checkpoints(directory / "checkpoints", options.every_n_steps, ranks, resumed_from)
+    saving = checkpoints if options.enabled else None
+    skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, saving)
+    callbacks: list[Callback] = [curves, skipped, ValidationCurve(directory / "validation.jsonl", curves)]
+    with quiet_libraries():
+        logger: Logger | bool = False
+        if ranks.rank == 0:
+            step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
+            logger = make_logger(config, directory, count_parameters(module), step, run_id)
+        record = {"config": plain(config), "vocabulary": data.corpus.vocabulary.state_dict()}
+        if isinstance(logger, WandbLogger):
+            record["wandb_id"] = logger.experiment.id
+        callbacks += [RandomState(ranks, config.seed), RunRecord(record)]
+        if config.trainer.progress_bar:
+            callbacks.append(ProgressBar(curves))
+        callbacks += [checkpoints] if options.enabled else []
+        callbacks.append(CleanStop(ranks, saving, every and min(every, config.trainer.max_steps)))
+        trainer = make_trainer(config, directory, callbacks, logger)
+        trainer.fit(module, datamodule=data, ckpt_path=resumed_from, weights_only=True)
+        if saving is not None and saving.saved_step != trainer.global_step:
+            saving.save(trainer)
+        metrics: dict[str, Any] = {"steps": trainer.global_step, "tokens": curves.tokens}
+        metrics |= {"seconds": round(curves.seconds, 2), "skipped_steps": skipped.total}
+        best = saving and saving.best_path
+        if best:
+            module.load_state_dict(read_checkpoint(best)["state_dict"])
+        metrics |= {"weights": "best" if best else "last"} | evaluate_splits(
+            trainer, module, data, config.evaluation.max_segments
+        )
+    metrics["evaluation"] = {
+        **module.evaluation_lengths,
+        "segment_len": config.evaluation.segment_len,
+        "streams_start": "without context",
+    }
+    metrics["evaluation"] |= {n: getattr(config.evaluation, n) for n in ("batch_size", "max_segments")}
+    corpus = data.corpus
+    metrics["corpus"] = {"name": corpus.name, "level": corpus.vocabulary.level, "sha256": corpus.checksum}
+    metrics |= {"parameters": count_parameters(module), "processes": ranks.world_size}
+    if ranks.rank == 0:
+        (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+    return metrics
+
+
+def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint that `resume` names and what it holds; `auto` is the last good one of the run directory.
+
+    The first rank chooses, and says what it chose and what it had to pass over.
+    """
+    if config.resume != "auto":
+        path = None if config.resume is None else Path(config.resume)
+    else:
+        found, complaints = last_good(directory / "checkpoints") if ranks.rank == 0 else (None, [])
+        path, complaints = ranks.first((found, complaints))
+        if ranks.rank == 0:
+            news = "starting from the beginning" if path is None else f"going on from {path}"
+            none = f"no checkpoint in {directory / 'checkpoints'}, " if path is None and not complaints else ""
+            for line in (*complaints, f"resume=auto: {none}{news}"):
+                print(line, file=sys.stderr, flush=True)
+    contents = None if path is None else read_checkpoint(path, option="resume")
+    if contents is not None and ranks.rank == 0:
+        warn_without_memory(config, contents, path)
+    return path, contents
+
+
+def warn_without_memory(config: Config, checkpoint: dict[str, Any], path: Path | None) -> None:
+    """Say what it means to go on without the memory, where the run has one."""
+    state = checkpoint.get("training_memory", {})
+    if config.memory.mem_len and state.get("next_number") and state.get("memory") is None:
+        print(
+            f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
+            f"{config.memory.mem_len} tokens of every stream, and the run will differ from an uninterrupted one",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def make_module(
+    config: Config, data: StreamsDataModule, ranks: Ranks, resumed_from: Path | None, resume: dict[str, Any] | None
+) -> LanguageModelModule:
+    """A new model in its LightningModule, refused if the checkpoint to go on from is not of this run.
+
+    Raises:
+        OptionError: naming the option.
+    """
     vocabulary = data.corpus.vocabulary
     model = make_model(config, len(vocabulary))
     lengths = evaluation_lengths(config)
@@ -61,15 +180,22 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     except OptionError as error:
         raise error.within("evaluation") from error
     if resume is not None:
-        check_same_run(config, resume)
-        check_weights(config.resume, "resume", resume, model, vocabulary)
+        check_same_run(config, str(resumed_from), resume)
+        check_weights(str(resumed_from), "resume", resume, model, vocabulary)
         left = config.trainer.max_steps - resume["global_step"]
-        allowed = f"must be greater than the {resume['global_step']} steps of resume={config.resume}"
-        require(left > 0, "trainer.max_steps", config.trainer.max_steps, allowed)
+        allowed = f"must be greater than the {resume['global_step']} steps of resume={resumed_from}"
+        require(left > 0 or config.resume == "auto", "trainer.max_steps", config.trainer.max_steps, allowed)
     elif config.initial_weights is not None:
         initial = read_checkpoint(config.initial_weights, option="initial_weights")
         model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
-    module = LanguageModelModule(
+    if not config.checkpoint.memory and config.memory.mem_len and ranks.rank == 0:
+        print(
+            "checkpoint.memory=false: a run that resumes starts with an empty memory and will differ from an "
+            "uninterrupted one",
+            file=sys.stderr,
+            flush=True,
+        )
+    return LanguageModelModule(
         model,
         config.optimizer,
         config.trainer.max_steps,
@@ -78,181 +204,15 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         fused=config.trainer.precision != "16-mixed",
         compile=config.trainer.compile,
         loss=config.loss,
+        column_chunks=config.trainer.column_chunks,
+        ranks=ranks,
+        save_memory=config.checkpoint.memory,
     )
 
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-    curves = TrainingCurves(config.trainer.log_every_n_steps)
-    checkpoints = make_checkpoints(config, directory) if config.checkpoint.enabled else []
-    callbacks: list[Callback] = [
-        curves,
-        ValidationCurve(directory / "validation.jsonl", curves),
-        RandomState(),
-        RunRecord(plain(config), vocabulary.state_dict()),
-        *checkpoints,
-    ]
-    if config.trainer.progress_bar:
-        callbacks.append(ProgressBar(curves))
-    started = time.perf_counter()
-    with quiet_libraries():
-        logger = make_logger(config, directory, n_parameters=sum(p.numel() for p in model.parameters()))
-        trainer = make_trainer(config, directory, callbacks, logger)
-        trainer.fit(module, datamodule=data, ckpt_path=config.resume, weights_only=True)
-        if config.checkpoint.enabled:
-            trainer.save_checkpoint(directory / "checkpoints" / "last.ckpt")
-        seconds = time.perf_counter() - started
-        metrics: dict[str, Any] = {"steps": trainer.global_step, "tokens": curves.tokens, "seconds": round(seconds, 2)}
-        best = checkpoints[0].best_model_path if checkpoints else ""
-        if best:
-            module.load_state_dict(read_checkpoint(best)["state_dict"])
-        metrics |= {"weights": "best" if best else "last"} | evaluate_splits(
-            trainer, module, data, config.evaluation.max_segments
-        )
-    metrics["evaluation"] = {
-        **lengths,
-        "segment_len": config.evaluation.segment_len,
-        "streams_start": "without context",
-    }
-    metrics["evaluation"] |= {n: getattr(config.evaluation, n) for n in ("batch_size", "max_segments")}
-    metrics["corpus"] = {"name": data.corpus.name, "level": vocabulary.level, "sha256": data.corpus.checksum}
-    metrics["parameters"] = sum(p.numel() for p in model.parameters())
-    if trainer.is_global_zero:
-        (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-        if isinstance(logger, WandbLogger):
-            logger.experiment.finish()
-    return metrics
 
-
-def check_options(config: Config) -> None:
-    """Refuse what no later stage would name as clearly."""
-    trainer, evaluation = config.trainer, config.evaluation
-    check_optimizer(config.optimizer)
-    architecture(config, vocab_size=2**31)  # before a large corpus is prepared
-    require(config.seed >= 0, "seed", config.seed, "must be an integer >= 0")
-    require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
-    require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
-    require(
-        trainer.precision in PRECISIONS,
-        "trainer.precision",
-        trainer.precision,
-        f"must be one of {', '.join(PRECISIONS)}",
-    )
-    require(trainer.accelerator in ("cpu", "gpu"), "trainer.accelerator", trainer.accelerator, "must be cpu or gpu")
-    half_on_cpu = trainer.precision == "16-mixed" and trainer.accelerator == "cpu"
-    require(not half_on_cpu, "trainer.precision", trainer.precision, "needs a GPU (bf16-mixed works without one)")
-    n_gpus = torch.cuda.device_count()
-    require(
-        trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
-        "trainer.accelerator",
-        trainer.accelerator,
-        f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}",
-    )
-    require(
-        trainer.devices == 1, "trainer.devices", trainer.devices, "must be 1 (several devices are not supported yet)"
-    )
-    require(
-        trainer.num_threads is None or trainer.num_threads >= 1,
-        "trainer.num_threads",
-        trainer.num_threads,
-        "must be null or an integer >= 1",
-    )
-    for option, value in {
-        "trainer.log_every_n_steps": trainer.log_every_n_steps,
-        "trainer.val_every_n_steps": trainer.val_every_n_steps,
-        "trainer.val_max_segments": trainer.val_max_segments,
-        "checkpoint.every_n_steps": config.checkpoint.every_n_steps,
-        "data.batch_size": config.data.batch_size,
-        "data.segment_len": config.data.segment_len,
-        "evaluation.batch_size": evaluation.batch_size,
-        "evaluation.segment_len": evaluation.segment_len,
-        "evaluation.max_segments": evaluation.max_segments,
-    }.items():
-        require(value is None or value >= 1, option, value, "must be an integer >= 1")
-    names = ("wandb", "csv", "none")
-    require(config.logger.name in names, "logger", config.logger.name, f"must be one of {', '.join(names)}")
-    modes = ("offline", "online")
-    require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
-
-
-def check_weights(
-    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
-) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint under the model's own names.
-
-    Raises:
-        OptionError: they are of another architecture or were trained on another vocabulary.
-    """
-    record = checkpoint["txl_lightning"]
-    theirs = architecture(from_plain(record["config"]), len(vocabulary))
-    for name, value in vars(theirs).items():
-        if name in NOT_THE_FUNCTION or not hasattr(model.config, name):
-            continue
-        if value != getattr(model.config, name):
-            needed = getattr(model.config, name)
-            raise OptionError(option, path, f"is of another model: {name} is {value}, this model needs {needed}")
-    if Vocabulary.from_state_dict(record["vocabulary"]) != vocabulary:
-        raise OptionError(option, path, "was trained on another vocabulary than this corpus has")
-    weights = model_weights(checkpoint)
-    has = {name: list(tensor.shape) for name, tensor in weights.items()}
-    needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(has.keys() | needs.keys()):
-        if has.get(name) != needs.get(name):
-            shapes = f"{name} is {has.get(name, 'absent')}, this model needs {needs.get(name, 'none')}"
-            raise OptionError(option, path, f"is of another model: {shapes}")
-    return weights
-
-
-def check_same_run(config: Config, checkpoint: dict[str, Any]) -> None:
-    """Refuse to go on with a run whose streams, memory, loss or optimiser were others.
-
-    Raises:
-        OptionError: naming the first option that differs, or that the file holds weights only.
-    """
-    if "pytorch-lightning_version" not in checkpoint:
-        raise OptionError("resume", config.resume, "holds weights only: start from them with initial_weights=")
-    before, now = from_plain(checkpoint["txl_lightning"]["config"]), config
-    fixed = {"data": ("name", "level", "batch_size", "segment_len"), "memory": ("mem_len", "start"), "optimizer": ()}
-    for group, names in fixed.items():
-        for name in names or vars(now.optimizer):
-            theirs, ours = (getattr(getattr(c, group), name) for c in (before, now))
-            if theirs != ours:
-                raise OptionError(f"{group}.{name}", ours, f"must be {theirs}, as in resume={config.resume}")
-    require(before.loss == now.loss, "loss", now.loss, f"must be {before.loss}, as in resume={config.resume}")
-
-
-def make_checkpoints(config: Config, directory: Path) -> list[ModelCheckpoint]:
-    """`best.ckpt` by validation loss and `last.ckpt` every n steps and at the end."""
-    common: dict[str, Any] = {"dirpath": directory / "checkpoints", "enable_version_counter": False}
-    best = ModelCheckpoint(monitor="val/nll", filename="best", save_top_k=1, auto_insert_metric_name=False, **common)
-    last = ModelCheckpoint(
-        filename="last",
-        every_n_train_steps=config.checkpoint.every_n_steps,
-        save_on_exception=True,
-        **common,
-    )
-    return [best, last]
-
-
-def make_logger(config: Config, directory: Path, n_parameters: int) -> Logger | bool:
-    """The chosen logger, knowing the whole configuration."""
-    if config.logger.name == "csv":
-        return CSVLogger(save_dir=directory, name=None, version="")
-    if config.logger.name == "none":
-        return False
-    import wandb
-
-    run = wandb.init(
-        dir=directory,
-        project=config.logger.project,
-        group=config.logger.group,
-        tags=config.logger.tags,
-        mode=config.logger.mode,  # type: ignore[arg-type]
-        config={**plain(config), "parameters": n_parameters},
-        settings=wandb.Settings(silent=True, console="off", disable_git=True),
-    )
-    for metric in ("val/nll", "val/bpc", "val/ppl"):
-        run.define_metric(metric, step_metric="trainer/global_step", summary="min")
-    return WandbLogger(experiment=run)
+def count_parameters(module: torch.nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def make_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | bool) -> L.Trainer:
@@ -261,6 +221,9 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], log
     return L.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=DDPStrategy() if n_processes(options) > 1 else "auto",
+        plugins=[DurableCheckpoints()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=options.max_steps,
         val_check_interval=options.val_every_n_steps and min(options.val_every_n_steps, options.max_steps),
@@ -271,7 +234,7 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], log
         use_distributed_sampler=False,
         enable_model_summary=False,
         enable_progress_bar=options.progress_bar,
-        enable_checkpointing=config.checkpoint.enabled,
+        enable_checkpointing=False,
         default_root_dir=directory,
         callbacks=callbacks,
         logger=logger,

@@ -1,0 +1,99 @@
+"""A run that is killed, stopped or broken goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.training.recorded_run import recorded_losses, start
+from txl_lightning.training.storage import read_file
+
+STEPS = 200
+OPTIONS = (
+    f"trainer.max_steps={STEPS}",
+    "trainer.val_every_n_steps=30",
+    "trainer.val_max_segments=3",
+    "evaluation.max_segments=3",
+    "checkpoint.every_n_steps=20",
+    "model.dropout=0.2",
+    "logger=csv",
+    "trainer.log_every_n_steps=7",
+    "resume=auto",
+)
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+
+
+def outcome(directory: Path) -> dict[str, object]:
+    """Everything of a run that must not depend on its interruptions."""
+    run = directory / "run"
+    last = read_file(run / "checkpoints/last.ckpt")
+    metrics = json.loads((run / "metrics.json").read_text())
+    rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
+    seen = {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")}
+    curve = [
+        {name: value for name, value in row.items() if "per_second" not in name}
+        for row in map(dict, _csv(run / "metrics.csv"))
+    ]
+    return {
+        "metrics": seen,
+        "validation": [{name: value for name, value in row.items() if name != "seconds"} for row in rows],
+        "curve": curve,
+        "weights": {name: tensor.tolist() for name, tensor in last["state_dict"].items()},
+        "memory": last["training_memory"]["memory"]["states"].tolist(),
+        "best": last["callbacks"]["Checkpoints"]["best"],
+    }
+
+
+def _csv(path: Path) -> list[dict[str, str]]:
+    import csv
+
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """One run of each number of processes that nobody disturbs."""
+    directories = {}
+    for processes in (1, 2):
+        directories[processes] = tmp_path_factory.mktemp(f"whole{processes}")
+        done = start(directories[processes], *OPTIONS, f"trainer.devices={processes}")
+        assert done.returncode == 0, done.stderr
+    return directories
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "events"),
+    [
+        (1, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)]),
+        (1, [(33, TERM), (60, INT), (112, TERM), (168, INT)]),  # step 60 validates, an epoch ends with 56 and 168
+        (2, [(27, KILL), (90, KILL), (140, KILL)]),
+        (2, [(45, TERM), (112, INT)]),
+    ],
+    ids=["killed", "stopped", "killed, 2 processes", "stopped, 2 processes"],
+)
+def test_an_interrupted_run_equals_an_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, uninterrupted: dict[int, Path], processes: int, events: list[tuple[int, int]]
+) -> None:
+    for i, (at, number) in enumerate(events):
+        broken = start(tmp_path, *OPTIONS, f"trainer.devices={processes}", at=at, signal=number, rank=i % processes)
+        if number == KILL:
+            assert broken.returncode != 0
+        else:
+            assert f"stopped by {signal.Signals(number).name} after step {at}" in broken.stdout, broken.stderr
+            assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == at
+        assert not (tmp_path / "run/metrics.json").exists()
+    done = start(tmp_path, *OPTIONS, f"trainer.devices={processes}")
+    assert done.returncode == 0, done.stderr
+    expected = dict(recorded_losses(uninterrupted[processes]))
+    losses = recorded_losses(tmp_path)
+    assert len(expected) == STEPS
+    assert {step for step, _ in losses} == set(expected)
+    assert [(step, loss) for step, loss in losses if loss != expected[step]] == []
+    whole, broken_run = outcome(uninterrupted[processes]), outcome(tmp_path)
+    for name, value in whole.items():
+        assert broken_run[name] == value, name

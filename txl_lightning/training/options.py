@@ -1,0 +1,128 @@
+"""What of a configuration can be refused before anything is trained, and what a checkpoint must be to go on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from txl_lightning.config import Config, architecture, from_plain
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError, require
+from txl_lightning.training.checkpoints import model_weights
+from txl_lightning.training.models import Model
+from txl_lightning.training.optimization import check_optimizer
+from txl_lightning.training.ranks import n_processes
+
+NOT_THE_FUNCTION = {
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
+    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
+}
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
+
+
+def check_options(config: Config) -> None:
+    """Refuse what no later stage would name as clearly."""
+    trainer, evaluation = config.trainer, config.evaluation
+    check_optimizer(config.optimizer)
+    architecture(config, vocab_size=2**31)  # before a large corpus is prepared
+    require(config.seed >= 0, "seed", config.seed, "must be an integer >= 0")
+    require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
+    require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
+    require(
+        trainer.precision in PRECISIONS,
+        "trainer.precision",
+        trainer.precision,
+        f"must be one of {', '.join(PRECISIONS)}",
+    )
+    require(trainer.accelerator in ("cpu", "gpu"), "trainer.accelerator", trainer.accelerator, "must be cpu or gpu")
+    half_on_cpu = trainer.precision == "16-mixed" and trainer.accelerator == "cpu"
+    require(not half_on_cpu, "trainer.precision", trainer.precision, "needs a GPU (bf16-mixed works without one)")
+    for option in ("devices", "num_nodes", "column_chunks", "max_nonfinite_steps"):
+        value = getattr(trainer, option)
+        require(value >= 1, f"trainer.{option}", value, "must be an integer >= 1")
+    n_gpus = torch.cuda.device_count()
+    require(
+        trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
+        "trainer.accelerator",
+        trainer.accelerator,
+        f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}",
+    )
+    B, W, chunks = config.data.batch_size, n_processes(trainer), trainer.column_chunks
+    require(
+        B % (W * chunks) == 0,
+        "data.batch_size",
+        B,
+        f"must be divisible by the {W} processes of trainer.devices={trainer.devices} and "
+        f"trainer.num_nodes={trainer.num_nodes}, times trainer.column_chunks={chunks}",
+    )
+    allowed = f"must be at least the {W} processes, a stream for each"
+    require(evaluation.batch_size >= W, "evaluation.batch_size", evaluation.batch_size, allowed)
+    require(
+        trainer.num_threads is None or trainer.num_threads >= 1,
+        "trainer.num_threads",
+        trainer.num_threads,
+        "must be null or an integer >= 1",
+    )
+    for option, value in {
+        "trainer.log_every_n_steps": trainer.log_every_n_steps,
+        "trainer.val_every_n_steps": trainer.val_every_n_steps,
+        "trainer.val_max_segments": trainer.val_max_segments,
+        "checkpoint.every_n_steps": config.checkpoint.every_n_steps,
+        "data.batch_size": config.data.batch_size,
+        "data.segment_len": config.data.segment_len,
+        "evaluation.batch_size": evaluation.batch_size,
+        "evaluation.segment_len": evaluation.segment_len,
+        "evaluation.max_segments": evaluation.max_segments,
+    }.items():
+        require(value is None or value >= 1, option, value, "must be an integer >= 1")
+    names = ("wandb", "csv", "none")
+    require(config.logger.name in names, "logger", config.logger.name, f"must be one of {', '.join(names)}")
+    modes = ("offline", "online")
+    require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
+
+
+def check_weights(
+    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
+) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint under the model's own names.
+
+    Raises:
+        OptionError: they are of another architecture or were trained on another vocabulary.
+    """
+    record = checkpoint["txl_lightning"]
+    theirs = architecture(from_plain(record["config"]), len(vocabulary))
+    for name, value in vars(theirs).items():
+        if name in NOT_THE_FUNCTION or not hasattr(model.config, name):
+            continue
+        if value != getattr(model.config, name):
+            needed = getattr(model.config, name)
+            raise OptionError(option, path, f"is of another model: {name} is {value}, this model needs {needed}")
+    if Vocabulary.from_state_dict(record["vocabulary"]) != vocabulary:
+        raise OptionError(option, path, "was trained on another vocabulary than this corpus has")
+    weights = model_weights(checkpoint)
+    has = {name: list(tensor.shape) for name, tensor in weights.items()}
+    needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted(has.keys() | needs.keys()):
+        if has.get(name) != needs.get(name):
+            shapes = f"{name} is {has.get(name, 'absent')}, this model needs {needs.get(name, 'none')}"
+            raise OptionError(option, path, f"is of another model: {shapes}")
+    return weights
+
+
+def check_same_run(config: Config, path: str, checkpoint: dict[str, Any]) -> None:
+    """Refuse to go on with a run whose streams, memory, loss or optimiser were others.
+
+    Raises:
+        OptionError: naming the first option that differs, or that the file holds weights only.
+    """
+    if "pytorch-lightning_version" not in checkpoint:
+        raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
+    before, now = from_plain(checkpoint["txl_lightning"]["config"]), config
+    fixed = {"data": ("name", "level", "batch_size", "segment_len"), "memory": ("mem_len", "start"), "optimizer": ()}
+    for group, names in fixed.items():
+        for name in names or vars(now.optimizer):
+            theirs, ours = (getattr(getattr(c, group), name) for c in (before, now))
+            if theirs != ours:
+                raise OptionError(f"{group}.{name}", ours, f"must be {theirs}, as in resume={path}")
+    require(before.loss == now.loss, "loss", now.loss, f"must be {before.loss}, as in resume={path}")
