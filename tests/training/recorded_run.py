@@ -26,6 +26,13 @@ from txl_lightning.training.processes import run_on_all
 ROOT = Path(__file__).parents[2]
 
 
+def recorded_runs(*runs: tuple[dict[str, Any], str]) -> None:
+    """Several runs one after the other in the same processes."""
+    for config, directory in runs:
+        Path(directory).mkdir(exist_ok=True)
+        recorded_run(config, directory, {})
+
+
 def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) -> str:
     """Train; in the forward pass of step `event["at"]`, do to rank `event["rank"]` what it says."""
 
@@ -48,6 +55,8 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
         return json.dumps(run.train(from_plain(config), Path(directory)))
     except Stopped as stopped:
         return str(stopped)
+    finally:
+        run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
 
 
 def start(directory: Path, *overrides: str, **event: int) -> subprocess.CompletedProcess[str]:
@@ -59,7 +68,7 @@ def start(directory: Path, *overrides: str, **event: int) -> subprocess.Complete
 
 def recorded_losses(directory: Path) -> list[tuple[int, float]]:
     """Everything that was written, in order; a step may come twice."""
-    lines = (directory / "run" / "losses.txt").read_text().splitlines()
+    lines = (directory / "losses.txt").read_text().splitlines()
     return [(int(line.split()[0]), float.fromhex(line.split()[1])) for line in lines]
 
 

@@ -89,8 +89,8 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_bit_for_bit(
         assert not (tmp_path / "run/metrics.json").exists()
     done = start(tmp_path, *OPTIONS, f"trainer.devices={processes}")
     assert done.returncode == 0, done.stderr
-    expected = dict(recorded_losses(uninterrupted[processes]))
-    losses = recorded_losses(tmp_path)
+    expected = dict(recorded_losses(uninterrupted[processes] / "run"))
+    losses = recorded_losses(tmp_path / "run")
     assert len(expected) == STEPS
     assert {step for step, _ in losses} == set(expected)
     assert [(step, loss) for step, loss in losses if loss != expected[step]] == []

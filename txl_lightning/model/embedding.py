@@ -69,7 +69,6 @@ class TokenEmbedding(nn.Module):
         for cluster, (first, end) in enumerate(self.ranges()):
             last = cluster == self.n_clusters - 1  # takes what is beyond the vocabulary too, and fails on it
             places = ((tokens >= first) & ((tokens < end) | last)).nonzero().squeeze(1)
-            if places.numel():
-                rows = F.linear(F.embedding(tokens[places] - first, self.tables[cluster]), self.projections[cluster])
-                embedded = embedded.index_copy(0, places, rows.to(embedded.dtype))
+            rows = F.linear(F.embedding(tokens[places] - first, self.tables[cluster]), self.projections[cluster])
+            embedded = embedded.index_copy(0, places, rows.to(embedded.dtype))
         return embedded.view(*tokens_BT.shape, self.d_model) * self.d_model**0.5

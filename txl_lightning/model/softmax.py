@@ -43,7 +43,11 @@ class TokenSoftmax(nn.Module):
     def forward(
         self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], embedding: TokenEmbedding
     ) -> Float[Tensor, "B T"]:
-        """-log P(target | h) in nats, in token order. Clusters without a target cost nothing."""
+        """-log P(target | h) in nats, in token order.
+
+        Clusters without a target cost nothing, but their weights get a gradient of zeros, not none: then the
+        optimiser treats them alike however the columns are divided into processes and chunks.
+        """
         hidden, targets = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         head_targets, members = targets, []
         for cluster, (first, end) in enumerate(embedding.ranges()):
@@ -53,9 +57,8 @@ class TokenSoftmax(nn.Module):
                 members.append((cluster, first, inside.nonzero().squeeze(1)))
         nll = F.cross_entropy(self._head(hidden, embedding), head_targets, reduction="none")
         for cluster, first, places in members:
-            if places.numel():
-                logits = self._logits(hidden[places], cluster, embedding)
-                nll = nll.index_add(0, places, F.cross_entropy(logits, targets[places] - first, reduction="none"))
+            logits = self._logits(hidden[places], cluster, embedding)
+            nll = nll.index_add(0, places, F.cross_entropy(logits, targets[places] - first, reduction="none"))
         return nll.view_as(targets_BT)
 
     def log_probabilities(

@@ -220,7 +220,7 @@ class LanguageModelModule(L.LightningModule):
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
         self.step_skipped = not bool(torch.isfinite(self.gradient_norm))
         if self.step_skipped and getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            self.step_skipped = self.ranks.any(not bool(torch.isfinite(self.loss)))
+            self.step_skipped = bool(self.ranks.largest(not bool(torch.isfinite(self.loss))))
         if self.step_skipped:
             self.training_memory.memory = self._memory_before
             for parameter in self.parameters():

@@ -33,8 +33,8 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their news come as one UserError
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are passed on below
     config = LaunchConfig(
+        signals_to_handle="SIGQUIT",  # the others are passed on below
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,

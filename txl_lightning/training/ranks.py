@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -61,9 +60,13 @@ class Ranks:
         dist.all_reduce(sums, group=self.group)
         return sums.tolist()
 
-    def any(self, flag: bool) -> bool:
-        """Whether it holds on at least one rank."""
-        return bool(flag) if self.world_size == 1 else self.total(float(flag))[0] > 0
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers: of flags, whether one is set."""
+        if self.world_size == 1:
+            return int(number)
+        largest = torch.tensor(number, dtype=torch.int64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        return int(largest)
 
     def seed(self, *numbers: int) -> int:
         """A seed that differs from rank to rank, the first of `numbers` unchanged on the first rank."""
@@ -86,9 +89,8 @@ def n_processes(options: TrainerConfig) -> int:
     return options.devices * options.num_nodes
 
 
-@contextmanager
-def connected(options: TrainerConfig) -> Iterator[Ranks]:
-    """Join the other processes of this run, if torchrun or SLURM started several, and leave them in the end.
+def connect(options: TrainerConfig) -> Ranks:
+    """Join the other processes of this run, if torchrun or SLURM started several.
 
     Raises:
         OptionError: they started another number of processes than the configuration says.
@@ -102,12 +104,13 @@ def connected(options: TrainerConfig) -> Iterator[Ranks]:
         f"times trainer.num_nodes={options.num_nodes} must be the {world_size} processes that were started",
     )
     if started is None or world_size == 1:
-        yield Ranks()
-        return
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
-    if options.accelerator == "gpu":
-        torch.cuda.set_device(started.local_rank())
-    backend = "nccl" if options.accelerator == "gpu" else "gloo"
-    dist.init_process_group(backend, rank=started.global_rank(), world_size=world_size)
-    yield Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"))
-    dist.destroy_process_group()  # not after an error: the others may be gone, and it would wait for them
+        return Ranks()
+    if not dist.is_initialized():
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
+        backend = "gloo"
+        if options.accelerator == "gpu":
+            torch.cuda.set_device(started.local_rank())
+            backend = "nccl"
+            atexit.register(dist.destroy_process_group)
+        dist.init_process_group(backend, rank=started.global_rank(), world_size=world_size)
+    return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"))

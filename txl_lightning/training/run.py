@@ -29,7 +29,7 @@ from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.options import check_options, check_same_run, check_weights
 from txl_lightning.training.processes import run_on_all
 from txl_lightning.training.random_state import RandomState
-from txl_lightning.training.ranks import Ranks, connected, environment, n_processes
+from txl_lightning.training.ranks import Ranks, connect, environment, n_processes
 from txl_lightning.training.saving import Checkpoints, last_good
 from txl_lightning.training.stopping import CleanStop, SkippedSteps
 from txl_lightning.training.storage import DurableCheckpoints
@@ -59,8 +59,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         if isinstance(result, Stopped):
             raise result
         return result
-    with connected(config.trainer) as ranks:
-        return train_rank(config, directory, ranks)
+    return train_rank(config, directory, connect(config.trainer))
 
 
 def _train_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stopped:

@@ -81,7 +81,10 @@ class Checkpoints(Callback):
         return False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Bring the best checkpoint of a resumed run along."""
+        """Bring the best checkpoint of a resumed run along; drop what a killed process left half-written."""
+        if self.ranks.rank == 0:
+            for part in self.directory.glob(".*.part"):
+                part.unlink(missing_ok=True)
         if self.resumed_from is not None:
             self.saved_step = trainer.global_step
             if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):

@@ -35,7 +35,7 @@ class CleanStop(Callback):
     def __init__(self, ranks: Ranks, checkpoints: Checkpoints | None, val_every_n_steps: int | None) -> None:
         self.ranks, self.checkpoints, self.val_every_n_steps = ranks, checkpoints, val_every_n_steps
         self.signum = 0
-        self.agreed = False
+        self.agreed = 0
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -46,7 +46,7 @@ class CleanStop(Callback):
     def _heard(self, signum: int, frame: Any) -> None:
         if signum == signal.SIGINT and self.signum == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signum = signum
+        self.signum = self.signum or signum
         if self.ranks.rank == 0:
             print(f"{signal.Signals(signum).name}: saving after this step, then stopping", file=sys.stderr, flush=True)
 
@@ -54,7 +54,7 @@ class CleanStop(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
     ) -> None:
         """Agree with the other ranks; save and stop."""
-        self.agreed = self.ranks.any(self.signum != 0)
+        self.agreed = self.ranks.largest(self.signum)
         if self.agreed:
             if self.checkpoints is not None and self.checkpoints.saved_step != trainer.global_step:
                 self.checkpoints.save(trainer)
@@ -64,15 +64,16 @@ class CleanStop(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The validation that was due is done, and its checkpoint written."""
-        if trainer.state.fn == TrainerFn.FITTING and (self.agreed or self.ranks.any(self.signum != 0)):
-            self._stop(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.agreed = self.ranks.largest(self.agreed or self.signum)
+            if self.agreed:
+                self._stop(trainer)
 
     def _stop(self, trainer: L.Trainer) -> None:
         step, saved = trainer.global_step, ""
         if self.checkpoints is not None and self.checkpoints.saved_step == step:
             saved = f"; resume={self.checkpoints.last} goes on from there"
-        signum = self.signum or signal.SIGTERM  # another rank's signal
-        raise Stopped(f"stopped by {signal.Signals(signum).name} after step {step}{saved}", signum)
+        raise Stopped(f"stopped by {signal.Signals(self.agreed).name} after step {step}{saved}", self.agreed)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""

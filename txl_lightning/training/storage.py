@@ -16,7 +16,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 MARK = b"sha256="
 COMMENT_LEN = len(MARK) + 64
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22  # of a zip archive; its last two bytes are the comment's length
-BLOCK = 1 << 22
+TAIL, BLOCK = 1 << 16, 1 << 22  # readers look for the end record as far from the end
 
 
 class DamagedFileError(Exception):
@@ -62,7 +62,7 @@ def read_file(path: str | Path) -> Any:
     """
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 2 * COMMENT_LEN))
+        file.seek(max(0, size - TAIL))
         tail = file.read()
         end = tail.rfind(END_RECORD)
         comment = tail[end + END_RECORD_LEN :] if end >= 0 else b""

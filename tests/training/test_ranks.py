@@ -1,0 +1,130 @@
+"""The numbers do not depend on how many processes share the global batch, nor on chunks of columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.recorded_run import recorded_losses, recorded_run, recorded_runs
+from tests.training.small_run import tiny_config
+from txl_lightning.config import plain
+from txl_lightning.errors import OptionError
+from txl_lightning.training.processes import run_on_all
+from txl_lightning.training.ranks import Ranks
+from txl_lightning.training.run import train
+
+OPTIONS = (
+    "trainer.max_steps=30",
+    "trainer.val_every_n_steps=15",
+    "checkpoint.every_n_steps=10",
+    "data.batch_size=8",
+    "evaluation.batch_size=5",
+    "model.dropout=0",
+)
+ARMS: dict[str, tuple[str, ...]] = {
+    "single": (),
+    "double": ("trainer.precision=64-true",),
+    "chunks": ("trainer.column_chunks=2",),
+    "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
+    "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every arm on 1, 2 and 4 processes, and the first 10 steps of two goes on with 1 and 4."""
+    base = tmp_path_factory.mktemp("ranks")
+
+    def job(name: str, W: int, *overrides: str) -> tuple[dict[str, Any], str]:
+        return plain(tiny_config(base, *OPTIONS, f"trainer.devices={W}", *overrides)), str(base / f"{name}{W}")
+
+    half = ("trainer.max_steps=10", "optimizer.schedule=constant")
+    resume = (f"resume={base / 'half2/checkpoints/last.ckpt'}", "optimizer.schedule=constant")
+    jobs = {W: [job(arm, W, *overrides) for arm, overrides in ARMS.items()] for W in (1, 2, 4)}
+    jobs[2] += [job("half", 2, *half), job("resumed", 2, *resume)]
+    for W in (2, 4, 1):
+        if W != 2:
+            jobs[W] += [job("resumed", W, *resume)]
+        if W == 1:
+            recorded_runs(*jobs[W])
+        else:
+            run_on_all(recorded_runs, *jobs[W], processes=W)
+    return base
+
+
+def differences(runs: Path, first: str, second: str) -> float:
+    """The largest difference of the losses of a step."""
+    a, b = (recorded_losses(runs / name) for name in (first, second))
+    assert len(a) == len(b) >= 20
+    return max(abs(x - y) + 10 * (i != j) for (i, x), (j, y) in zip(a, b, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arm", "tolerance"), [(arm, 1e-10 if arm == "double" else 1e-5) for arm in ARMS])
+def test_losses_of_one_two_and_four_processes_are_the_same(runs: Path, arm: str, tolerance: float) -> None:
+    assert differences(runs, f"{arm}1", f"{arm}2") < tolerance
+    assert differences(runs, f"{arm}1", f"{arm}4") < tolerance
+    metrics = [json.loads((runs / f"{arm}{W}" / "metrics.json").read_text()) for W in (1, 2, 4)]
+    for name in ("val/tokens", "test/tokens", "tokens"):  # 5 evaluation streams do not divide by 2 or 4
+        assert len({m[name] for m in metrics}) == 1
+    for name in ("val/nll", "test/nll"):
+        assert max(m[name] for m in metrics) - min(m[name] for m in metrics) < tolerance
+    assert [m["processes"] for m in metrics] == [1, 2, 4]
+
+
+@pytest.mark.slow
+def test_chunks_of_columns_change_nothing(runs: Path) -> None:
+    for W in (1, 2, 4):
+        assert differences(runs, f"single{W}", f"chunks{W}") < 1e-5
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_processes_goes_on_with_one_and_four(runs: Path) -> None:
+    assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
+    assert differences(runs, "resumed2", "resumed1") < 1e-5
+    assert differences(runs, "resumed2", "resumed4") < 1e-5
+    states = torch.load(runs / "resumed4/checkpoints/last.ckpt", weights_only=True)["training_memory"]["memory"]
+    one = torch.load(runs / "resumed1/checkpoints/last.ckpt", weights_only=True)["training_memory"]["memory"]
+    assert states["states"].shape == one["states"].shape
+    torch.testing.assert_close(states["states"], one["states"], atol=1e-4, rtol=1e-4)
+
+
+def test_the_global_batch_must_divide(tmp_path: Path) -> None:
+    words = r"data.batch_size=8: must be divisible by the 3 processes of trainer.devices=3 and trainer.num_nodes=1"
+    with pytest.raises(OptionError, match=words):
+        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.devices=3"), tmp_path / "run")
+    with pytest.raises(OptionError, match=r"data.batch_size=8: .* times trainer.column_chunks=3"):
+        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.column_chunks=3"), tmp_path / "run")
+    with pytest.raises(OptionError, match=r"evaluation.batch_size=2: must be at least the 4 processes"):
+        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.devices=4"), tmp_path / "run")
+    with pytest.raises(OptionError, match=r"trainer.num_nodes=2: needs torchrun or SLURM"):
+        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.num_nodes=2"), tmp_path / "run")
+
+
+def test_chunks_hold_the_memory_of_their_columns(tmp_path: Path) -> None:
+    """A chunk that read another's memory would give other losses, dropout or not."""
+    (tmp_path / "text.txt").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(400)))
+    found = {}
+    for chunks in (1, 2, 4):
+        config = tiny_config(
+            tmp_path, "model.dropout=0", f"trainer.column_chunks={chunks}", "trainer.precision=64-true"
+        )
+        (tmp_path / str(chunks)).mkdir()
+        recorded_run(plain(config), str(tmp_path / str(chunks)), {})
+        found[chunks] = [loss for _, loss in recorded_losses(tmp_path / str(chunks))]
+    assert found[1] == pytest.approx(found[2], abs=1e-12)
+    assert found[1] == pytest.approx(found[4], abs=1e-12)
+
+
+def test_one_process_talks_to_nobody() -> None:
+    ranks = Ranks()
+    assert ranks.gather("a") == ["a"]
+    assert ranks.first(3) == 3
+    assert ranks.total(1.5, 2) == [1.5, 2.0]
+    assert (ranks.largest(True), ranks.largest(0)) == (1, 0)
+    assert ranks.seed(7) == 7
+    assert len({Ranks(rank, 4).seed(7) for rank in range(4)}) == 4

@@ -1,0 +1,215 @@
+"""Which checkpoints a run keeps, which one it goes on from, and what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.small_run import tiny_config
+from txl_lightning.errors import OptionError
+from txl_lightning.training import saving
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.run import train
+from txl_lightning.training.saving import last_good
+from txl_lightning.training.storage import DurableCheckpoints, read_file
+
+OPTIONS = ("checkpoint.every_n_steps=4", "evaluation.max_segments=2", "optimizer.schedule=constant")
+
+
+def steps(directory: Path) -> dict[str, int]:
+    """After how many steps each checkpoint was written."""
+    return {path.name: read_file(path)["global_step"] for path in sorted(directory.glob("*.ckpt"))}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """12 steps, validated after 5 and 10."""
+    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    original = DurableCheckpoints.save_checkpoint
+
+    def save(self: DurableCheckpoints, checkpoint: dict, path: Path, storage_options: object = None) -> None:
+        saved.append(checkpoint["global_step"])
+        original(self, checkpoint, path, storage_options)
+
+    monkeypatch.setattr(DurableCheckpoints, "save_checkpoint", save)
+    train(tiny_config(tmp_path, *OPTIONS, "trainer.max_steps=13"), tmp_path / "run")
+    assert saved == [4, 5, 8, 10, 12, 13]
+    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 10, "last.ckpt": 13, "previous.ckpt": 12}
+
+
+def test_auto_goes_on_from_the_last_good_one_and_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run / "checkpoints"
+    assert last_good(folder) == (folder / "last.ckpt", [])
+    flip(folder / "last.ckpt")
+    path, complaints = last_good(folder)
+    assert path == folder / "previous.ckpt"
+    damage = "is damaged: its bytes do not have the SHA-256 that was written with them"
+    assert complaints == [f"{folder}/last.ckpt: {damage}"]
+    again = train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
+    assert again["steps"] == 12
+    said = capsys.readouterr().err
+    assert f"{folder}/last.ckpt: is damaged" in said
+    assert f"resume=auto: going on from {folder}/previous.ckpt" in said
+    assert steps(folder)["last.ckpt"] == 12
+
+
+def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
+    folder = run / "checkpoints"
+    (folder / "best.ckpt").write_bytes(b"cut")
+    (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:-1000])
+    path, complaints = last_good(folder)
+    assert path == folder / "previous.ckpt"
+    assert len(complaints) == 2
+    (folder / "previous.ckpt").unlink()
+    assert last_good(folder)[0] is None
+    assert last_good(folder / "none") == (None, [])
+
+
+def test_auto_without_a_checkpoint_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
+    assert "resume=auto: no checkpoint in" in capsys.readouterr().err
+    metrics = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")  # finished: evaluated again
+    assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
+    assert (metrics["steps"], metrics["tokens"]) == (12, 12 * 32)
+
+
+def test_auto_refuses_another_run(run: Path) -> None:
+    with pytest.raises(OptionError, match="is of another model: n_layer is 2, this model needs 3"):
+        train(tiny_config(run.parent, *OPTIONS, "resume=auto", "model.n_layer=3"), run)
+
+
+def test_a_damaged_checkpoint_is_named(run: Path) -> None:
+    path = run / "checkpoints/last.ckpt"
+    flip(path)
+    with pytest.raises(OptionError, match=rf"resume={path}: is damaged: its bytes"):
+        train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
+    path.write_bytes(path.read_bytes()[:10_000])
+    with pytest.raises(OptionError, match=rf"resume={path}: is not a checkpoint, or cut short"):
+        train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
+
+
+def test_the_best_one_comes_along_into_another_directory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resume = f"resume={run / 'checkpoints/last.ckpt'}"
+    worse = [math.inf, math.inf]
+
+    def evaluation_end(self: LanguageModelModule, stage: str) -> None:
+        original(self, stage)
+        if worse and stage == "val":
+            self.figures["val/nll"] = worse.pop()
+
+    original = LanguageModelModule._evaluation_end
+    monkeypatch.setattr(LanguageModelModule, "_evaluation_end", evaluation_end)
+    metrics = train(tiny_config(run.parent, *OPTIONS, resume, "trainer.max_steps=21"), run.parent / "b")
+    assert metrics["weights"] == "best"
+    assert steps(run.parent / "b/checkpoints")["best.ckpt"] == 10
+    (run / "checkpoints/best.ckpt").unlink()
+    train(tiny_config(run.parent, *OPTIONS, resume, "trainer.max_steps=13"), run.parent / "c")
+    assert steps(run.parent / "c/checkpoints") == {"last.ckpt": 13}
+
+
+def test_an_exception_leaves_the_state_after_the_last_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*OPTIONS, "model.dropout=0.2")
+    whole = train(tiny_config(tmp_path, *options), tmp_path / "whole")
+    expected = read_file(tmp_path / "whole/checkpoints/last.ckpt")["state_dict"]
+
+    for stage, at in (("training_step", 7), ("validation_step", 10)):
+        original = getattr(LanguageModelModule, stage)
+
+        def breaks(self: LanguageModelModule, *args: object, stage=stage, at=at, original=original) -> object:  # type: ignore[no-untyped-def]
+            result = original(self, *args)
+            if self.trainer.global_step == at:
+                raise RuntimeError("something broke")
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LanguageModelModule, stage, breaks)
+            with pytest.raises(RuntimeError, match="something broke"):
+                train(tiny_config(tmp_path, *options), tmp_path / stage)
+        assert steps(tmp_path / stage / "checkpoints")["last.ckpt"] == at
+        metrics = train(tiny_config(tmp_path, *options, "resume=auto"), tmp_path / stage)
+        last = read_file(tmp_path / stage / "checkpoints/last.ckpt")["state_dict"]
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in last.items())
+        assert metrics["tokens"] == whole["tokens"]
+
+
+def test_without_the_memory_a_checkpoint_is_smaller_and_says_what_that_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "with")
+    train(tiny_config(tmp_path, *OPTIONS, "checkpoint.memory=false"), tmp_path / "without")
+    assert "checkpoint.memory=false: a run that resumes starts with an empty memory" in capsys.readouterr().err
+    path = tmp_path / "without/checkpoints/last.ckpt"
+    assert path.stat().st_size < (tmp_path / "with/checkpoints/last.ckpt").stat().st_size
+    assert read_file(path)["training_memory"]["memory"] is None
+    train(tiny_config(tmp_path, *OPTIONS, f"resume={path}", "trainer.max_steps=16"), tmp_path / "b")
+    said = capsys.readouterr().err
+    assert "holds no training memory (checkpoint.memory=false): it fills again over the next 8 tokens" in said
+
+
+def test_a_memory_is_stored_in_its_own_precision(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
+    memory = read_file(tmp_path / "run/checkpoints/last.ckpt")["training_memory"]["memory"]["states"]
+    assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
+
+
+def test_a_full_disk_is_reported_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original, full = saving.DurableCheckpoints.save_checkpoint, {8, 10}
+
+    def save(self: DurableCheckpoints, checkpoint: dict, path: Path, storage_options: object = None) -> None:
+        if checkpoint["global_step"] in full:
+            self.error = OSError(28, "No space left on device")
+        else:
+            original(self, checkpoint, path, storage_options)
+
+    monkeypatch.setattr(DurableCheckpoints, "save_checkpoint", save)
+    metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    assert metrics["steps"] == 12
+    said = capsys.readouterr().err
+    words = "the checkpoint at step 8 could not be written: [Errno 28] No space left on device; "
+    assert f"{words}the last good one is of step 5; training goes on" in said
+    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 12, "previous.ckpt": 5}
+    assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
+
+
+def test_a_directory_that_goes_away_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = LanguageModelModule.training_step
+
+    def step(self: LanguageModelModule, batch: object, batch_idx: int) -> object:
+        if batch_idx == 6:
+            shutil.rmtree(tmp_path / "run/checkpoints")
+            (tmp_path / "run/checkpoints").write_text("in the way")
+        return original(self, batch, batch_idx)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", step)
+    train(tiny_config(tmp_path, *OPTIONS, "trainer.val_every_n_steps=100", "logger=csv"), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "the checkpoint at step 8 could not be written: [Errno 17] File exists" in said
+    assert "the checkpoint at step 12 could not be written" in said
+
+
+def test_the_first_write_of_a_run_must_succeed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        train(tiny_config(tmp_path, *OPTIONS), tmp_path / "file" / "run")
