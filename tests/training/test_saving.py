@@ -66,7 +66,12 @@ def test_auto_goes_on_from_the_last_good_one_and_says_so(run: Path, capsys: pyte
     said = capsys.readouterr().err
     assert f"{folder}/last.ckpt: is damaged" in said
     assert f"resume=auto: going on from {folder}/previous.ckpt" in said
-    assert steps(folder)["last.ckpt"] == 12
+    assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
+
+
+def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(run: Path) -> None:
+    train(tiny_config(run.parent, *OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null"), run)
+    assert steps(run / "checkpoints") == {"last.ckpt": 3}
 
 
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:

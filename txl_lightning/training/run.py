@@ -85,14 +85,14 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
     curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
     every, options = config.trainer.val_every_n_steps, config.checkpoint
-    checkpoints = Checkpoints(directory / "checkpoints", options.every_n_steps, ranks, resumed_from)
+    step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
+    checkpoints = Checkpoints(directory / "checkpoints", options.every_n_steps, ranks, resumed_from, step)
     saving = checkpoints if options.enabled else None
     skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, saving)
     callbacks: list[Callback] = [curves, skipped, ValidationCurve(directory / "validation.jsonl", curves)]
     with quiet_libraries():
         logger: Logger | bool = False
         if ranks.rank == 0:
-            step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
             logger = make_logger(config, directory, count_parameters(module), step, run_id)
         record = {"config": plain(config), "vocabulary": data.corpus.vocabulary.state_dict()}
         if isinstance(logger, WandbLogger):

@@ -35,12 +35,13 @@ class Checkpoints(Callback):
         every_n_steps: n.
         ranks: the processes of the run.
         resumed_from: the checkpoint that the run continues, to find its best one.
+        step: after which that was written.
 
     Attributes:
         best: nll and step of the best validation so far.
     """
 
-    def __init__(self, directory: Path, every_n_steps: int, ranks: Ranks, resumed_from: Path | None = None) -> None:
+    def __init__(self, directory: Path, every_n_steps: int, ranks: Ranks, resumed_from: Path | None, step: int) -> None:
         self.directory, self.every_n_steps, self.ranks, self.resumed_from = (
             directory,
             every_n_steps,
@@ -48,7 +49,8 @@ class Checkpoints(Callback):
             resumed_from,
         )
         self.best: dict[str, float] = {"nll": math.inf, "step": -1}
-        self.saved_step = -1
+        self.saved_step = -1 if resumed_from is None else step
+        self.last_is_good = resumed_from == directory / LAST
         self.boundary: StepBoundary | None = None
 
     @property
@@ -62,33 +64,34 @@ class Checkpoints(Callback):
         return self.directory / BEST if math.isfinite(self.best["nll"]) else None
 
     def save(self, trainer: L.Trainer) -> bool:
-        """Write the current state as the last one, on all ranks together; whether it could be written."""
-        again = self.saved_step == trainer.global_step
-        options = None if again else {"previous": self.directory / PREVIOUS}
-        trainer.save_checkpoint(self.last, storage_options=options)
-        return self._written(trainer, f"the checkpoint at step {trainer.global_step}")
+        """Write the current state as the last one, on all ranks together; whether it could be written.
 
-    def _written(self, trainer: L.Trainer, what: str) -> bool:
+        A damaged last one, or one of an earlier run in this directory, never becomes the previous one.
+        """
+        step = trainer.global_step
+        keeps = self.last_is_good and self.saved_step != step
+        trainer.save_checkpoint(self.last, storage_options={"previous": self.directory / PREVIOUS} if keeps else None)
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DurableCheckpoints)
         error = self.ranks.first(io.error and str(io.error))
         if error is None:
-            self.saved_step = trainer.global_step
-            return True
-        good = f"the last good one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
-        if self.ranks.rank == 0:
-            print(f"{what} could not be written: {error}; {good}; training goes on", file=sys.stderr, flush=True)
-        return False
+            if self.ranks.rank == 0 and self.saved_step < 0:
+                for name in (PREVIOUS, BEST):
+                    (self.directory / name).unlink(missing_ok=True)
+            self.saved_step, self.last_is_good = step, True
+        elif self.ranks.rank == 0:
+            good = f"the last good one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
+            news = f"the checkpoint at step {step} could not be written: {error}; {good}; training goes on"
+            print(news, file=sys.stderr, flush=True)
+        return error is None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Bring the best checkpoint of a resumed run along; drop what a killed process left half-written."""
         if self.ranks.rank == 0:
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
-        if self.resumed_from is not None:
-            self.saved_step = trainer.global_step
-            if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
-                self.best = {"nll": math.inf, "step": -1}
+        if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
+            self.best = {"nll": math.inf, "step": -1}
 
     def _find_best(self) -> bool:
         assert self.resumed_from is not None
