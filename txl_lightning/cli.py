@@ -72,6 +72,9 @@ COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
+EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
+NO_SLURM = 'Could not detect "srun"'  # submitit's, a RuntimeError
+EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +104,6 @@ class Task:
             fail(f"{self.command}: {one_line(error, schema)}")
 
 
-EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
-EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
-
-
 def main() -> None:
     """Entry point: `txl COMMAND …`, exit status 2 and one line on bad input.
 
@@ -128,7 +127,8 @@ def main() -> None:
         print(f"txl {command}: interrupted", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if not failed_jobs() and (wants_traceback or not isinstance(error, EXPECTED)):
+        expected = isinstance(error, EXPECTED) or NO_SLURM in str(error)
+        if not failed_jobs() and (wants_traceback or not expected):
             raise
         if not failed_jobs():
             fail(f"{command}: {one_line(error, schema)}")
@@ -151,6 +151,8 @@ def one_line(error: BaseException, schema: type) -> str:
     while (error := error.__cause__) is not None:  # type: ignore[assignment]
         messages.append(str(error))
     text = "\n".join(messages)
+    if NO_SLURM in text:
+        return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{missing[1]}: must be given ({missing[1]}=…)"
     if unknown := re.search(r"Could not override '([^']+)'", text):
