@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, plain, register_schemas, typed
 from txl_lightning.errors import UserError
+from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 
 USAGE = """usage: txl COMMAND [overrides]
 
@@ -71,42 +72,77 @@ COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
+EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
+NO_SLURM = 'Could not detect "srun"'  # submitit's, a RuntimeError
+EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What Hydra calls for a job; every job of a multirun finds it again, by name, in a process of its own."""
+
+    command: str
+    wants_traceback: bool
+
+    def __call__(self, config: DictConfig) -> Any:
+        """Run the command; bad input of a single run ends the program."""
+        if not self.wants_traceback:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        task, _, schema = COMMANDS[self.command]
+        try:
+            for override in HydraConfig.get().overrides.task:
+                if override.startswith("+"):
+                    key = override.lstrip("+").split("=")[0]
+                    raise UserError(f"{override}: options cannot be added{suggestion(key, schema)}")
+            multirun = HydraConfig.get().mode == RunMode.MULTIRUN
+            if multirun and OmegaConf.select(config, "logger.group", default="") is None:
+                config.logger.group = multirun_name(HydraConfig.get().sweep.dir)
+            return task(config)
+        except EXPECTED as error:
+            if self.wants_traceback or HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise
+            fail(f"{self.command}: {one_line(error, schema)}")
 
 
 def main() -> None:
-    """Entry point: `txl COMMAND …`, exit status 2 and one line on bad input."""
+    """Entry point: `txl COMMAND …`, exit status 2 and one line on bad input.
+
+    A multirun's exit status is the number of its jobs that failed, 100 for more, and 130 after Ctrl-C.
+    """
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
         print(USAGE)
         sys.exit(0 if len(sys.argv) > 1 else 2)
     command = sys.argv.pop(1)
     if command not in COMMANDS:
         fail(f"unknown command {command!r}: must be one of {', '.join(COMMANDS)}")
-    task, config_name, schema = COMMANDS[command]
+    _, config_name, schema = COMMANDS[command]
     register_schemas()
     # Hydra prints several lines and exits on its own unless it is told to raise; the user's wish is kept.
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
-
-    def job(config: DictConfig) -> Any:
-        if not wants_traceback:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        try:
-            for override in HydraConfig.get().overrides.task:
-                if override.startswith("+"):
-                    key = override.lstrip("+").split("=")[0]
-                    raise UserError(f"{override}: options cannot be added{suggestion(key, schema)}")
-            return task(config)
-        except (UserError, OmegaConfBaseException, OSError) as error:
-            if wants_traceback or HydraConfig.get().mode == RunMode.MULTIRUN:
-                raise
-            fail(f"{command}: {one_line(error, schema)}")
-
+    task = Task(command, wants_traceback)
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)()
-    except (UserError, HydraException, OmegaConfBaseException, OSError) as error:
-        if wants_traceback:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
+    except KeyboardInterrupt:
+        print(f"txl {command}: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        expected = isinstance(error, EXPECTED) or NO_SLURM in str(error)
+        if not failed_jobs() and (wants_traceback or not expected):
             raise
-        fail(f"{command}: {one_line(error, schema)}")
+        if not failed_jobs():
+            fail(f"{command}: {one_line(error, schema)}")
+        if all(error is not job.error for job in failed_jobs()):
+            print(f"txl {command}: {describe(error, schema)}", file=sys.stderr)
+    if failed := report_failed_jobs(command, lambda error: describe(error, schema)):
+        sys.exit(failed)
+
+
+def describe(error: BaseException, schema: type) -> str:
+    """`one_line` for what is expected; anything else with its type."""
+    if isinstance(error, (*EXPECTED, JobError)):
+        return one_line(error, schema)
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def one_line(error: BaseException, schema: type) -> str:
@@ -115,6 +151,8 @@ def one_line(error: BaseException, schema: type) -> str:
     while (error := error.__cause__) is not None:  # type: ignore[assignment]
         messages.append(str(error))
     text = "\n".join(messages)
+    if NO_SLURM in text:
+        return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{missing[1]}: must be given ({missing[1]}=…)"
     if unknown := re.search(r"Could not override '([^']+)'", text):
@@ -123,6 +161,8 @@ def one_line(error: BaseException, schema: type) -> str:
     if choice := re.search(
         r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\s+(.*?)\s+Config search", text, re.S
     ):
+        if extra := EXTRAS.get(choice[2]):
+            return f"{choice[1]}={choice[2]}: needs pip install 'txl_lightning[{extra}]'"
         allowed = [option for option in choice[3].split() if not option.endswith("schema")]
         return f"{choice[1]}={choice[2]}: must be one of {', '.join(allowed)}"
     if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
@@ -158,4 +198,7 @@ def fail(message: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # `python -m` calls this module `__main__`; a multirun's jobs look for `Task` under its name.
+    from txl_lightning.cli import main as main_by_name
+
+    main_by_name()

@@ -35,6 +35,10 @@ class OptionError(UserError, ValueError):
         self.option, self.value, self.allowed = option, value, allowed
         super().__init__(f"{option}={value}: {allowed}")
 
+    def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
+        """An error of a multirun's job comes back from the job's process."""
+        return type(self), (self.option, self.value, self.allowed)
+
     def within(self, group: str) -> OptionError:
         """The same error with the option named inside its group: `mem_len` -> `memory.mem_len`."""
         return OptionError(f"{group}.{self.option}", self.value, self.allowed)

@@ -1,0 +1,73 @@
+"""A Hydra application that starts in a second: its jobs return, raise, die or wait, as they are told."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+
+from hydra_plugins.txl_process_launcher._outcomes import OUTCOMES
+
+
+@dataclass
+class AppConfig:
+    defaults: list[Any] = field(default_factory=lambda: ["_self_", {"override hydra/launcher": "process"}])
+    do: str = "return"
+    value: float = 0.0
+    seconds: float = 0.0
+
+
+def job(config: Any) -> float:
+    """What `do` says; `job.json` in the job's directory tells which processes it had."""
+    pids = [os.getpid()]
+    if config.do in ("wait", "ignore"):  # with a process in the job's group and one outside
+        pids += [subprocess.Popen(["sleep", "600"], start_new_session=alone).pid for alone in (False, True)]
+    if config.do == "ignore":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    record = {"pids": pids, "group": os.getpgrp(), "threads": os.environ.get("OMP_NUM_THREADS"), "start": time.time()}
+    directory = Path(HydraConfig.get().runtime.output_dir)
+    (directory / "part.json").write_text(json.dumps(record))
+    (directory / "part.json").rename(directory / "job.json")
+    print(f"job {HydraConfig.get().job.num} is here")
+    if config.do in ("wait", "ignore"):
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            (directory / "saved.txt").write_text("a checkpoint, say")
+            os.kill(pids[2], signal.SIGKILL)  # what it put outside its group is its own to end
+            raise
+    if config.do == "raise":
+        raise ValueError("as told")
+    if config.do == "raise what cannot be pickled":
+        raise type("LocalError", (Exception,), {})("as told")
+    if config.do == "be killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.do == "exit":
+        os._exit(7)
+    time.sleep(config.seconds)
+    (directory / "job.json").write_text(json.dumps({**record, "end": time.time()}))
+    return config.value**2
+
+
+def main() -> None:
+    """The application; `outcomes.json` in the working directory tells what the launcher remembers."""
+    ConfigStore.instance().store(name="app", node=AppConfig)
+    try:
+        hydra.main(version_base="1.3", config_path=None, config_name="app")(job)()
+    finally:
+        errors = {outcome.number: outcome.error and str(outcome.error) for outcome in OUTCOMES}
+        Path("outcomes.json").write_text(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    from tests.hydra_plugins.small_app import main as main_by_name  # jobs look for `job` under the module's name
+
+    main_by_name()

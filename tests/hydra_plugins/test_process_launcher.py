@@ -1,0 +1,182 @@
+"""The launcher by itself, with an application that starts fast."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "HYDRA_FULL_ERROR")}
+    return {**kept, "PYTHONPATH": str(ROOT), **variables}
+
+
+def app(directory: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """The application's multirun in `directory`, its folder `sweep` unless told otherwise."""
+    command = [sys.executable, "-m", "tests.hydra_plugins.small_app", "-m", "hydra.sweep.dir=sweep", *arguments]
+    options: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=directory, env=environment(**variables), start_new_session=True, **options)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def jobs(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(directory.glob("sweep/*/job.json"))]
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def running(pids: list[int]) -> list[int]:
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return [pid for pid in pids if runs(pid)]
+
+
+def test_every_job_has_a_group_and_a_folder_of_its_own(tmp_path: Path) -> None:
+    status, output, errors = finish(app(tmp_path, "value=1,2,3", "hydra.sweep.dir=sweeps/${now:%f}"))
+    assert (status, errors) == (0, "")
+    (sweep,) = (tmp_path / "sweeps").iterdir()
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    records = [json.loads((sweep / f"{i}/job.json").read_text()) for i in range(3)]
+    assert len({record["group"] for record in records}) == 3
+    assert all(record["pids"] == [record["group"]] for record in records)
+    for i in range(3):
+        hydra = OmegaConf.load(sweep / f"{i}/.hydra/hydra.yaml").hydra
+        assert (hydra.job.num, hydra.job.id, hydra.job.override_dirname) == (i, str(i), f"value={i + 1}")
+        assert hydra.runtime.output_dir == str(sweep / str(i))
+        assert OmegaConf.load(sweep / f"{i}/.hydra/overrides.yaml") == [f"value={i + 1}"]
+        assert OmegaConf.load(sweep / f"{i}/.hydra/config.yaml").value == i + 1
+    lines = output.splitlines()
+    assert [line.split("] ")[-1] for line in lines if "is here" in line] == [f"job {i} is here" for i in range(3)]
+    assert lines[-1].endswith("s: 9.0")
+
+
+def test_numbers_go_on_from_batch_to_batch(tmp_path: Path) -> None:
+    assert finish(app(tmp_path, "value=1,2,3", "hydra.sweeper.max_batch_size=2"))[0] == 0
+    values = [OmegaConf.load(tmp_path / f"sweep/{i}/.hydra/config.yaml").value for i in range(3)]
+    assert values == [1, 2, 3]
+
+
+def test_however_a_job_fails_the_others_run_and_the_sweeper_knows(tmp_path: Path) -> None:
+    ends = "raise,raise what cannot be pickled,be killed,exit,return"
+    status, _, errors = finish(app(tmp_path, f"do={ends}", "hydra.launcher.max_parallel=2"))
+    assert status == 1
+    assert len(jobs(tmp_path)) == 5
+    assert json.loads((tmp_path / "outcomes.json").read_text()) == {
+        "0": "as told",
+        "1": "LocalError: as told",
+        "2": "was killed by SIGKILL: see sweep/2/log.txt",
+        "3": "ended with exit status 7 and no result: see sweep/3/log.txt",
+        "4": None,
+    }
+    assert "ValueError: as told" in errors  # the first failure, raised by the sweeper
+    assert "in job" in (tmp_path / "sweep/0/error.txt").read_text()
+
+
+def test_as_many_side_by_side_as_asked_with_the_cores_divided(tmp_path: Path) -> None:
+    arguments = ("value=1,2,3", "seconds=1.5", "hydra.launcher.max_parallel=2")
+    status, output, _ = finish(app(tmp_path, *arguments, OMP_NUM_THREADS="6"))
+    assert status == 0
+    records = jobs(tmp_path)
+    assert [record["threads"] for record in records] == ["3"] * 3
+    most = max(sum(other["start"] <= record["start"] < other["end"] for other in records) for record in records)
+    assert most == 2
+    assert "is here" not in output
+    assert [(tmp_path / f"sweep/{i}/log.txt").read_text() for i in range(3)] == [f"job {i} is here\n" for i in range(3)]
+
+
+@pytest.mark.parametrize(("option", "threads"), [("null", None), ("5", "5")])
+def test_one_job_at_a_time_has_all_cores_unless_told(tmp_path: Path, option: str, threads: str | None) -> None:
+    assert finish(app(tmp_path, "value=1", f"hydra.launcher.threads={option}"))[0] == 0
+    assert [record["threads"] for record in jobs(tmp_path)] == [threads]
+
+
+def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    status, _, errors = finish(app(tmp_path, "value=1", "hydra.launcher.max_parallel=0"))
+    assert status == 1
+    assert "hydra.launcher.max_parallel=0: must be an integer >= 1" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_multirun_that_is_ended_lets_its_jobs_save_and_leaves_none(tmp_path: Path, number: signal.Signals) -> None:
+    process = app(tmp_path, "do=wait", "value=1,2,3", "hydra.launcher.max_parallel=2")
+    assert until(lambda: len(jobs(tmp_path)) == 2, 20)
+    pids = [pid for record in jobs(tmp_path) for pid in record["pids"]]
+    assert len(running(pids)) == 6
+    os.killpg(process.pid, number)  # as a terminal does: the multirun's group, which its jobs are not in
+    _, _, errors = finish(process)
+    assert "KeyboardInterrupt" in errors
+    assert until(lambda: not running(pids), 1)
+    assert all((tmp_path / f"sweep/{i}/saved.txt").exists() for i in (0, 1))
+    assert not (tmp_path / "sweep/2").exists()
+
+
+def test_jobs_that_do_not_listen_are_ended_after_the_grace_with_all_they_started(tmp_path: Path) -> None:
+    process = app(tmp_path, "do=ignore", "hydra.launcher.grace_seconds=0.5")
+    assert until(lambda: len(jobs(tmp_path)) == 1, 20)
+    (record,) = jobs(tmp_path)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert len(running(record["pids"])) == 3
+    finish(process)
+    assert until(lambda: not running(record["pids"]), 1)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    process = app(tmp_path, "do=ignore", "hydra.launcher.grace_seconds=600")
+    assert until(lambda: len(jobs(tmp_path)) == 1, 20)
+    (record,) = jobs(tmp_path)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    finish(process)
+    assert until(lambda: not running(record["pids"]), 1)
+
+
+def test_no_job_outlives_a_multirun_that_was_killed(tmp_path: Path) -> None:
+    process = app(tmp_path, "do=wait", "value=1,2", "hydra.launcher.max_parallel=2")
+    assert until(lambda: len(jobs(tmp_path)) == 2, 20)
+    inside = [pid for record in jobs(tmp_path) for pid in record["pids"][:2]]
+    outside = [record["pids"][2] for record in jobs(tmp_path)]
+    process.kill()
+    process.communicate(timeout=20)
+    try:
+        assert until(lambda: not running(inside), 5)
+    finally:
+        for pid in outside:  # no process of the job's group, and none that watches its parent
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_optuna_counts_a_failed_trial_and_goes_on(tmp_path: Path) -> None:
+    options = {"n_jobs": 2, "n_trials": 4, "max_failure_rate": 1.0}
+    sweeper = [f"hydra.sweeper.{name}={value}" for name, value in options.items()]
+    sweeper += ["hydra/sweeper=optuna", "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1"]
+    status, _, errors = finish(app(tmp_path, *sweeper, "do=return,be killed", "value=2,3"))
+    assert status == 0, errors
+    outcomes = list(json.loads((tmp_path / "outcomes.json").read_text()).values())
+    assert set(outcomes) == {"was killed by SIGKILL", None}
+    assert len(outcomes) == 4
+    assert OmegaConf.load(tmp_path / "sweep/optimization_results.yaml").best_value in (4, 9)

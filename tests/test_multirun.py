@@ -1,0 +1,215 @@
+"""Multiruns as a user starts them: what they train, leave behind and say."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from hydra_plugins.txl_process_launcher import _outcomes
+from hydra_plugins.txl_process_launcher._outcomes import JobError, Outcome
+from tests.training.small_run import TINY
+from txl_lightning.cli import describe, one_line
+from txl_lightning.config import CONF, Config, register_schemas
+from txl_lightning.errors import OptionError
+from txl_lightning.multirun import multirun_name, report_failed_jobs
+
+ROOT = Path(__file__).parents[1]
+DEVICES = (1,)
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`txl train -m` on a small text, its folder `sweep`."""
+    directory.mkdir(exist_ok=True)
+    (directory / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
+    paths = ("data.path=text.txt", "data.cache_dir=cache", "hydra.sweep.dir=sweep")
+    command = [sys.executable, "-m", "txl_lightning.cli", "train", "-m", *TINY, *paths, *arguments]
+    options: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+
+
+def txl(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same, to its end."""
+    process = start(directory, *arguments)
+    output, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Three jobs, of which the second cannot run."""
+    directory = tmp_path_factory.mktemp("grid")
+    return directory, txl(directory, "memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2")
+
+
+@pytest.mark.slow
+def test_a_failed_job_does_not_stop_the_others(grid: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    directory, _ = grid
+    assert sorted(path.name for path in (directory / "sweep").iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    for i, mem_len in ((0, 8), (2, 0)):
+        assert json.loads((directory / f"sweep/{i}/metrics.json").read_text())["evaluation"]["mem_len"] == mem_len
+    assert not (directory / "sweep/1/metrics.json").exists()
+
+
+@pytest.mark.slow
+def test_the_exit_status_counts_failed_jobs_and_a_line_says_why(
+    grid: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, done = grid
+    assert done.returncode == 1
+    job, summary = done.stderr.splitlines()
+    assert job.startswith("txl train: job 1 (")
+    assert "memory.mem_len=-1" in job.partition(": memory")[0]
+    assert job.endswith("): memory.mem_len=-1: must be an integer >= 0 (sweep/1/error.txt)")
+    assert summary == "txl train: 1 of 3 jobs failed"
+
+
+@pytest.mark.slow
+def test_every_job_is_one_run_of_the_multiruns_group(grid: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    directory, _ = grid
+    wandb = str(Path(sys.executable).parent / "wandb")
+    for i in (0, 2):
+        (run,) = (directory / f"sweep/{i}/wandb").glob("offline-run-*/run-*.wandb")
+        read = subprocess.run(
+            [wandb, "leet", "inspect", "--json", str(run)], capture_output=True, text=True, check=True
+        )
+        (record,) = [json.loads(line) for line in read.stdout.splitlines() if '"run_group"' in line]
+        assert '"sweep"' in json.dumps(record)
+        assert OmegaConf.load(directory / f"sweep/{i}/config.yaml").logger.group == "sweep"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", DEVICES)
+def test_optuna_minimises_the_validation_loss(tmp_path: Path, devices: int) -> None:
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2"]
+    search += ["hydra.sweeper.direction=minimize", "hydra.sweeper.sampler.seed=1"]
+    span = "optimizer.lr=tag(log, interval(1e-4, 1e-2))"
+    done = txl(tmp_path, *search, span, f"trainer.devices={devices}", "hydra.launcher.max_parallel=2")
+    assert done.returncode == 0, done.stderr
+    losses = [json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text())["val/nll"] for i in range(4)]
+    rates = [OmegaConf.load(tmp_path / f"sweep/{i}/config.yaml").optimizer.lr for i in range(4)]
+    assert len(set(rates)) == 4
+    best = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
+    assert (best.best_value, best.best_params["optimizer.lr"]) == min(zip(losses, rates, strict=True))
+
+
+@pytest.mark.slow
+def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
+    process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
+    curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
+    while process.poll() is None and not all(curve.exists() for curve in curves):
+        time.sleep(0.1)
+    jobs = psutil.Process(process.pid).children(recursive=True)
+    assert len(jobs) == 2
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert errors == "txl train: interrupted\n"
+    assert process.returncode == 130
+    assert not [job for job in jobs if job.is_running()]
+    assert not (tmp_path / "sweep/2").exists()
+
+
+def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:
+    done = txl(tmp_path, "memory=on,sometimes")
+    assert done.returncode == 2
+    assert done.stderr == "txl train: memory=sometimes: must be one of off, on\n"
+    assert list((tmp_path / "sweep").iterdir()) == [tmp_path / "sweep/multirun.yaml"]
+
+
+def test_slurm_without_slurm_ends_with_one_line(tmp_path: Path) -> None:
+    done = txl(tmp_path, "hydra/launcher=slurm")
+    assert done.returncode == 2
+    assert done.stderr == "txl train: hydra/launcher=slurm: needs srun and sbatch, which are not on this machine\n"
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(name, overrides=[*overrides, "hydra.job.name=cli"], return_hydra_config=True)
+    config.hydra.sweep.dir = "sweep"
+    return config
+
+
+@pytest.mark.parametrize("name", ["config", "evaluate", "convert"])
+def test_the_launcher_is_the_default_of_every_command(name: str) -> None:
+    launcher = composed(name).hydra.launcher
+    assert launcher._target_ == "hydra_plugins.txl_process_launcher.process_launcher.ProcessLauncher"
+    assert (launcher.max_parallel, launcher.threads) == (1, None)
+
+
+def test_slurm_gives_every_device_a_task() -> None:
+    overrides = ("hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu")
+    launcher = OmegaConf.to_container(composed("config", *overrides).hydra.launcher, resolve=True)
+    expected = {
+        "_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
+        "nodes": 1,
+        "tasks_per_node": 4,
+        "gpus_per_node": 4,
+        "partition": "gpu",
+        "timeout_min": 1440,
+        "signal_delay_s": 120,
+        "submitit_folder": "sweep/.submitit/%j",
+    }
+    assert launcher == {**launcher, **expected}
+
+
+def test_the_search_draws_together_what_runs_together() -> None:
+    config = composed("config", "experiment=laptop_search", "hydra.launcher.max_parallel=3")
+    assert config.hydra.sweeper.n_jobs == 3
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("multirun/2026-11-20/12-30-00", "multirun-2026-11-20-12-30-00"),
+        ("/scratch/sweeps/lr", "scratch-sweeps-lr"),
+        ("/" + "x" * 200, "x" * 128),
+    ],
+)
+def test_a_multirun_is_named_after_its_folder(directory: str, name: str) -> None:
+    assert multirun_name(directory) == name
+
+
+def test_more_failures_than_an_exit_status_can_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [Outcome(i, (f"seed={i}",), Path("nowhere"), JobError("was killed by SIGKILL")) for i in range(300)]
+    monkeypatch.setattr(_outcomes, "OUTCOMES", [])
+    monkeypatch.setattr("txl_lightning.multirun.OUTCOMES", [*failed, Outcome(300, (), Path("nowhere"), None)])
+    assert report_failed_jobs("train", lambda error: describe(error, Config)) == 100
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"
+    assert lines[-1] == "txl train: 300 of 301 jobs failed"
+
+
+def test_errors_come_back_from_another_process_as_they_are() -> None:
+    error = pickle.loads(pickle.dumps(OptionError("memory.mem_len", -1, "must be an integer >= 0")))
+    assert isinstance(error, OptionError)
+    assert (str(error), error.option, error.value) == (
+        "memory.mem_len=-1: must be an integer >= 0",
+        "memory.mem_len",
+        -1,
+    )
+
+
+def test_what_is_not_the_users_doing_is_named_by_its_type() -> None:
+    assert describe(ZeroDivisionError("division by zero\nsomewhere"), Config) == "ZeroDivisionError: division by zero"
+    assert describe(RuntimeError(), Config) == "RuntimeError: "
+
+
+def test_a_choice_of_an_extra_that_is_not_installed_says_which() -> None:
+    text = """In 'hydra/config': Could not find 'hydra/sweeper/optuna'
+
+    Available options in 'hydra/sweeper':
+    \tbasic
+    Config search path:"""
+    assert one_line(Exception(text), Config) == "hydra/sweeper=optuna: needs pip install 'txl_lightning[sweep]'"
