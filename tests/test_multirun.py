@@ -24,7 +24,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.multirun import multirun_name, report_failed_jobs
 
 ROOT = Path(__file__).parents[1]
-DEVICES = (1,)
+DEVICES = (1, 2)
 
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, plain, register_schemas, typed
-from txl_lightning.errors import UserError
+from txl_lightning.errors import Stopped, UserError
 from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 
 USAGE = """usage: txl COMMAND [overrides]
@@ -105,7 +105,7 @@ class Task:
 
 
 def main() -> None:
-    """Entry point: `txl COMMAND …`, exit status 2 and one line on bad input.
+    """Entry point: `txl COMMAND …`, exit status 2 and one line on bad input, 143 or 130 after a clean stop.
 
     A multirun's exit status is the number of its jobs that failed, 100 for more, and 130 after Ctrl-C.
     """
@@ -121,6 +121,8 @@ def main() -> None:
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
     task = Task(command, wants_traceback)
+    if command == "train" and is_further_rank():
+        return train_as_told(config_name)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
     except KeyboardInterrupt:
@@ -136,6 +138,29 @@ def main() -> None:
             print(f"txl {command}: {describe(error, schema)}", file=sys.stderr)
     if failed := report_failed_jobs(command, lambda error: describe(error, schema)):
         sys.exit(failed)
+
+
+def is_further_rank() -> bool:
+    """Whether torchrun or SLURM started this process beside the first one of its run."""
+    if not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        return False
+    from txl_lightning.training.ranks import environment
+
+    started = environment()
+    return started is not None and started.global_rank() > 0
+
+
+def train_as_told(config_name: str) -> None:
+    """What a further rank does: the same configuration, but no directory, log or result of its own."""
+    from txl_lightning.training.run import train as train_run
+
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            config = typed(hydra.compose(config_name, overrides=[word for word in sys.argv[1:] if word[0] != "-"]))
+        train_run(config, Path())
+    except EXPECTED as error:
+        status = 128 + error.signum if isinstance(error, Stopped) else 2
+        fail(f"train, rank {os.environ.get('RANK', os.environ.get('SLURM_PROCID'))}: {one_line(error, Config)}", status)
 
 
 def describe(error: BaseException, schema: type) -> str:
@@ -191,10 +216,10 @@ def schema_fields(schema: type) -> dict[str, dataclasses.Field]:
     return fields
 
 
-def fail(message: str) -> None:
-    """End with exit status 2 and one line."""
+def fail(message: str, status: int = 2) -> NoReturn:
+    """End with one line."""
     print(f"txl {message}" if not message.startswith("unknown") else f"txl: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
