@@ -101,7 +101,7 @@ class Task:
         except EXPECTED as error:
             if self.wants_traceback or HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise
-            fail(f"{self.command}: {one_line(error, schema)}")
+            fail(f"{self.command}: {one_line(error, schema)}", exit_status(error))
 
 
 def main() -> None:
@@ -159,8 +159,13 @@ def train_as_told(config_name: str) -> None:
             config = typed(hydra.compose(config_name, overrides=[word for word in sys.argv[1:] if word[0] != "-"]))
         train_run(config, Path())
     except EXPECTED as error:
-        status = 128 + error.signum if isinstance(error, Stopped) else 2
-        fail(f"train, rank {os.environ.get('RANK', os.environ.get('SLURM_PROCID'))}: {one_line(error, Config)}", status)
+        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+        fail(f"train, rank {rank}: {one_line(error, Config)}", exit_status(error))
+
+
+def exit_status(error: BaseException) -> int:
+    """2 for bad input, and the shell's convention for a run that a signal stopped."""
+    return 128 + error.signum if isinstance(error, Stopped) else 2
 
 
 def describe(error: BaseException, schema: type) -> str:

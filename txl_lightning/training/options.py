@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config import Config, architecture, from_plain
+from txl_lightning.config import Config, architecture, from_plain, plain
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.training.checkpoints import model_weights
 from txl_lightning.training.models import Model
 from txl_lightning.training.optimization import check_optimizer
-from txl_lightning.training.ranks import n_processes
+from txl_lightning.training.ranks import Ranks, n_processes
 
 NOT_THE_FUNCTION = {
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
@@ -80,6 +80,30 @@ def check_options(config: Config) -> None:
     require(config.logger.name in names, "logger", config.logger.name, f"must be one of {', '.join(names)}")
     modes = ("offline", "online")
     require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
+
+
+def check_same_everywhere(config: Config, ranks: Ranks) -> None:
+    """Refuse ranks that were started with different options: they would train different models as if they were one.
+
+    Raises:
+        OptionError: naming the first option that differs from the first rank's.
+    """
+    ours, theirs = flat(plain(config)), flat(ranks.first(plain(config)))
+    different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    failed = ranks.largest(bool(different))
+    if different:
+        name = different[0]
+        raise OptionError(name, ours.get(name), f"must be {theirs.get(name)}, as on rank 0 (this is rank {ranks.rank})")
+    if failed:
+        raise UserError("another rank was started with other options")
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration by dotted names."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return items
 
 
 def check_weights(

@@ -26,7 +26,7 @@ from txl_lightning.training.checkpoints import read_checkpoint
 from txl_lightning.training.loggers import make_logger
 from txl_lightning.training.models import make_model
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.options import check_options, check_same_run, check_weights
+from txl_lightning.training.options import check_options, check_same_everywhere, check_same_run, check_weights
 from txl_lightning.training.processes import run_on_all
 from txl_lightning.training.random_state import RandomState
 from txl_lightning.training.ranks import Ranks, connect, environment, n_processes
@@ -72,6 +72,7 @@ def _train_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stop
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """This process's part of `train`."""
+    check_same_everywhere(config, ranks)
     directory = ranks.first(directory)
     resumed_from, resume = find_checkpoint(config, directory, ranks)
     L.seed_everything(config.seed, verbose=False)
