@@ -1,4 +1,4 @@
-"""One side of `experiments.bench`: builds one implementation, then trains it for as many steps as it is told.
+"""One side of `experiments.bench`: builds one implementation, then runs as many steps of a task as it is told.
 
 Standard input takes one JSON line a turn, `{"steps": 5}`; standard output answers each with the seconds they took.
 Each implementation is imported only when it is asked for, since they live in environments of their own.
@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,14 @@ Forward = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained and how; `segment` is the length of the memory too, `steps` those of one round."""
+    """What is run and how; `memory` is a length, `steps` are those of one round."""
 
     n_layer: int
     d_model: int
     n_head: int
     d_inner: int
     segment: int
+    memory: int
     batch_size: int
     steps: int
     vocab_size: int = 256
@@ -41,7 +43,10 @@ class Setup:
     precision: str = "float32"
 
 
-def ours(setup: Setup) -> tuple[nn.Module, Forward]:
+Build = Callable[[Setup], tuple[nn.Module, Forward]]
+
+
+def our_model(setup: Setup) -> Any:
     """This project's model, starting from attended zeros as the other one does."""
     from txl_lightning import TransformerXL, TransformerXLConfig
 
@@ -53,20 +58,14 @@ def ours(setup: Setup) -> tuple[nn.Module, Forward]:
         d_head=setup.d_model // setup.n_head,
         d_inner=setup.d_inner,
         dropout=setup.dropout,
-        mem_len=setup.segment,
+        mem_len=setup.memory,
         memory_start="zeros",
     )
-    model = TransformerXL(config)
-
-    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
-        return nll.mean(), memory
-
-    return model, forward
+    return TransformerXL(config)
 
 
-def huggingface(setup: Setup) -> tuple[nn.Module, Forward]:
-    """Hugging Face's model. It shifts the labels itself, so it scores one token a segment less than ours."""
+def their_model(setup: Setup) -> Any:
+    """Hugging Face's model."""
     from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
     config = TransfoXLConfig(
@@ -81,12 +80,28 @@ def huggingface(setup: Setup) -> tuple[nn.Module, Forward]:
         d_inner=setup.d_inner,
         dropout=setup.dropout,
         dropatt=0.0,
-        mem_len=setup.segment,
+        mem_len=setup.memory,
         clamp_len=-1,
         same_length=False,
         untie_r=False,
     )
-    model = TransfoXLLMHeadModel(config)
+    return TransfoXLLMHeadModel(config)
+
+
+def train_ours(setup: Setup) -> tuple[nn.Module, Forward]:
+    """The mean loss of a segment and the memory."""
+    model = our_model(setup)
+
+    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
+        return nll.mean(), memory
+
+    return model, forward
+
+
+def train_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
+    """The same. Hugging Face shifts the labels itself, so it scores one token a segment less than ours."""
+    model = their_model(setup)
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
         segment = tokens[:, :-1]
@@ -96,23 +111,46 @@ def huggingface(setup: Setup) -> tuple[nn.Module, Forward]:
     return model, forward
 
 
-IMPLEMENTATIONS = {"ours": ours, "huggingface": huggingface}
+def evaluate_ours(setup: Setup, cached: bool = False) -> tuple[nn.Module, Forward]:
+    """The distribution after every token of a segment and the memory, of hidden states or cached projections."""
+    from txl_lightning.model.cached import CachedTransformerXL
+
+    model = our_model(setup)
+    run = CachedTransformerXL(model) if cached else model
+
+    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        hidden, memory = run(tokens[:, :-1], memory)
+        return run.log_probabilities(hidden), memory
+
+    return model, forward
 
 
-class Training:
-    """A model in training on random tokens, which keeps its memory and optimiser from one call to the next."""
+def evaluate_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
+    """The same."""
+    model = their_model(setup)
+
+    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        output = model(tokens[:, :-1], mems=memory)
+        return output.prediction_scores, output.mems
+
+    return model, forward
+
+
+class Task:
+    """A model that works on random tokens and keeps its memory from one call to the next."""
+
+    implementations: ClassVar[dict[str, Build]]
 
     def __init__(self, implementation: str, setup: Setup) -> None:
         torch.set_num_threads(setup.threads)
         torch.manual_seed(0)
         self.setup = setup
-        self.model, self.forward = IMPLEMENTATIONS[implementation](setup)
-        self.model.to(setup.device).train()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.model, self.forward = self.implementations[implementation](setup)
+        self.model.to(setup.device)
         self.memory: Any = None
 
     def describe(self) -> dict[str, Any]:
-        """The number of parameters, and what they are trained with."""
+        """The number of parameters, and what runs them."""
         library = sys.modules.get("transformers")
         return {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -121,27 +159,27 @@ class Training:
             "accelerator": torch.cuda.get_device_name() if self.setup.device == "cuda" else None,
         }
 
-    def run(self, steps: int) -> dict[str, float]:
-        """Seconds of so many training steps, and the loss of the last."""
+    def run(self, steps: int) -> float:
+        """Seconds of so many steps."""
         setup = self.setup
         shape = (steps, setup.batch_size, setup.segment + 1)
         tokens = torch.randint(setup.vocab_size, shape).to(setup.device)
         self.synchronize()
         start = time.perf_counter()
         for segment in tokens:
-            loss = self.step(segment)
+            self.step(segment)
         self.synchronize()
-        return {"seconds": time.perf_counter() - start, "loss": loss.item()}
+        return time.perf_counter() - start
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Forward, backward, clipping and update on one segment; its loss."""
+    def step(self, tokens: Tensor) -> None:
+        """One segment."""
+        raise NotImplementedError
+
+    def infer(self, tokens: Tensor) -> Tensor:
+        """The forward pass of one segment."""
         with torch.autocast(self.setup.device, torch.bfloat16, enabled=self.setup.precision == "bf16"):
-            loss, self.memory = self.forward(tokens, self.memory)
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
-        return loss.detach()
+            result, self.memory = self.forward(tokens, self.memory)
+        return result
 
     def synchronize(self) -> None:
         """Wait for the accelerator, if there is one."""
@@ -149,15 +187,56 @@ class Training:
             torch.cuda.synchronize()
 
 
+class Training(Task):
+    """Forward, backward, clipping and update."""
+
+    implementations: ClassVar[dict[str, Build]] = {"ours": train_ours, "huggingface": train_theirs}
+
+    def __init__(self, implementation: str, setup: Setup) -> None:
+        super().__init__(implementation, setup)
+        self.model.train()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+
+    def step(self, tokens: Tensor) -> None:
+        """An update by one segment."""
+        loss = self.infer(tokens)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+
+
+class Evaluation(Task):
+    """The forward pass alone, the memory full of zeros from the start."""
+
+    implementations: ClassVar[dict[str, Build]] = {
+        "ours": partial(evaluate_ours, cached=True),
+        "hidden": evaluate_ours,
+        "huggingface": evaluate_theirs,
+    }
+
+    def __init__(self, implementation: str, setup: Setup) -> None:
+        super().__init__(implementation, setup)
+        self.model.eval()
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor) -> None:
+        """The distributions after one segment's tokens."""
+        self.infer(tokens)
+
+
+TASKS: dict[str, type[Task]] = {"training": Training, "evaluation": Evaluation}
+
+
 def main() -> None:
     """Answer on what was standard output; whatever a library prints goes to standard error."""
-    implementation, setup = sys.argv[1:]
+    name, implementation, setup = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
-        training = Training(implementation, Setup(**json.loads(setup)))
-        print(json.dumps(training.describe()), file=answers, flush=True)
+        task = TASKS[name](implementation, Setup(**json.loads(setup)))
+        print(json.dumps(task.describe()), file=answers, flush=True)
         for line in sys.stdin:
-            print(json.dumps(training.run(json.loads(line)["steps"])), file=answers, flush=True)
+            print(json.dumps({"seconds": task.run(json.loads(line)["steps"])}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,21 @@
 """The reference Transformer-XL: a PyTorch Lightning experiment framework."""
 
-from txl_lightning.model import LanguageModel, Memory, TransformerXL, TransformerXLConfig
+from txl_lightning.model import (
+    CachedTransformerXL,
+    LanguageModel,
+    Memory,
+    TransformerXL,
+    TransformerXLConfig,
+    generate,
+)
 
 __version__ = "0.1.0"
-__all__ = ["LanguageModel", "Memory", "TransformerXL", "TransformerXLConfig", "__version__"]
+__all__ = [
+    "CachedTransformerXL",
+    "LanguageModel",
+    "Memory",
+    "TransformerXL",
+    "TransformerXLConfig",
+    "__version__",
+    "generate",
+]

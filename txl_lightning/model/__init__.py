@@ -1,12 +1,17 @@
 """Tensors only: the model, its memory and the checkpoints of other implementations."""
 
+from txl_lightning.model.cached import CachedTransformerXL
 from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.generation import generate
+from txl_lightning.model.key_value_memory import KeyValueMemory
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.transformer_xl import TransformerXL
 
 __all__ = [
+    "CachedTransformerXL",
+    "KeyValueMemory",
     "LanguageModel",
     "Memory",
     "RecurrentConfig",
@@ -14,4 +19,5 @@ __all__ = [
     "RecurrentState",
     "TransformerXL",
     "TransformerXLConfig",
+    "generate",
 ]

@@ -44,26 +44,56 @@ class Attention(nn.Module):
         positions: LayerPositions,
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "B T D"]:
-        """Attend from every token of the segment to the keys that `mask_TK` leaves visible."""
-        q_HBTE, k_HBKE, v_HBKE = self._project(hidden_BTD, memory_BMD)
-        scores_XTK = self._scores(q_HBTE, k_HBKE, positions, mask_TK, n_streams=hidden_BTD.shape[0])
-        probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
-        context = torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, (self.n_head, -1))
-        return self.output(context.permute(1, 2, 0, 3).flatten(2))
-
-    def _project(self, hidden_BTD: Tensor, memory_BMD: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Queries of the segment, keys and values of memory and segment, heads first.
+        """Attend from every token of the segment to the keys that `mask_TK` leaves visible.
 
         Gradients reach the weights of keys and values through the memory, but not the memory.
         """
-        heads = (-1, self.n_head, self.d_head)
-        parts = self.qkv(hidden_BTD).unflatten(-1, heads).permute(2, 3, 0, 1, 4)
-        kv = parts[self.n_query :]
+        q_HBTE, kv_PHBKE = self.project(hidden_BTD)
         if memory_BMD.shape[1]:
             weight = self.qkv.weight[self.n_query * self.n_head * self.d_head :]
-            memory_kv = F.linear(memory_BMD, weight).unflatten(-1, heads).permute(2, 3, 0, 1, 4)
-            kv = torch.cat([memory_kv, kv], dim=3)
-        return parts[0] if self.n_query else None, kv[0] if self.n_key else None, kv[-1].contiguous()
+            memory_kv = F.linear(memory_BMD, weight).unflatten(-1, (-1, self.n_head, self.d_head))
+            kv_PHBKE = torch.cat([memory_kv.permute(2, 3, 0, 1, 4), kv_PHBKE], dim=3)
+        return self.merge(self.average(q_HBTE, kv_PHBKE, positions, mask_TK))
+
+    def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor | None, Float[Tensor, "P H B T E"]]:
+        """Queries of the segment, None if no term has them, and its keys and values, heads first.
+
+        P = 2, keys and then values; values alone (P = 1) where no term has keys.
+        """
+        parts = self.qkv(hidden_BTD).unflatten(-1, (-1, self.n_head, self.d_head)).permute(2, 3, 0, 1, 4)
+        return parts[0] if self.n_query else None, parts[self.n_query :]
+
+    def average(
+        self,
+        q_HBTE: Float[Tensor, "H B T E"] | None,
+        kv_PHBKE: Float[Tensor, "P H B K E"],
+        positions: LayerPositions,
+        mask_TK: Float[Tensor, "T K"],
+    ) -> Float[Tensor, "H B T E"]:
+        """Σ_j softmax(A_i)_j v_j of every head, or of those heads that are given."""
+        k_HBKE, v_HBKE = kv_PHBKE[0] if self.n_key else None, kv_PHBKE[-1]
+        scores_XTK = self._scores(q_HBTE, k_HBKE, positions, mask_TK, *v_HBKE.shape[:2])
+        probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
+        return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
+
+    def merge(self, averages_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
+        """The output of attention from the averages of all heads."""
+        return self.output(averages_HBTE.permute(1, 2, 0, 3).flatten(2))
+
+    def projected(self, positions: LayerPositions) -> LayerPositions:
+        """The same positions with what depends on distances alone computed: r = W_{k,R} R, or v·r itself
+        where there is no term (b) and so no query whose product with r could include v.
+        """
+        r_HSE, v_HE = self._r(positions), positions.v_HE
+        if "b" in self.terms or r_HSE is None or v_HE is None:
+            return positions._replace(sinusoids_SD=None, table_HSE=None if r_HSE is None else r_HSE.contiguous())
+        return LayerPositions(u_HE=positions.u_HE, bias_HS=torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2))
+
+    def _r(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
+        """r of the distances K, …, 0."""
+        if self.position is None or positions.sinusoids_SD is None:
+            return positions.table_HSE
+        return self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
 
     def _scores(
         self,
@@ -71,6 +101,7 @@ class Attention(nn.Module):
         k_HBKE: Tensor | None,
         positions: LayerPositions,
         mask_TK: Tensor,
+        n_head: int,
         n_streams: int,
     ) -> Float[Tensor, "X T K"]:
         """Masked scores of X = H·B heads of streams."""
@@ -78,7 +109,7 @@ class Attention(nn.Module):
         scale = self.d_head**-0.5
         u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
         q = q_HBTE if q_HBTE is None else q_HBTE * scale
-        masks = mask_TK.expand(self.n_head * n_streams, T, K)
+        masks = mask_TK.expand(n_head * n_streams, T, K)
 
         content_query = total(q if "a" in self.terms else None, None if u is None else u[:, None, None])
         if content_query is None or k_HBKE is None:
@@ -88,17 +119,14 @@ class Attention(nn.Module):
             keys = k_HBKE.flatten(0, 1).transpose(1, 2)
             scores_XTK = torch.baddbmm(masks, rows, keys) if "a" in self.terms else masks + torch.bmm(rows, keys)
 
-        r_HSE = positions.table_HSE
-        if self.position is not None:
-            r_HSE = self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
         position_query = total(q if "b" in self.terms else None, None if v is None else v[:, None, None])
-        by_distance = scores_by_distance(position_query, r_HSE, bias)
+        by_distance = scores_by_distance(position_query, self._r(positions), bias)
         if by_distance is None:
             return scores_XTK
         if "b" in self.terms:
             return scores_XTK.add_(relative_shift(by_distance.view(-1, T, K + 1)))
         shifted_H1TK = relative_shift(by_distance.expand(-1, T, -1).contiguous())[:, None]
-        return (scores_XTK.unflatten(0, (self.n_head, n_streams)) + shifted_H1TK).flatten(0, 1)
+        return (scores_XTK.unflatten(0, (n_head, n_streams)) + shifted_H1TK).flatten(0, 1)
 
 
 def total(*summands: Tensor | None) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -48,10 +50,13 @@ class TransformerXLLayer(nn.Module):
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "B T D"]:
         """One layer's output from its input and the memory of its inputs."""
+        memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
+        return self.around(hidden_BTD, lambda queries: self.attention(queries, memory, positions, mask_TK))
+
+    def around(self, hidden_BTD: Float[Tensor, "B T D"], attend: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
+        """The layer around its attention: `attend` is given what the queries are projected from."""
         if self.pre_norm:
-            queries, memory = self.attention_norm(hidden_BTD), self.attention_norm(memory_BMD)
-            hidden_BTD = hidden_BTD + self.dropout(self.attention(queries, memory, positions, mask_TK))
+            hidden_BTD = hidden_BTD + self.dropout(attend(self.attention_norm(hidden_BTD)))
             return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
-        attended = self.dropout(self.attention(hidden_BTD, memory_BMD, positions, mask_TK))
-        hidden_BTD = self.attention_norm(hidden_BTD + attended)
+        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(attend(hidden_BTD)))
         return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))

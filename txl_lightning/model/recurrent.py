@@ -213,3 +213,7 @@ class RecurrentLanguageModel(nn.Module):
         hidden_BTD, state = self(tokens_BT, state)
         hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
         return self.softmax(hidden_BTD, targets_BT, self.embedding), state
+
+    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
+        return self.softmax.log_probabilities(hidden_BTD, self.embedding)

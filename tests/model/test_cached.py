@@ -1,0 +1,264 @@
+"""Cached inference computes what the hidden-state memory does, and refuses what it cannot compute."""
+
+import gc
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.optim import optimizer
+
+from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
+from txl_lightning import LanguageModel, TransformerXL
+from txl_lightning.errors import OptionError
+from txl_lightning.model import cached as cached_inference
+from txl_lightning.model.cached import CachedTransformerXL
+
+EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
+SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 1, 1, 4, 4, 4]
+SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "relative, pre-norm, untied u and v": {"pre_norm": True, "untie_biases": True},
+    "shaw": {"encoding": "shaw", "table_len": 5},
+    "absolute": {"encoding": "absolute"},
+    "al_rfou, pre-norm": {"encoding": "al_rfou", "table_len": 4, "pre_norm": True},
+}
+LENGTHS: list[dict[str, Any]] = [
+    {"mem_len": 5},
+    {"mem_len": 5, "memory_start": "zeros"},
+    {"mem_len": 5, "same_length": True},
+    {"mem_len": 5, "clamp_len": 2, "memory_start": "zeros", "same_length": True},
+    {"mem_len": 6, "ext_len": 2},
+    {"mem_len": 3, "ext_len": 1, "same_length": True, "memory_start": "zeros", "clamp_len": 3},
+    {"mem_len": 50},
+    {"mem_len": 0, "same_length": True},
+]
+
+
+@torch.no_grad()
+def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
+    """Hidden states of every call, one behind the other, and the losses as a last column."""
+    results, memory = [], None
+    for tokens in stream.split(segments, dim=1):
+        hidden, memory = model(tokens, memory)
+        results.append(torch.cat([hidden, model.log_probabilities(hidden)[..., :1]], dim=-1))
+    return torch.cat(results, dim=1)
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * expected.abs().max().item())
+
+
+def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], tolerance: float) -> None:
+    cached = outputs(CachedTransformerXL(model), stream, segments)
+    assert_close(cached, outputs(model, stream, segments), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_cache_computes_what_hidden_states_do(encoding, lengths, dtype):
+    model = tiny_model(**ENCODINGS[encoding], **lengths).to(dtype)
+    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT if dtype is torch.float64 else SINGLE)
+
+
+@pytest.mark.parametrize("encoding", [{}, {"encoding": "shaw", "table_len": 5}], ids=["relative", "shaw"])
+@pytest.mark.parametrize("terms", SUBSETS)
+def test_with_any_terms(terms, encoding):
+    model = tiny_model(terms=terms, untie_biases=True, mem_len=5, memory_start="zeros", **encoding)
+    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
+
+
+@pytest.mark.parametrize("scores_at_once", [1, 40])
+@pytest.mark.parametrize("encoding", ["relative, pre-norm, untied u and v", "shaw", "absolute"])
+@pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
+def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
+    monkeypatch.setattr(cached_inference, "SCORES_AT_ONCE", scores_at_once)
+    model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
+    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
+
+
+@settings(max_examples=80)
+@given(
+    encoding=st.sampled_from(sorted(ENCODINGS)),
+    terms=st.sampled_from(["abcd", "abcd", *SUBSETS]),
+    lengths=st.fixed_dictionaries(
+        {
+            "mem_len": st.integers(0, 12),
+            "ext_len": st.sampled_from([0, 0, 1, 3]),
+            "clamp_len": st.sampled_from([-1, 0, 1, 4]),
+            "same_length": st.booleans(),
+            "memory_start": st.sampled_from(["empty", "zeros"]),
+        }
+    ),
+    segments=st.lists(st.integers(1, 9) | st.just(1), min_size=1, max_size=14),
+    n_streams=st.integers(1, 3),
+)
+def test_with_any_options_and_segments(encoding, terms, lengths, segments, n_streams):
+    model = tiny_model(**ENCODINGS[encoding], terms=terms, **lengths)
+    assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_the_window_slides_many_times_over_one_buffer(T):
+    model = tiny_model(mem_len=5, same_length=True)
+    cached, stream = CachedTransformerXL(model), random_stream(2, 300)
+    memory, buffers, moves, begin = None, set(), 0, 0
+    with torch.no_grad():
+        expected, _ = score_segments(model, stream, [299])  # same_length: segments do not matter
+        for position in range(0, 297, T):
+            span = slice(position, position + T), slice(position + 1, position + T + 1)
+            nll, memory = cached.score(stream[:, span[0]], stream[:, span[1]], memory)
+            assert_close(nll, expected[:, span[0]], EXACT)
+            moves, begin = moves + (memory.begin < begin), memory.begin
+            buffers.add(memory.buffer_NPXCE.data_ptr() if position > 20 else 0)
+    assert memory.filled == 5
+    assert moves >= 40
+    assert len(buffers - {0}) == 1, "a full memory allocates nothing"
+
+
+def test_score_predicts_the_last_tokens_and_refuses_too_few():
+    model, stream = tiny_model(), random_stream(2, 9)
+    cached = CachedTransformerXL(model)
+    with torch.no_grad():
+        nll, _ = cached.score(stream[:, :-1], stream[:, 3:])
+        assert_close(nll, model.score(stream[:, :-1], stream[:, 3:])[0], EXACT)
+        with pytest.raises(ValueError, match="3 tokens cannot predict 4 targets"):
+            cached.score(stream[:, :3], stream[:, :4])
+
+
+def test_it_is_a_language_model_with_lengths_of_its_own():
+    model = tiny_model(mem_len=4)
+    cached = CachedTransformerXL(model, mem_len=9).with_lengths(clamp_len=3)
+    assert isinstance(cached, LanguageModel)
+    assert (cached.config.mem_len, cached.config.clamp_len, model.config.mem_len) == (9, 3, 4)
+    assert all(ours is theirs for ours, theirs in zip(cached.parameters(), model.parameters(), strict=True))
+    with pytest.raises(OptionError, match="mem_len=-1"):
+        cached.with_lengths(mem_len=-1)
+
+
+def test_a_memory_can_be_given_once_and_copied_before():
+    cached, stream = CachedTransformerXL(tiny_model()), random_stream(2, 12)
+    with torch.no_grad():
+        _, memory = cached(stream[:, :6])
+        twin = memory.copy()
+        first, _ = cached(stream[:, 6:], memory)
+        with pytest.raises(ValueError, match="this memory is spent"):
+            cached(stream[:, 6:], memory)
+        with pytest.raises(ValueError, match="this memory is spent"):
+            memory.copy()
+        second, _ = cached(stream[:, 6:], twin)
+    assert torch.equal(first, second)
+
+
+def test_a_memory_of_other_streams_or_another_model_is_refused_and_not_spent():
+    model, stream = tiny_model(), random_stream(3, 8)
+    cached = CachedTransformerXL(model)
+    with torch.no_grad():
+        _, memory = cached(stream[:2, :4])
+        with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 3 streams"):
+            cached(stream[:, 4:], memory)
+        with pytest.raises(ValueError, match="made by another model"):
+            CachedTransformerXL(model)(stream[:2, 4:], memory)
+        cached(stream[:2, 4:], memory)
+
+
+def step_of_adam(model: TransformerXL, **options: Any) -> None:
+    model.score(random_stream(2, 5)[:, :-1], random_stream(2, 5)[:, 1:])[0].mean().backward()
+    torch.optim.Adam(model.parameters(), lr=0.1, **options).step()
+    model.zero_grad()
+
+
+CHANGES = {
+    "a step of Adam": step_of_adam,
+    "a step of fused Adam": lambda model: step_of_adam(model, fused=True),
+    "other weights loaded": lambda model: model.load_state_dict({k: v * 0.9 for k, v in model.state_dict().items()}),
+    "a parameter replaced": lambda model: setattr(
+        model.layers[1].attention.position, "weight", torch.nn.Parameter(torch.randn(6, 8, dtype=torch.float64))
+    ),
+    "another type": lambda model: model.float(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_stale_survives_a_change_of_the_weights(change):
+    model, stream = tiny_model(), random_stream(2, 12)
+    cached = CachedTransformerXL(model)
+    with torch.no_grad():
+        _, memory = cached(stream[:, :6])
+    CHANGES[change](model)
+    with torch.no_grad(), pytest.raises(ValueError, match="before the weights or autocast changed"):
+        cached(stream[:, 6:], memory)
+    tolerance = SINGLE if change == "another type" else EXACT
+    assert_close(outputs(cached, stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance)
+
+
+def test_training_another_model_changes_nothing():
+    cached, stream = CachedTransformerXL(tiny_model()), random_stream(2, 12)
+    with torch.no_grad():
+        _, memory = cached(stream[:, :6])
+    step_of_adam(tiny_model(), fused=True)
+    with torch.no_grad():
+        cached(stream[:, 6:], memory)
+
+
+def test_nothing_is_left_behind():
+    hooks = len(optimizer._global_optimizer_post_hooks)
+    cached = CachedTransformerXL(tiny_model())
+    with torch.no_grad():
+        _, memory = cached(random_stream(2, 4))
+    assert len(optimizer._global_optimizer_post_hooks) == hooks + 1
+    del cached, memory
+    gc.collect()
+    assert len(optimizer._global_optimizer_post_hooks) == hooks
+
+
+def test_gradients_and_dropout_are_refused():
+    model, stream = tiny_model(dropout=0.1), random_stream(2, 4)
+    cached = CachedTransformerXL(model)
+    with pytest.raises(RuntimeError, match="no gradients"):
+        cached(stream)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="no dropout; call eval"):
+            cached(stream)
+        model.eval()
+        cached(stream)
+
+
+def test_in_inference_mode():
+    model, stream = tiny_model(), random_stream(2, 12)
+    expected = outputs(model, stream, [3] * 4)
+    with torch.inference_mode():
+        assert_close(outputs(CachedTransformerXL(model), stream, [3] * 4), expected, EXACT)
+        made_inside = tiny_model()
+        assert_close(outputs(CachedTransformerXL(made_inside), stream, [3] * 4), expected, EXACT)
+
+
+@pytest.mark.parametrize("options", [{}, {"terms": "acd"}, {"encoding": "shaw", "table_len": 5}], ids=str)
+def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
+    model, stream = tiny_model(**options).float(), random_stream(2, 12)
+    cached = CachedTransformerXL(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        expected = outputs(model, stream, [3] * 4)
+        torch.testing.assert_close(outputs(cached, stream, [3] * 4), expected, rtol=0.05, atol=0.1)
+        _, memory = cached(stream)
+        assert memory.buffer_NPXCE.dtype == torch.bfloat16
+    with torch.no_grad(), pytest.raises(ValueError, match="autocast changed"):
+        cached(stream, memory)
+
+
+def test_in_half_precision():
+    model = tiny_model().bfloat16()
+    hidden = outputs(CachedTransformerXL(model), random_stream(2, 12), [3] * 4)
+    assert hidden.dtype == torch.bfloat16
+    torch.testing.assert_close(hidden, outputs(model, random_stream(2, 12), [3] * 4), rtol=0.05, atol=0.1)
+
+
+def test_with_adaptive_embedding_and_softmax():
+    model = tiny_model(cutoffs=(3, 7), div_val=2, d_embed=8)
+    stream = random_stream(2, 20, VOCABULARY)
+    assert_same(model, stream, [5, 1, 9, 5], EXACT)

@@ -1,0 +1,196 @@
+"""Drawn tokens follow the model's own distribution, cut as asked, and come one at a time."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
+from txl_lightning import TransformerXL
+from txl_lightning.errors import OptionError
+from txl_lightning.model import CachedTransformerXL, RecurrentConfig, RecurrentLanguageModel, generate
+from txl_lightning.model.generation import candidates
+
+
+def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:
+    torch.manual_seed(0)
+    return RecurrentLanguageModel(RecurrentConfig(VOCABULARY, cell, 2, 8, **options)).double()
+
+
+MODELS = {
+    "txl": lambda: tiny_model(mem_len=30),
+    "adaptive": lambda: tiny_model(mem_len=30, cutoffs=(3, 7), div_val=2, d_embed=8),
+    "lstm": lambda: recurrent_model("lstm", dropout=0.0, hidden_dropout=0.0).eval(),
+    "qrnn": lambda: recurrent_model("qrnn", dropout=0.0, hidden_dropout=0.0).eval(),
+}
+
+
+def drawn(model: Any, prompt: Tensor, n_tokens: int, **options: Any) -> Tensor:
+    return torch.stack(list(generate(model, prompt, n_tokens, **options)), dim=1)
+
+
+@torch.no_grad()
+def next_distribution(model: Any, context: Tensor) -> Tensor:
+    """P(next token | context), the context read at once from the start."""
+    hidden, _ = model(context)
+    return model.log_probabilities(hidden)[:, -1].exp()
+
+
+def allowed(probabilities: list[float], top_k: int | None, top_p: float, temperature: float) -> dict[int, float]:
+    """The same in plain Python, from the words: the likeliest k, of these the nucleus, normalised."""
+    weights = {token: p ** (1 / temperature) for token, p in enumerate(probabilities)}
+    likeliest = sorted(weights, key=lambda token: -weights[token])[: top_k or len(weights)]
+    total, nucleus, reached = sum(weights[token] for token in likeliest), [], 0.0
+    for token in likeliest:
+        nucleus.append(token)
+        reached += weights[token] / total
+        if reached >= top_p:
+            break
+    total = sum(weights[token] for token in nucleus)
+    return {token: weights[token] / total for token in nucleus}
+
+
+@given(
+    logits=st.lists(st.integers(-40, 40), min_size=1, max_size=9, unique=True),
+    top_k=st.none() | st.integers(1, 12),
+    top_p=st.sampled_from([1.0, 0.999, 0.83, 0.5, 0.1, 0.001]),
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.9]),
+)
+def test_candidates_are_those_of_plain_python(logits, top_k, top_p, temperature):
+    log_probabilities = (torch.tensor([logits], dtype=torch.float64) / 10 + 0.0123).log_softmax(-1)
+    probabilities, tokens = candidates(log_probabilities, top_k, top_p, temperature)
+    expected = allowed(log_probabilities[0].exp().tolist(), top_k, top_p, temperature)
+    got = {token: p for token, p in zip(tokens[0].tolist(), probabilities[0].tolist(), strict=True) if p > 0}
+    assert got == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e6])
+def test_extreme_temperatures_overflow_nothing(temperature):
+    log_probabilities = torch.tensor([[0.1, 3.0, 2.0]]).log_softmax(-1)
+    probabilities, tokens = candidates(log_probabilities, None, 1.0, temperature)
+    assert tokens[0, 0] == 1
+    expected = [1.0, 0.0, 0.0] if temperature < 1 else [1 / 3] * 3
+    assert probabilities[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{}, {"top_k": 3, "top_p": 0.9, "temperature": 1.5}], ids=["as it is", "cut"])
+def test_tokens_follow_the_models_distribution(name, options):
+    model, n = MODELS[name](), 4000
+    prompt = random_stream(1, 7).expand(n, -1)
+    tokens = drawn(model, prompt, 2, seed=3, segment_len=4, **options)
+    context = prompt[:1]
+    for position in range(2):
+        sampling = {"top_k": 40, "top_p": 1.0, "temperature": 1.0, **options}
+        expected = allowed(next_distribution(model, context)[0].tolist(), **sampling)
+        assert set(tokens[:, position].tolist()) <= set(expected)
+        for token, p in expected.items():
+            error = 5 * math.sqrt(p * (1 - p) / len(tokens)) + 1e-9
+            assert (tokens[:, position] == token).double().mean().item() == pytest.approx(p, abs=error)
+        commonest = tokens[:, position].mode().values
+        tokens = tokens[tokens[:, position] == commonest]  # go on with those that share a context
+        context = torch.cat([context, commonest.view(1, 1)], dim=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_likeliest_token_every_time(name):
+    model, context = MODELS[name](), random_stream(2, 5)
+    tokens = drawn(model, context, 12, top_k=1, segment_len=2)
+    for position in range(12):
+        likeliest = next_distribution(model, context).argmax(-1)
+        assert torch.equal(tokens[:, position], likeliest)
+        context = torch.cat([context, likeliest[:, None]], dim=1)
+
+
+def test_a_long_prompt_is_read_through_the_memory():
+    """What a token saw may lie before its segment: with memory for it, the segments do not matter."""
+    model, prompt = tiny_model(mem_len=600), random_stream(1, 512)
+    by_segments = drawn(model, prompt, 5, segment_len=64)
+    assert torch.equal(by_segments, drawn(model, prompt, 5, segment_len=512))
+    lengths = []
+
+    class Spy(CachedTransformerXL):
+        def __call__(self, tokens_BT, memory=None):
+            lengths.append((tokens_BT.shape[1], 0 if memory is None else memory.filled))
+            return super().__call__(tokens_BT, memory)
+
+    assert torch.equal(drawn(Spy(model), prompt, 3, segment_len=200), by_segments[:, :3])
+    assert lengths == [(200, 0), (200, 200), (112, 400), (1, 512), (1, 513)]
+
+
+def test_a_seed_repeats_and_another_differs():
+    model, prompt = tiny_model(), random_stream(2, 5)
+    first = drawn(model, prompt, 20, seed=1)
+    assert torch.equal(first, drawn(model, prompt, 20, seed=1))
+    assert torch.equal(first, drawn(model, prompt, 20, seed=torch.Generator().manual_seed(1)))
+    assert not torch.equal(first, drawn(model, prompt, 20, seed=2))
+    assert first.shape == (2, 20)
+    assert first.dtype == torch.int64
+
+
+def test_drawing_leaves_the_global_random_state_alone():
+    state = torch.get_rng_state()
+    drawn(tiny_model(), random_stream(2, 5), 3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_tokens_stream_and_gradients_stay_on_outside():
+    class Counting(TransformerXL):
+        calls = 0
+
+        def log_probabilities(self, hidden_BTD):
+            type(self).calls += 1
+            return super().log_probabilities(hidden_BTD)
+
+    model = tiny_model()
+    model.__class__ = Counting
+    tokens = generate(model, random_stream(2, 5), 100)
+    assert Counting.calls == 0
+    for calls in (1, 2, 3):
+        assert next(tokens).shape == (2,)
+        assert Counting.calls == calls
+        assert torch.is_grad_enabled()
+    assert list(generate(model, random_stream(2, 5), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("top_k", 0),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("temperature", 0.0),
+        ("temperature", -1.0),
+        ("temperature", math.inf),
+        ("temperature", math.nan),
+        ("n_tokens", -1),
+        ("segment_len", 0),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
+    options = {"n_tokens": 3, option: value}
+    with pytest.raises(OptionError) as error:
+        generate(tiny_model(), random_stream(1, 3), **options)
+    assert error.value.option == option
+    assert "must be" in str(error.value)
+
+
+def test_an_empty_prompt_and_a_model_without_memory_are_refused():
+    with pytest.raises(OptionError, match=r"prompt=.*at least one token"):
+        generate(tiny_model(), torch.zeros(1, 0, dtype=torch.int64), 3)
+    with pytest.raises(OptionError, match="mem_len=0: must be >= 1"):
+        generate(tiny_model(mem_len=0), random_stream(1, 3), 3)
+
+
+@pytest.mark.parametrize("model", [tiny_model(dropout=0.1), recurrent_model("lstm")], ids=["txl", "lstm"])
+def test_a_model_in_training_is_refused(model: nn.Module):
+    model.train()
+    with pytest.raises(RuntimeError, match="call eval"):
+        list(generate(model, random_stream(1, 3), 3))
+    drawn(model.eval(), random_stream(1, 3), 3)
