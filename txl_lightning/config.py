@@ -233,7 +233,7 @@ class ReclConfig:
     clamp_len: int | None = None
     data_path: str | None = None
     store: str = "~/.cache/txl_lightning/losses"
-    batch_tokens: int = 16384
+    batch_tokens: int | None = None
     accelerator: str = "cpu"
     num_threads: int | None = None
     logger: LoggerConfig = field(default_factory=LoggerConfig)

@@ -63,6 +63,8 @@ def relative_effective_context_lengths(
         g_i(c,c') = (exp f_i(c,c) - exp f_i(c,c')) / exp f_i(c,c)
         RECL_i    = the first c with g_i(c, c + Δ) < threshold
 
+    Since b(c,t) is kept where more context does worse, a step gains wherever single losses fall, though their
+    mean may rise: losses that fluctuate with c lengthen RECL. It compares models within a group, on one grid.
     Neither the order of the models nor that of the positions matters (of the interval, only the models').
 
     Args:

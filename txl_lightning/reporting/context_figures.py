@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from txl_lightning.reporting.figures import COLOURS, MARKERS
 
@@ -71,7 +71,7 @@ def context_figure(
         low = [m - e for m, e in zip(mean, error, strict=True)]
         high = [m + e for m, e in zip(mean, error, strict=True)]
         axes.fill_between(contexts, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xticks(list(contexts)[:: -(-len(contexts) // MOST_TICKS)])
     axes.set(xlabel="context (tokens)", ylabel=y_label, title=title)
     save(figure, axes, stem)
 
