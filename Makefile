@@ -49,6 +49,7 @@ $(TRANSFORMERS)/.ready: $(READY)
 
 bench: $(TRANSFORMERS)/.ready
 	$(BIN)/python -m experiments.bench
+	$(BIN)/python -m experiments.bench_checkpoints
 
 clean:
 	rm -rf $(VENV) $(TRANSFORMERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

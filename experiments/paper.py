@@ -42,3 +42,31 @@ TABLE_6 = (
 def table_6(recurrence: bool, encoding: str = "relative", loss: str = "full") -> Table6Row:
     """The row of Table 6 with these settings."""
     return next(r for r in TABLE_6 if (r.recurrence, r.encoding, r.loss) == (recurrence, encoding, loss))
+
+
+@dataclass(frozen=True)
+class Table8Row:
+    """One row of Table 8: relative effective context length on WikiText-103, in words.
+
+    Args:
+        group: 1 for models of an equal budget, 2 for the ablation.
+        model: under this project's names.
+        parameters: in millions; None where the table has none.
+        recl: by fraction r of hardest positions.
+    """
+
+    group: int
+    model: str
+    parameters: int | None
+    recl: dict[float, int]
+
+
+TABLE_8 = (
+    Table8Row(1, "Transformer-XL", 151, {0.1: 900, 0.5: 800, 1.0: 700}),
+    Table8Row(1, "QRNN", None, {0.1: 500, 0.5: 400, 1.0: 300}),
+    Table8Row(1, "LSTM", None, {0.1: 400, 0.5: 300, 1.0: 200}),
+    Table8Row(2, "Transformer-XL", 128, {0.1: 700, 0.5: 600, 1.0: 500}),
+    Table8Row(2, "Shaw encoding", None, {0.1: 400, 0.5: 400, 1.0: 300}),
+    Table8Row(2, "no recurrence", None, {0.1: 300, 0.5: 300, 1.0: 300}),
+    Table8Row(2, "Transformer", None, {0.1: 128, 0.5: 128, 1.0: 128}),
+)

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, plain, register_schemas, typed
+from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, ReclConfig, plain, register_schemas, typed
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 
@@ -26,6 +26,7 @@ USAGE = """usage: txl COMMAND [overrides]
 
   txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
   txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
+  txl recl checkpoints=[A,B,…]       relative effective context length of a group, gain curves, loss by context
   txl convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT
                                      original, huggingface and txl checkpoints into one another
 
@@ -60,6 +61,15 @@ def evaluate(config: DictConfig) -> None:
     print(directory)
 
 
+def recl(config: DictConfig) -> None:
+    """Context curves and RECL of a group of checkpoints; of several processes the first speaks."""
+    from txl_lightning.evaluation.recl_command import recl as recl_of_group
+
+    lines = recl_of_group(OmegaConf.to_object(config), run_directory())  # type: ignore[arg-type]
+    for line in [*lines, run_directory()] if lines else []:
+        print(line)
+
+
 def convert(config: DictConfig) -> None:
     """A checkpoint into another format."""
     from txl_lightning.convert import convert as convert_checkpoint
@@ -70,6 +80,7 @@ def convert(config: DictConfig) -> None:
 COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "train": (train, "config", Config),
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
+    "recl": (recl, "recl", ReclConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml

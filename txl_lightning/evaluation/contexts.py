@@ -1,0 +1,235 @@
+"""Losses with exactly c tokens of context: l(c, t) = -log P(x_t | x_{t-1}, …, x_{t-c}) (appendix C)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.ranks import gathered, rank_and_world_size
+from txl_lightning.evaluation.recl import Array, EffectiveContext, relative_effective_context_lengths
+from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.model.transformer_xl import TransformerXL
+
+BATCH_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
+LONG_WINDOW = 1_024
+ABSOLUTE = ("absolute", "al_rfou")
+
+
+@dataclass(frozen=True)
+class WindowReader:
+    """A model as it reads a window of c tokens from a fresh state, for the loss of the one token behind it.
+
+    Args:
+        model: with the lengths it reads windows with.
+        segment_len: windows longer than this are read in segments, the last one whole; None for one segment.
+        limit: of longer windows only the last `limit` tokens are read; None for no limit.
+    """
+
+    model: LanguageModel
+    segment_len: int | None = None
+    limit: int | None = None
+
+    def visible(self, context: int) -> int:
+        """How many of c tokens the model can see."""
+        return context if self.limit is None else min(context, self.limit)
+
+    def last_loss(self, windows_BT: Tensor) -> Tensor:
+        """Loss in nats, [B], of each window's last token given the c = T - 1 before it."""
+        context = windows_BT.shape[1] - 1
+        longest = self.segment_len or context
+        state: Any = None
+        for stop in range((context - 1) % longest + 1, context + 1, longest):
+            segment = windows_BT[:, max(0, stop - longest) : stop]
+            nll_B1, state = self.model.score(segment, windows_BT[:, stop : stop + 1], state)
+        return nll_B1[:, -1]
+
+
+def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
+    """How a model reads exactly c tokens.
+
+    Attention reads the window as one segment in which every token attends to all before it: the same as
+    shorter segments with a memory that drops nothing. There is no memory before the window, so
+    `memory_start="zeros"` puts no attended zeros there: they would be context that is no token.
+
+    Absolute positions (`absolute`, `al_rfou`) mean nothing beyond the length they were trained with. Without
+    recurrence such a model is capped there; with recurrence it reads segments of that length, the memory
+    of its training between them. The distances of `relative` extend to any length and those of `shaw` repeat
+    its table's farthest row, so neither has a limit (Table 8 has both beyond their trained lengths).
+
+    Args:
+        model: any language model. Of what is no TransformerXL (a recurrent state starts from zeros) only
+            `score` is used.
+        trained_len: tokens of a training segment with its extended context; needed for absolute positions.
+        clamp_len: of the distances; None for the model's own.
+
+    Raises:
+        OptionError: absolute positions without `trained_len`, or `clamp_len` is not allowed.
+    """
+    if not isinstance(model, TransformerXL):
+        return WindowReader(model)
+    clamp_len = model.config.clamp_len if clamp_len is None else clamp_len
+    plain = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
+    if model.config.encoding not in ABSOLUTE:
+        return WindowReader(model.with_lengths(mem_len=0, **plain))
+    if trained_len is None:
+        raise OptionError("trained_len", None, f"must be given for encoding={model.config.encoding}")
+    if model.config.mem_len:
+        return WindowReader(model.with_lengths(**plain), segment_len=trained_len)
+    return WindowReader(model.with_lengths(**plain), limit=trained_len)
+
+
+def evenly_spaced(n_tokens: int, n_positions: int, max_context: int) -> NDArray[np.int64]:
+    """Positions t of a split, evenly spaced up to its last token, each with `max_context` tokens before it.
+
+    As long as the steps between them are longer than `max_context` the positions do not depend on it, so that
+    losses measured for a shorter grid serve a longer one.
+
+    Raises:
+        OptionError: the split has fewer such positions.
+    """
+    require(max_context >= 1, "max_context", max_context, "must be an integer >= 1")
+    allowed = f"must be below the {n_tokens} tokens of the split"
+    require(max_context < n_tokens, "max_context", max_context, allowed)
+    there = n_tokens - max_context
+    allowed = f"must be in 1 … {there}, the positions of the split with {max_context} tokens before them"
+    require(1 <= n_positions <= there, "n_positions", n_positions, allowed)
+    before_first = 0 if (n_tokens - 1) // n_positions >= max_context else max_context - 1
+    steps = np.arange(1, n_positions + 1, dtype=np.int64)
+    return before_first + steps * (n_tokens - 1 - before_first) // n_positions
+
+
+def context_losses(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    positions: NDArray[np.int64],
+    context: int,
+    batch_tokens: int | None = None,
+) -> Array:
+    """l(c, t) in nats at the given positions, [P], with exactly c tokens of context (or the reader's limit).
+
+    Every window starts from a fresh state. The windows of one length go through the model in batches of
+    about `batch_tokens` tokens (fewer for windows beyond 1,024 tokens: attention takes c² of each). With
+    `torch.distributed` the positions are divided over the ranks, all of which must call this, and all get
+    the whole result.
+
+    Args:
+        reader: from `window_reader`; its model is put into evaluation mode meanwhile.
+        tokens: the split, one-dimensional.
+        positions: t of the targets x_t.
+        context: c.
+        batch_tokens: context tokens a batch; None for what suits the model's device.
+
+    Raises:
+        ValueError: a position has fewer than c tokens before it.
+    """
+    context = reader.visible(context)
+    if len(positions) and not context <= positions.min() <= positions.max() < len(tokens):
+        raise ValueError(f"positions must be in {context} … {len(tokens) - 1} for a context of {context} tokens")
+    rank, world_size = rank_and_world_size()
+    own = positions[rank::world_size]
+    device = next((p.device for p in getattr(reader.model, "parameters", list)()), torch.device("cpu"))
+    part = np.empty(len(own))
+    batch_tokens = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
+    n_windows = max(1, batch_tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+    with torch.no_grad(), evaluating(reader.model):
+        for start in range(0, len(own), n_windows):
+            ends = own[start : start + n_windows, None]
+            windows_BT = torch.from_numpy(tokens[ends + np.arange(-context, 1)].astype(np.int64)).to(device)
+            part[start : start + n_windows] = reader.last_loss(windows_BT).double().cpu().numpy()
+    losses = np.empty(len(positions))
+    for other, of_rank in enumerate(gathered(part)):
+        losses[other::world_size] = of_rank
+    return losses
+
+
+@contextmanager
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """Without dropout, and afterwards as it was."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class ContextCurve:
+    """A model's loss by context, and its RECL in a group of its own.
+
+    Args:
+        contexts: c.
+        nll: nats a token at each c, the mean over the positions.
+        standard_error: of `nll`, over the positions.
+        recl: by fraction r of hardest positions; empty if the contexts are no grid of even steps.
+    """
+
+    contexts: list[int]
+    nll: list[float]
+    standard_error: list[float]
+    recl: dict[float, EffectiveContext]
+
+    @property
+    def ppl(self) -> list[float]:
+        """Perplexity a token at each c."""
+        return [math.exp(nll) for nll in self.nll]
+
+    @property
+    def bpc(self) -> list[float]:
+        """Bits a token (character, byte) at each c."""
+        return [nll / math.log(2) for nll in self.nll]
+
+
+def mean_and_error(losses_CP: Array) -> tuple[Array, Array]:
+    """Mean over positions and its standard error (nan of a single position), both [C]."""
+    n = losses_CP.shape[1]
+    deviations = losses_CP.std(axis=1, ddof=1) if n > 1 else np.full(len(losses_CP), np.nan)
+    return losses_CP.mean(axis=1), deviations / math.sqrt(n)
+
+
+def context_curve(
+    model: LanguageModel,
+    tokens: np.ndarray,
+    positions: NDArray[np.int64],
+    contexts: Sequence[int],
+    trained_len: int | None = None,
+    clamp_len: int | None = None,
+    batch_tokens: int | None = None,
+    **recl_options: Any,
+) -> ContextCurve:
+    """Loss, perplexity and bits a token at several contexts, and the RECL of the model on its own.
+
+    The model comes back as it was (its training mode, its lengths). Under `torch.distributed` every rank must call it.
+
+    Args:
+        model: any language model.
+        tokens: the split, one-dimensional.
+        positions: t of the targets, from `evenly_spaced`.
+        contexts: c, ascending; RECL needs even steps.
+        trained_len: see `window_reader`.
+        clamp_len: see `window_reader`.
+        batch_tokens: see `context_losses`.
+        recl_options: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
+    """
+    reader = window_reader(model, trained_len, clamp_len)
+    by_length = {c: context_losses(reader, tokens, positions, c, batch_tokens) for c in sorted(set(contexts))}
+    losses_CP = np.stack([by_length[c] for c in contexts])
+    nll, error = mean_and_error(losses_CP)
+    recl: dict[float, EffectiveContext] = {}
+    if len({later - earlier for earlier, later in pairwise(contexts)}) == 1:
+        group, limits = {"model": losses_CP}, {"model": reader.limit}
+        recl = relative_effective_context_lengths(group, contexts, limits=limits, **recl_options)["model"]
+    return ContextCurve(list(contexts), nll.tolist(), error.tolist(), recl)
