@@ -19,7 +19,7 @@ from txl_lightning.config import evaluation_lengths, extended_context
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.scoring import Score, score_streams
-from txl_lightning.training.checkpoints import load_trained
+from txl_lightning.runs.checkpoints import load_trained
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hydra.errors import ConfigCompositionException
 
 from txl_lightning import TransformerXL
 from txl_lightning.config import CONF, register_schemas, typed
-from txl_lightning.training.models import make_model
+from txl_lightning.runs.models import make_model
 from txl_lightning.training.run import train
 
 register_schemas()

@@ -15,7 +15,7 @@ from txl_lightning.config import CONF, ConvertConfig, register_schemas
 from txl_lightning.convert import convert
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints import CheckpointError
-from txl_lightning.training.checkpoints import load_trained
+from txl_lightning.runs.checkpoints import load_trained
 from txl_lightning.training.run import train
 
 register_schemas()

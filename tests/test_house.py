@@ -8,12 +8,14 @@ import pytest
 import txl_lightning
 
 PACKAGE = Path(txl_lightning.__file__).parent
+ABOVE = ("txl_lightning.runs", "txl_lightning.evaluation", "txl_lightning.training", "txl_lightning.cli")
 FORBIDDEN = {
-    "model": ("lightning", "hydra", "omegaconf", "wandb", "txl_lightning.data", "txl_lightning.training"),
-    "data": ("hydra", "wandb", "txl_lightning.training", "txl_lightning.evaluation"),
-    "reporting": ("lightning", "hydra", "txl_lightning.training", "txl_lightning.evaluation", "txl_lightning.data"),
-    "training": ("txl_lightning.evaluation", "txl_lightning.cli"),
-    "evaluation": ("txl_lightning.cli",),
+    "model": ("lightning", "hydra", "omegaconf", "wandb", "txl_lightning.data", *ABOVE),
+    "data": ("hydra", "wandb", "txl_lightning.model", *ABOVE),
+    "reporting": ("lightning", "hydra", "txl_lightning.data", "txl_lightning.model", *ABOVE),
+    "runs": ("hydra", "wandb", "txl_lightning.reporting", *ABOVE[1:]),
+    "evaluation": ("hydra", *ABOVE[2:]),
+    "training": ("hydra", *ABOVE[3:]),
 }
 
 

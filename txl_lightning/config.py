@@ -165,6 +165,22 @@ class CheckpointConfig:
 
 
 @dataclass
+class ContextCurveConfig:
+    """Node `context_curve`: during training, the validation loss with exactly c tokens of context, and RECL.
+
+    Every `every_n_steps` steps (null: never), at `n_positions` positions of the split, for c from
+    `first_context` to `max_context` by `step`; RECL at `fractions` of the hardest positions.
+    """
+
+    every_n_steps: int | None = None
+    first_context: int = 16
+    step: int = 16
+    max_context: int = 128
+    n_positions: int = 500
+    fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
+
+
+@dataclass
 class LoggerConfig:
     """Group `logger`: where curves go."""
 
@@ -187,6 +203,7 @@ class Config:
     optimizer: OptimizerConfig = MISSING
     trainer: TrainerConfig = MISSING
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    context_curve: ContextCurveConfig = field(default_factory=ContextCurveConfig)
     logger: LoggerConfig = MISSING
     loss: str = "full"
     resume: str | None = None

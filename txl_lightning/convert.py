@@ -22,8 +22,8 @@ from txl_lightning.data.corpora import load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.training.checkpoints import load_trained
-from txl_lightning.training.storage import write_checkpoint
+from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.runs.storage import write_checkpoint
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}

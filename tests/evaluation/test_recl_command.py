@@ -18,7 +18,7 @@ from txl_lightning.evaluation import recl_command
 from txl_lightning.evaluation.contexts import context_losses, window_reader
 from txl_lightning.evaluation.loss_store import LossStore
 from txl_lightning.evaluation.recl_command import recl, run_names
-from txl_lightning.training.checkpoints import load_trained
+from txl_lightning.runs.checkpoints import load_trained
 from txl_lightning.training.run import train
 
 KINDS = {

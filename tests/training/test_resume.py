@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.recorded_run import recorded_losses, start
-from txl_lightning.training.storage import read_file
+from txl_lightning.runs.storage import read_file
 
 STEPS = 200
 OPTIONS = (

@@ -13,8 +13,8 @@ from tests.training.small_run import tiny_config
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring import score_streams
+from txl_lightning.runs.checkpoints import load_trained
 from txl_lightning.training import module as module_file
-from txl_lightning.training.checkpoints import load_trained
 from txl_lightning.training.run import train
 
 
@@ -216,7 +216,7 @@ def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> Non
     config = tiny_config(tmp_path, *options, *lengths)
     metrics = train(config, tmp_path / "run")
     from txl_lightning.data.datamodule import StreamsDataModule
-    from txl_lightning.training.models import make_model
+    from txl_lightning.runs.models import make_model
 
     torch.manual_seed(config.seed)
     untrained = make_model(config, 256).eval()

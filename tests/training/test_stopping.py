@@ -17,9 +17,9 @@ import torch
 from tests.training.recorded_run import ROOT, start
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import Stopped, UserError
+from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
-from txl_lightning.training.storage import read_file
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], what: str = "loss") -> None:

@@ -12,8 +12,8 @@ from txl_lightning.config import EvaluateConfig, evaluation_lengths, extended_co
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.scoring import score_streams
-from txl_lightning.training.checkpoints import load_trained
-from txl_lightning.training.metrics import figures
+from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.runs.metrics import figures
 
 
 def evaluate(options: EvaluateConfig, directory: Path) -> list[str]:

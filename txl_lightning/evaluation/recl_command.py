@@ -24,8 +24,8 @@ from txl_lightning.evaluation.loss_store import LossStore, array_checksum, file_
 from txl_lightning.evaluation.ranks import gathered, processes, rank_and_world_size
 from txl_lightning.evaluation.recl import Array, check_definition, relative_effective_context_lengths
 from txl_lightning.evaluation.recl_report import write_report
-from txl_lightning.training.checkpoints import TrainedModel, load_trained
-from txl_lightning.training.metrics import figures
+from txl_lightning.runs.checkpoints import TrainedModel, load_trained
+from txl_lightning.runs.metrics import figures
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -17,8 +16,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
 from txl_lightning.data.streams import Segment
+from txl_lightning.runs.metrics import figures
+from txl_lightning.training.curve_file import CurveFile
 from txl_lightning.training.loggers import log
-from txl_lightning.training.metrics import figures
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.ranks import Ranks
 
@@ -112,15 +112,12 @@ class ValidationCurve(Callback):
     """Writes every validation as a line of `validation.jsonl`: steps, tokens, seconds, nll and bpc or ppl."""
 
     def __init__(self, path: Path, curves: TrainingCurves) -> None:
-        self.path, self.curves = path, curves
+        self.file, self.curves = CurveFile(path), curves
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep only lines of the past, which a resumed run has in its own directory."""
-        if self.path.exists() and trainer.is_global_zero:
-            lines = self.path.read_text().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith("}\n")]  # the last may have been cut short
-            past = [line for line in whole if json.loads(line)["steps"] <= trainer.global_step]
-            self._write("".join(past), "w")
+        """Keep only lines of the past."""
+        if trainer.is_global_zero:
+            self.file.keep_until(trainer.global_step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log, and append one line."""
@@ -129,22 +126,13 @@ class ValidationCurve(Callback):
             return
         values = {name: value for name, value in pl_module.figures.items() if name.startswith("val/")}
         log(trainer, {**values, "tokens": self.curves.tokens})
-        row: dict[str, float] = {"steps": trainer.global_step, "tokens": self.curves.tokens}
-        row |= {"seconds": round(self.curves.seconds, 2), **values}
-        self._write(json.dumps(row) + "\n", "a")
+        row = {"steps": trainer.global_step, "tokens": self.curves.tokens}
+        self.file.append({**row, "seconds": round(self.curves.seconds, 2), **values})
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the test split gave."""
         assert isinstance(pl_module, LanguageModelModule)
-        values = {name: value for name, value in pl_module.figures.items() if name.startswith("test/")}
-        log(trainer, values)
-
-    def _write(self, text: str, mode: str) -> None:
-        try:
-            with self.path.open(mode) as file:
-                file.write(text)
-        except OSError as error:  # a full disk must not end the training
-            print(f"{self.path.name} could not be written: {error}; training goes on", file=sys.stderr, flush=True)
+        log(trainer, {name: value for name, value in pl_module.figures.items() if name.startswith("test/")})
 
 
 class ProgressBar(LightningProgressBar):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from txl_lightning.config import OptimizerConfig
 from txl_lightning.data.streams import Segment
-from txl_lightning.training.metrics import TokenLoss, figures
-from txl_lightning.training.models import Model, State, state_from_dict
+from txl_lightning.runs.metrics import TokenLoss, figures
+from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.training.optimization import make_optimizer
 from txl_lightning.training.ranks import Ranks
 

@@ -21,10 +21,12 @@ from omegaconf import OmegaConf
 from txl_lightning.config import Config, evaluation_lengths, extended_context, from_plain, plain
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, Stopped, require
+from txl_lightning.runs.checkpoints import read_checkpoint
+from txl_lightning.runs.models import make_model
+from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
-from txl_lightning.training.checkpoints import read_checkpoint
+from txl_lightning.training.context_curve import ContextCurves
 from txl_lightning.training.loggers import make_logger
-from txl_lightning.training.models import make_model
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.options import check_options, check_same_everywhere, check_same_run, check_weights
 from txl_lightning.training.processes import run_on_all
@@ -32,7 +34,6 @@ from txl_lightning.training.random_state import RandomState
 from txl_lightning.training.ranks import Ranks, connect, environment, n_processes
 from txl_lightning.training.saving import Checkpoints, last_good
 from txl_lightning.training.stopping import CleanStop, SkippedSteps
-from txl_lightning.training.storage import DurableCheckpoints
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -80,17 +81,12 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     module = make_module(config, data, ranks, resumed_from, resume)
     if ranks.rank:  # the weights are drawn alike, everything else is not
         torch.manual_seed(ranks.seed(config.seed))
+    contexts = make_context_curves(config, data, directory)
 
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-    curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
-    every, options = config.trainer.val_every_n_steps, config.checkpoint
     step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
-    checkpoints = Checkpoints(directory / "checkpoints", options.every_n_steps, ranks, resumed_from, step)
-    saving = checkpoints if options.enabled else None
-    skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, saving)
-    callbacks: list[Callback] = [curves, skipped, ValidationCurve(directory / "validation.jsonl", curves)]
     with quiet_libraries():
         logger: Logger | bool = False
         if ranks.rank == 0:
@@ -98,37 +94,46 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         record = {"config": plain(config), "vocabulary": data.corpus.vocabulary.state_dict()}
         if isinstance(logger, WandbLogger):
             record["wandb_id"] = logger.experiment.id
-        callbacks += [RandomState(ranks, config.seed), RunRecord(record)]
-        if config.trainer.progress_bar:
-            callbacks.append(ProgressBar(curves))
-        callbacks += [checkpoints] if options.enabled else []
-        callbacks.append(CleanStop(ranks, saving, every and min(every, config.trainer.max_steps)))
-        trainer = make_trainer(config, directory, callbacks, logger)
+        curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
+        saving: Checkpoints | None = None
+        if config.checkpoint.enabled:
+            folder = directory / "checkpoints"
+            saving = Checkpoints(folder, config.checkpoint.every_n_steps, ranks, resumed_from, step)
+        skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, saving)
+        every = config.trainer.val_every_n_steps
+        callbacks: list[Callback | None] = [  # those that measure a step come before those that save and end it
+            curves,
+            skipped,
+            ValidationCurve(directory / "validation.jsonl", curves),
+            contexts,
+            RandomState(ranks, config.seed),
+            RunRecord(record),
+            ProgressBar(curves) if config.trainer.progress_bar else None,
+            saving,
+            CleanStop(ranks, saving, every and min(every, config.trainer.max_steps)),
+        ]
+        trainer = make_trainer(config, directory, [callback for callback in callbacks if callback], logger)
         trainer.fit(module, datamodule=data, ckpt_path=resumed_from, weights_only=True)
         if saving is not None and saving.saved_step != trainer.global_step:
             saving.save(trainer)
         metrics: dict[str, Any] = {"steps": trainer.global_step, "tokens": curves.tokens}
         metrics |= {"seconds": round(curves.seconds, 2), "skipped_steps": skipped.total}
-        best = saving and saving.best_path
-        if best:
-            module.load_state_dict(read_checkpoint(best)["state_dict"])
-        metrics |= {"weights": "best" if best else "last"} | evaluate_splits(
-            trainer, module, data, config.evaluation.max_segments
-        )
-    metrics["evaluation"] = {
-        **module.evaluation_lengths,
-        "segment_len": config.evaluation.segment_len,
-        "streams_start": "without context",
-    }
-    metrics["evaluation"] |= {n: getattr(config.evaluation, n) for n in ("batch_size", "max_segments")}
-    corpus = data.corpus
-    metrics["corpus"] = {"name": corpus.name, "level": corpus.vocabulary.level, "sha256": corpus.checksum}
+        metrics |= evaluate_best(trainer, module, data, saving.best_path if saving else None)
     metrics |= {"parameters": count_parameters(module), "processes": ranks.world_size}
     if ranks.rank == 0:
         (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
     return metrics
+
+
+def make_context_curves(config: Config, data: StreamsDataModule, directory: Path) -> ContextCurves | None:
+    """What measures the context curve, if it is asked for."""
+    if config.context_curve.every_n_steps is None:
+        return None
+    trained_len = config.data.segment_len + extended_context(config)
+    path = directory / "context_curve.jsonl"
+    return ContextCurves(config.context_curve, data.corpus.splits["valid"], trained_len, path)
 
 
 def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any] | None]:
@@ -241,14 +246,24 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], log
     )
 
 
-def evaluate_splits(
-    trainer: L.Trainer, module: LanguageModelModule, data: StreamsDataModule, max_segments: int | None
-) -> dict[str, float]:
-    """The module's current weights on the validation and the test split, at evaluation lengths."""
-    trainer.limit_val_batches = trainer.limit_test_batches = 1.0 if max_segments is None else max_segments
+def evaluate_best(
+    trainer: L.Trainer, module: LanguageModelModule, data: StreamsDataModule, best: Path | None
+) -> dict[str, Any]:
+    """The best weights (the last, if there are none) on the validation and the test split, and how they were scored."""
+    if best is not None:
+        module.load_state_dict(read_checkpoint(best)["state_dict"])
+    options, corpus = data.evaluation, data.corpus
+    trainer.limit_val_batches = trainer.limit_test_batches = options.max_segments or 1.0
     trainer.validate(module, datamodule=data, verbose=False)
     trainer.test(module, datamodule=data, verbose=False)
-    return dict(module.figures)
+    evaluation = {**module.evaluation_lengths, "segment_len": options.segment_len, "streams_start": "without context"}
+    evaluation |= {"batch_size": options.batch_size, "max_segments": options.max_segments}
+    return {
+        "weights": "last" if best is None else "best",
+        **module.figures,
+        "evaluation": evaluation,
+        "corpus": {"name": corpus.name, "level": corpus.vocabulary.level, "sha256": corpus.checksum},
+    }
 
 
 @contextmanager

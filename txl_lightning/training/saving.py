@@ -13,11 +13,11 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from txl_lightning.data.streams import Segment
 from txl_lightning.errors import UserError
-from txl_lightning.training.checkpoints import read_checkpoint
+from txl_lightning.runs.checkpoints import read_checkpoint
+from txl_lightning.runs.storage import DurableCheckpoints, copy_checkpoint
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.random_state import RandomState
 from txl_lightning.training.ranks import Ranks
-from txl_lightning.training.storage import DurableCheckpoints, copy_checkpoint
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

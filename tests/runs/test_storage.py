@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl_lightning.training import storage
-from txl_lightning.training.storage import DamagedFileError, DurableCheckpoints, copy_checkpoint, read_file
-from txl_lightning.training.storage import write_checkpoint as write
+from txl_lightning.runs import storage
+from txl_lightning.runs.storage import DamagedFileError, DurableCheckpoints, copy_checkpoint, read_file
+from txl_lightning.runs.storage import write_checkpoint as write
 
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from txl_lightning.training.metrics import TokenLoss, figures
+from txl_lightning.runs.metrics import TokenLoss, figures
 
 
 def test_the_mean_is_weighted_by_tokens() -> None:

@@ -11,8 +11,8 @@ import torch
 from txl_lightning.config import Config, from_plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.training.models import Model, make_model
-from txl_lightning.training.storage import DamagedFileError, read_file
+from txl_lightning.runs.models import Model, make_model
+from txl_lightning.runs.storage import DamagedFileError, read_file
 
 
 @dataclass(frozen=True)
