@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from experiments.bench_turns import PYTHONS, ROOT, aligned, measure, processor, spread, versions, write_section
+from experiments.bench_turns import PYTHONS, ROOT, aligned, measure, spread, versions, write_section
 from experiments.bench_worker import CLIP, TASKS, Setup
+from txl_lightning.reporting.machine import processor
 
 TINY = Setup(n_layer=2, d_model=32, n_head=4, d_inner=64, segment=16, memory=16, batch_size=4, steps=5)
 SMALL = Setup(n_layer=4, d_model=128, n_head=8, d_inner=512, segment=64, memory=64, batch_size=16, steps=5)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 
-from experiments.bench_turns import ROOT, aligned, processor, spread, write_section
+from experiments.bench_turns import ROOT, aligned, spread, write_section
 from txl_lightning.config import CONF, register_schemas, typed
+from txl_lightning.reporting.machine import processor
 from txl_lightning.training.run import train
 
 OPTIONS = (

@@ -6,8 +6,6 @@ Whatever else the machine does hits all of them. Only ratios within a round comp
 from __future__ import annotations
 
 import json
-import platform
-import re
 import subprocess
 import sys
 import time
@@ -128,10 +126,3 @@ def write_section(path: Path, name: str, text: str) -> None:
     if not begin:
         before, after = before.rstrip() + "\n\n", "\n"
     path.write_text(f"{before}{begin_marker}\n{text}\n{end_marker}{after}", encoding="utf-8")
-
-
-def processor() -> str:
-    """The processor's model."""
-    information = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", information.read_text()) if information.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()

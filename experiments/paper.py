@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from txl_lightning.reporting.paper_tables import TABLE_9 as TABLE_9
+
 
 @dataclass(frozen=True)
 class Table6Row:
