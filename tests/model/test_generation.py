@@ -194,3 +194,10 @@ def test_a_model_in_training_is_refused(model: nn.Module):
     with pytest.raises(RuntimeError, match="call eval"):
         list(generate(model, random_stream(1, 3), 3))
     drawn(model.eval(), random_stream(1, 3), 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_tokens_at_once(name):
+    model, prompt = MODELS[name](), random_stream(2, 5)
+    assert torch.equal(model.generate(prompt, 6, seed=4, top_k=3), drawn(model, prompt, 6, seed=4, top_k=3))
+    assert model.generate(prompt, 0).shape == (2, 0)

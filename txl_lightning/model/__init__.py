@@ -7,6 +7,7 @@ from txl_lightning.model.key_value_memory import KeyValueMemory
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RecurrentConfig",
     "RecurrentLanguageModel",
     "RecurrentState",
+    "SlidingWindow",
     "TransformerXL",
     "TransformerXLConfig",
     "generate",

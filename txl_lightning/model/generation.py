@@ -82,6 +82,14 @@ def generate(
     return _draw(model, prompt_BT.split(segment_len, dim=1), n_tokens, (top_k, top_p, temperature), generator)
 
 
+def generated(
+    model: GenerativeModel, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any
+) -> Int[Tensor, "B n_tokens"]:
+    """All drawn tokens at once; arguments and errors as `generate`."""
+    tokens = [token_B[:, None] for token_B in generate(model, prompt_BT, n_tokens, **options)]
+    return torch.cat([prompt_BT[:, :0], *tokens], dim=1)
+
+
 def _draw(
     model: GenerativeModel,
     segments: tuple[Tensor, ...],

@@ -14,6 +14,7 @@ from txl_lightning.errors import require
 from txl_lightning.model.config import check_clusters
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.generation import generated
 from txl_lightning.model.initialization import initialize
 from txl_lightning.model.recurrent_layers import LSTMLayer, QRNNLayer
 from txl_lightning.model.softmax import TieProjections, TokenSoftmax
@@ -217,3 +218,10 @@ class RecurrentLanguageModel(nn.Module):
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
         return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+
+    def generate(self, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any) -> Int[Tensor, "B n_tokens"]:
+        """Continue B prompts of one length by `n_tokens` tokens, drawn one at a time from the model.
+
+        Args and errors: those of `txl_lightning.generate`, which gives every token as soon as it is drawn.
+        """
+        return generated(self, prompt_BT, n_tokens, **options)

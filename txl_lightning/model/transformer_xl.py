@@ -125,3 +125,12 @@ class TransformerXL(nn.Module):
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""
         return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+
+    def generate(self, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any) -> Int[Tensor, "B n_tokens"]:
+        """Continue B prompts of one length by `n_tokens` tokens, drawn one at a time from the model.
+
+        Args and errors: those of `txl_lightning.generate`, which gives every token as soon as it is drawn.
+        """
+        from txl_lightning.model.generation import generated  # which runs this class with cached keys and values
+
+        return generated(self, prompt_BT, n_tokens, **options)

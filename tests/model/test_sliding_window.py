@@ -1,0 +1,49 @@
+"""A sliding window predicts each token from a forward pass of its own, fused or not."""
+
+import pytest
+import torch
+
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.errors import OptionError
+from txl_lightning.model import SlidingWindow, generate
+
+
+@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute", "al_rfou"])
+def test_the_last_loss_of_every_window(encoding: str) -> None:
+    model = tiny_model(encoding=encoding, table_len=9, mem_len=4)
+    stream, window = random_stream(2, 12), SlidingWindow(model, 5)
+    nll, seen = window.score(stream[:, :7], stream[:, 1:8])
+    more, seen = window.score(stream[:, 7:11], stream[:, 8:12], seen)
+    assert torch.equal(seen, stream[:, 6:11])
+    bare = model.with_lengths(mem_len=0)
+    for t, loss in enumerate(torch.cat([nll, more], dim=1).unbind(1)):
+        tokens, target = stream[:, max(0, t - 4) : t + 1], stream[:, t + 1 : t + 2]
+        torch.testing.assert_close(loss, bare.score(tokens, target)[0][:, 0])
+    assert model.config.mem_len == 4
+
+
+@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
+def test_fused_attention_computes_the_same(encoding: str) -> None:
+    model, stream = tiny_model(encoding=encoding, table_len=9), random_stream(2, 12)
+    for tokens, targets in ((stream[:, :-1], stream[:, 1:]), (stream[:, :-1], stream[:, -1:])):
+        plain, fused = (SlidingWindow(model, 6, fused).score(tokens, targets)[0] for fused in (False, True))
+        torch.testing.assert_close(fused, plain)
+
+
+def test_fused_attention_has_no_position_terms() -> None:
+    with pytest.raises(OptionError, match="fused=True: is not possible with encoding=relative"):
+        SlidingWindow(tiny_model(), 6, fused=True)
+    with pytest.raises(OptionError, match="attention_len=0: must be"):
+        SlidingWindow(tiny_model(), 0)
+    with pytest.raises(ValueError, match="2 tokens cannot predict 3 targets"):
+        SlidingWindow(tiny_model(), 4).score(random_stream(1, 2), random_stream(1, 3))
+
+
+def test_tokens_are_drawn_from_the_window() -> None:
+    model, context = tiny_model(encoding="absolute", mem_len=0), random_stream(1, 9)
+    tokens = torch.stack(list(generate(SlidingWindow(model, 4), context, 6, top_k=1)), dim=1)
+    for position in range(6):
+        with torch.no_grad():
+            likeliest = model.log_probabilities(model(context[:, -4:])[0])[:, -1].argmax(-1)
+        assert torch.equal(tokens[:, position], likeliest)
+        context = torch.cat([context, likeliest[:, None]], dim=1)

@@ -1,0 +1,97 @@
+"""The vanilla model's way of evaluation: a window that slides by one token and is computed anew each time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from txl_lightning.errors import require
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.layers import TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL
+
+
+class SlidingWindow:
+    """A model without recurrence that sees L tokens for every prediction (paper §1, Figure 1b, and Table 9).
+
+        P(x_{t+1} | x_{t-L+1}, …, x_t), each from a forward pass of its own over the L tokens up to x_t
+
+    Every token is predicted with the whole attention length, at L times the work of a token. It is a language
+    model as any other: its state is the last L tokens themselves. Nothing has a gradient.
+
+    Args:
+        model: whose weights to use, in evaluation mode; its memory and extended context are left out.
+        attention_len: L, tokens of a window, the one before the prediction included.
+        fused: compute attention without ever holding all its scores (torch's scaled_dot_product_attention).
+            The same function, faster; only without the position terms of the score, so with encoding
+            `absolute` or `al_rfou`.
+
+    Raises:
+        OptionError: `attention_len` is below 1, or `fused` with another encoding.
+    """
+
+    def __init__(self, model: TransformerXL, attention_len: int, fused: bool = False) -> None:
+        require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
+        has_positions = model.config.active_terms != "a"
+        require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
+        self.model = model.with_lengths(mem_len=0, ext_len=0)
+        self.attention_len, self.fused = attention_len, fused
+
+    @torch.no_grad()
+    def __call__(
+        self, tokens_BT: Int[Tensor, "B T"], seen_BL: Int[Tensor, "B seen"] | None = None
+    ) -> tuple[Float[Tensor, "B 1 D"], Int[Tensor, "B L"]]:
+        """Hidden state of the last token alone, from the window that ends with it, and that window's tokens."""
+        text = tokens_BT if seen_BL is None else torch.cat([seen_BL, tokens_BT], dim=1)
+        window_BL = text[:, -self.attention_len :]
+        hidden_BLD = self._fused(window_BL) if self.fused else self.model(window_BL)[0]
+        return hidden_BLD[:, -1:], window_BL
+
+    @torch.no_grad()
+    def score(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        targets_BT: Int[Tensor, "B T_targets"],
+        seen_BL: Int[Tensor, "B seen"] | None = None,
+    ) -> tuple[Float[Tensor, "B T_targets"], Int[Tensor, "B L"]]:
+        """nll_t = -log P(target_t | its window) in nats, a forward pass for each target.
+
+        `tokens_BT` may be longer than `targets_BT`; the first tokens then are context without a loss.
+
+        Raises:
+            ValueError: there are fewer tokens than targets, or no target.
+        """
+        T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
+        if not 1 <= T_targets <= T:
+            raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
+        first, *others = tokens_BT.split([T - T_targets + 1, *[1] * (T_targets - 1)], dim=1)
+        nll = []
+        for token_BT, target_B1 in zip((first, *others), targets_BT.split(1, dim=1), strict=True):
+            hidden_B1D, seen_BL = self(token_BT, seen_BL)
+            nll.append(self.model.softmax(hidden_B1D, target_B1, self.model.embedding))
+        assert seen_BL is not None
+        return torch.cat(nll, dim=1), seen_BL
+
+    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
+        return self.model.log_probabilities(hidden_BTD)
+
+    def _fused(self, window_BL: Tensor) -> Float[Tensor, "B L D"]:
+        model = self.model
+        hidden_BLD = model.encoding.embed(model.embedding(window_BL), model.config.clamp_len)
+        for n, layer in enumerate(model.layers):
+            assert isinstance(layer, TransformerXLLayer)
+            attend = partial(attend_fused, layer.attention)
+            hidden_BLD = layer.around(model.encoding.layer_input(n, hidden_BLD), attend)
+        return hidden_BLD
+
+
+def attend_fused(attention: Attention, hidden_BLD: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+    """Causal attention of term (a) alone over a segment without memory."""
+    q_HBLE, kv_PHBLE = attention.project(hidden_BLD)
+    assert q_HBLE is not None
+    return attention.merge(F.scaled_dot_product_attention(q_HBLE, kv_PHBLE[0], kv_PHBLE[1], is_causal=True))
