@@ -267,6 +267,58 @@ class ReclConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
+@dataclass
+class SpeedConfig:
+    """The configuration of `txl speed`: sizes of a random model, or a checkpoint, and what is timed.
+
+    `vanilla_n_layer` null means as many layers as the other side. There are `rounds` rounds, or as many as
+    fit into `budget_seconds`. `clock=cpu` counts the processor's time of one thread, for a machine that has
+    other work too.
+    """
+
+    checkpoint: str | None = None
+    levels: list[str] = field(default_factory=lambda: ["char", "word"])
+    n_layer: int = 4
+    d_model: int = 128
+    n_head: int = 8
+    d_inner: int = 512
+    vanilla_n_layer: int | None = None
+    segment_len: int = 128
+    attention_lengths: list[int] = field(default_factory=lambda: [800, 1800, 2800, 3800])
+    rounds: int = 15
+    budget_seconds: float = 480.0
+    clock: str = "wall"
+    seed: int = 1
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+
+
+@dataclass
+class GenerateConfig:
+    """The configuration of `txl generate`: what to continue, and how tokens are drawn.
+
+    Either `prompt`, or `context` consecutive tokens of `split` from `position` on (null: drawn with `seed`).
+    `mem_len` null means the memory that the run was evaluated with, and for a run without recurrence a window
+    of its training segment that is computed anew for every token. `top_k` null draws from all tokens.
+    """
+
+    checkpoint: str = MISSING
+    prompt: str | None = None
+    context: int | None = None
+    position: int | None = None
+    split: str = "test"
+    n_tokens: int = 500
+    n_samples: int = 1
+    top_k: int | None = 40
+    top_p: float = 1.0
+    temperature: float = 1.0
+    seed: int = 1
+    mem_len: int | None = None
+    data_path: str | None = None
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+
+
 def register_schemas() -> None:
     """Make the schemas known to Hydra under the names that `conf/` uses."""
     store = ConfigStore.instance()
@@ -274,6 +326,8 @@ def register_schemas() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="convert_schema", node=ConvertConfig)
     store.store(name="recl_schema", node=ReclConfig)
+    store.store(name="speed_schema", node=SpeedConfig)
+    store.store(name="generate_schema", node=GenerateConfig)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     for group, node in {
         "model": TransformerXLModelConfig,
