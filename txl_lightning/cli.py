@@ -18,7 +18,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, ReclConfig, plain, register_schemas, typed
+from txl_lightning.config import (
+    CONF,
+    Config,
+    ConvertConfig,
+    EvaluateConfig,
+    GenerateConfig,
+    ReclConfig,
+    SpeedConfig,
+    plain,
+    register_schemas,
+    typed,
+)
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 
@@ -27,6 +38,9 @@ USAGE = """usage: txl COMMAND [overrides]
   txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
   txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
   txl recl checkpoints=[A,B,…]       relative effective context length of a group, gain curves, loss by context
+  txl speed                          time of a token: vanilla sliding window against state reuse (Table 9)
+  txl generate checkpoint=PATH prompt=TEXT
+                                     text drawn from a model, shown as it is drawn; context=N continues test tokens
   txl convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT
                                      original, huggingface and txl checkpoints into one another
 
@@ -70,6 +84,23 @@ def recl(config: DictConfig) -> None:
         print(line)
 
 
+def speed(config: DictConfig) -> None:
+    """Table 9 on this machine."""
+    from txl_lightning.evaluation.speed_command import speed as speed_on_this_machine
+
+    for line in speed_on_this_machine(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
+        print(line)
+    print(run_directory())
+
+
+def generate(config: DictConfig) -> None:
+    """Samples of a checkpoint."""
+    from txl_lightning.evaluation.generate_command import generate as generate_text
+
+    generate_text(OmegaConf.to_object(config), run_directory())  # type: ignore[arg-type]
+    print(run_directory())
+
+
 def convert(config: DictConfig) -> None:
     """A checkpoint into another format."""
     from txl_lightning.convert import convert as convert_checkpoint
@@ -81,6 +112,8 @@ COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "train": (train, "config", Config),
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
     "recl": (recl, "recl", ReclConfig),
+    "speed": (speed, "speed", SpeedConfig),
+    "generate": (generate, "generate", GenerateConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
@@ -127,6 +160,8 @@ def main() -> None:
     if command not in COMMANDS:
         fail(f"unknown command {command!r}: must be one of {', '.join(COMMANDS)}")
     _, config_name, schema = COMMANDS[command]
+    if command == "generate":
+        sys.argv[1:] = [literal(word, "prompt") for word in sys.argv[1:]]
     register_schemas()
     # Hydra prints several lines and exits on its own unless it is told to raise; the user's wish is kept.
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -149,6 +184,16 @@ def main() -> None:
             print(f"txl {command}: {describe(error, schema)}", file=sys.stderr)
     if failed := report_failed_jobs(command, lambda error: describe(error, schema)):
         sys.exit(failed)
+
+
+def literal(word: str, option: str) -> str:
+    """`option=text` quoted for Hydra's grammar and OmegaConf's, so that a text is what was typed."""
+    name, equals, text = word.partition("=")
+    if name != option or not equals:
+        return word
+    text = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
+    text = re.sub(r"(\\+)(?='|\Z)", lambda found: found[1] * 2, text).replace("'", "\\'")
+    return f"{option}='{text}'"
 
 
 def is_further_rank() -> bool:
