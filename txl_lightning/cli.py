@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -34,8 +35,8 @@ txl COMMAND --help lists the options of a command."""
 
 
 def run_directory() -> Path:
-    """Where Hydra lets this job write."""
-    return Path(HydraConfig.get().runtime.output_dir)
+    """Where Hydra lets this job write; nowhere for a further rank, which has its first one's directory."""
+    return Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.devnull)
 
 
 def train(config: DictConfig) -> float:
@@ -83,6 +84,7 @@ COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "recl": (recl, "recl", ReclConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
+SHARED = ("train", "recl")  # among the processes that torchrun or SLURM starts
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
 NO_SLURM = 'Could not detect "srun"'  # submitit's, a RuntimeError
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
@@ -132,8 +134,8 @@ def main() -> None:
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
     task = Task(command, wants_traceback)
-    if command == "train" and is_further_rank():
-        return train_as_told(config_name)
+    if command in SHARED and is_further_rank():
+        return run_as_told(command)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
     except KeyboardInterrupt:
@@ -161,17 +163,18 @@ def is_further_rank() -> bool:
     return started is not None and started.global_rank() > 0
 
 
-def train_as_told(config_name: str) -> None:
-    """What a further rank does: the same configuration, but no directory, log or result of its own."""
-    from txl_lightning.training.run import train as train_run
-
+def run_as_told(command: str) -> None:
+    """What a further rank does: the same configuration, but no directory, log or word of its own."""
+    task, config_name, schema = COMMANDS[command]
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            config = typed(hydra.compose(config_name, overrides=[word for word in sys.argv[1:] if word[0] != "-"]))
-        train_run(config, Path())
+            overrides = [word for word in sys.argv[1:] if not word.startswith("-")]
+            config = hydra.compose(config_name, overrides=overrides)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            task(config)
     except EXPECTED as error:
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
-        fail(f"train, rank {rank}: {one_line(error, Config)}", exit_status(error))
+        fail(f"{command}, rank {rank}: {one_line(error, schema)}", exit_status(error))
 
 
 def exit_status(error: BaseException) -> int:
