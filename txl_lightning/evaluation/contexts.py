@@ -20,7 +20,7 @@ from txl_lightning.evaluation.recl import Array, EffectiveContext, relative_effe
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
-BATCH_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
+BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
 LONG_WINDOW = 1_024
 ABSOLUTE = ("absolute", "al_rfou")
 
