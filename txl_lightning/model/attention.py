@@ -76,8 +76,9 @@ class Attention(nn.Module):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_both(hidden_BTD, memory_BMD)
         k_HBKE = kv_PHBKE[0] if self.n_key else None
-        scores_XTK = self._scores(q_HBTE, k_HBKE, positions.of_terms(terms), mask_TK, *kv_PHBKE.shape[1:3], terms=terms)
-        return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
+        H, B = kv_PHBKE.shape[1:3]
+        scores_XTK = self._scores(q_HBTE, k_HBKE, positions.of_terms(terms), mask_TK, H, B, terms)
+        return scores_XTK.unflatten(0, (H, B))
 
     def project_both(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
