@@ -257,7 +257,7 @@ class AttentionConfig:
     Lengths that are null are what the run was evaluated with; with `same_length`, as in the paper's
     evaluation, every token sees `mem_len` keys. `heads` are those of Figure 6, `LAYER:HEAD` from 1; null means
     the one that looks farthest in the first, the middle and the last layer. `text_position` is Figure 6's first
-    target in the split, null for the middle.
+    target in the split, null for the middle; `text_tokens` are its rows, null for 24 or what a segment has room for.
     """
 
     checkpoint: str = MISSING
@@ -270,7 +270,7 @@ class AttentionConfig:
     max_segments: int | None = None
     heads: list[str] | None = None
     text_position: int | None = None
-    text_tokens: int = 24
+    text_tokens: int | None = None
     data_path: str | None = None
     accelerator: str = "cpu"
     num_threads: int | None = None

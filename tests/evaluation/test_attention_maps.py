@@ -62,7 +62,7 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
                             row = {M + i - j: float(weights[h, b, i, j]) for j in range(M + i + 1)}
                             queries.setdefault((n, h), []).append((row, i, in_text))
         read += max(0, T - model.config.ext_len)
-    averages: dict[str, list] = {"rows": [], "beyond": [], "entropy": [], "distance": [], "in_segment": []}
+    averages: dict[str, list] = {"rows": [], "beyond": [], "entropy": [], "distance": [], "in_memory": []}
     for _, of_head in sorted(queries.items()):
         mean = {d: sum(row.get(d, 0.0) for row, *_ in of_head) / len(of_head) for d in range(40)}
         near = [mean[d] for d in range(reach)]
@@ -71,7 +71,7 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         entropies = [-sum(p * math.log2(p) for p in row.values() if p) for row, *_ in of_head]
         averages["entropy"].append(sum(entropies) / len(of_head))
         averages["distance"].append(sum(d * p for d, p in mean.items()))
-        averages["in_segment"].append(sum(p for row, i, _ in of_head for d, p in row.items() if d <= i) / len(of_head))
+        averages["in_memory"].append(sum(p for row, i, _ in of_head for d, p in row.items() if d > i) / len(of_head))
     return {name: np.array(values) for name, values in averages.items()} | {"queries": np.array(len(of_head))}
 
 
@@ -90,7 +90,7 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
         if name == "all":
             np.testing.assert_allclose(maps.entropy, expected["entropy"], rtol=0, atol=1e-12)
             np.testing.assert_allclose(maps.mean_distance, expected["distance"], rtol=0, atol=1e-12)
-            np.testing.assert_allclose(maps.in_segment, expected["in_segment"], rtol=0, atol=1e-12)
+            np.testing.assert_allclose(maps.in_memory, expected["in_memory"], rtol=0, atol=1e-12)
             assert maps.queries == expected["queries"]
     if KINDS[kind].get("same_length"):
         np.testing.assert_allclose(maps.beyond["all"], 0, atol=1e-12)
@@ -108,9 +108,10 @@ def test_no_query_that_sees_less_than_the_others_counts() -> None:
 
 def test_streams_shorter_than_the_memory_are_refused() -> None:
     streams = OrderedStreams(random_stream(1, 28)[0].numpy(), STREAMS, SEGMENT)
-    with pytest.raises(OptionError, match="mem_len=13: must be below the 13 tokens of each stream"):
+    with pytest.raises(OptionError, match="mem_len=13: must be at most 12: each stream has 13 tokens"):
         attention_maps(tiny_model(mem_len=13), streams)
-    with pytest.raises(OptionError, match="mem_len=6: must be below the 6 tokens"):
+    attention_maps(tiny_model(mem_len=6, same_length=True), streams, max_segments=2)
+    with pytest.raises(OptionError, match="mem_len=6: must be at most 5: each stream has 6 tokens"):
         attention_maps(tiny_model(mem_len=6), streams, max_segments=2)
 
 
@@ -155,9 +156,10 @@ LETTERS = Vocabulary("char", tuple("abcdefghijk"))
         (4, 30, 5, r"text_tokens=5: must be in 1 … 4 \(segment_len=4\)"),
         (0, 30, 4, r"text_tokens=4: must be in 1 … 3 \(segment_len=4\)"),
         (4, 30, 0, "text_tokens=0: must be in"),
+        (60, None, 2, "mem_len=60: must leave room for memory and piece in the 60 tokens"),
     ],
 )
-def test_a_piece_that_does_not_fit_is_refused(mem_len: int, position: int, n_targets: int, words: str) -> None:
+def test_a_piece_that_does_not_fit_is_refused(mem_len: int, position: int | None, n_targets: int, words: str) -> None:
     tokens = random_stream(1, 60)[0].numpy()
     with pytest.raises(OptionError, match=words):
         piece_attention(tiny_model(mem_len=mem_len), tokens, LETTERS, position, n_targets, [(0, 0)], 4)

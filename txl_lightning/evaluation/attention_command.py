@@ -37,7 +37,10 @@ def attention(options: AttentionConfig, directory: Path) -> list[str]:
     try:
         return map_checkpoint(options, directory)
     except OptionError as error:
-        raise OptionError(error.option.removeprefix("evaluation."), error.value, error.allowed) from error
+        option = "data_path" if options.data_path and error.option == "data.path" else error.option
+        if option in ("data.batch_size", "data.segment_len") and options.split == "train":
+            option = option.removeprefix("data.")
+        raise OptionError(option.removeprefix("evaluation."), error.value, error.allowed) from error
 
 
 def map_checkpoint(options: AttentionConfig, directory: Path) -> list[str]:
@@ -64,8 +67,7 @@ def map_checkpoint(options: AttentionConfig, directory: Path) -> list[str]:
 
     tokens, streams = data.corpus.splits[options.split], data.streams(options.split)
     segment_len = config.evaluation.segment_len
-    position = len(tokens) // 2 if options.text_position is None else options.text_position
-    place = (tokens, data.corpus.vocabulary, position, options.text_tokens)
+    place = (tokens, data.corpus.vocabulary, options.text_position, options.text_tokens)
     piece = piece_attention(model, *place, heads or [], segment_len)  # refuses a wrong place before the long pass
     maps = attention_maps(model, streams, config.evaluation.max_segments)
     if heads is None:
@@ -79,7 +81,11 @@ def map_checkpoint(options: AttentionConfig, directory: Path) -> list[str]:
         "split": options.split,
         "evaluation": {**lengths, "segment_len": segment_len, "batch_size": config.evaluation.batch_size},
         **measured(maps, model),
-        "text": {"position": position, "heads": [f"{n + 1}:{h + 1}" for n, h in heads]},
+        "text": {
+            "position": piece.position,
+            "targets": len(piece.targets),
+            "heads": [f"{n + 1}:{h + 1}" for n, h in heads],
+        },
         "seconds": round(time.perf_counter() - started, 2),
     }
     directory.mkdir(parents=True, exist_ok=True)
@@ -120,14 +126,15 @@ def wide_heads(mean_distance_NH: Array) -> list[tuple[int, int]]:
 
 
 def given_lengths(options: AttentionConfig, config: Config) -> dict[str, Any]:
-    """The lengths to look at; `config` gets what else is given, and the same sizes for every split."""
+    """The lengths to look at; `config` gets what else is given, and the training split the sizes of the others."""
     given = {name: getattr(options, name) for name in OF_RUN}
     config.evaluation = replace(
         config.evaluation, **{name: value for name, value in given.items() if value is not None}
     )
     lengths = evaluation_lengths(config)
-    of_evaluation = config.evaluation
-    config.data = replace(config.data, batch_size=of_evaluation.batch_size, segment_len=of_evaluation.segment_len)
+    if options.split == "train":
+        sizes = config.evaluation
+        config.data = replace(config.data, batch_size=sizes.batch_size, segment_len=sizes.segment_len)
     if options.data_path is not None:
         config.data = replace(config.data, name="file", path=options.data_path)
     return lengths
@@ -148,8 +155,8 @@ def measured(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
                 "head": row % model.config.n_head + 1,
                 "entropy_bits": float(maps.entropy[row]),
                 "mean_distance": float(maps.mean_distance[row]),
-                "in_segment": float(maps.in_segment[row]),
-                "in_memory": float(1 - maps.in_segment[row]),
+                "in_segment": float(1 - maps.in_memory[row]),
+                "in_memory": float(maps.in_memory[row]),
                 "beyond": float(maps.beyond[ALL_TERMS][row]),
             }
             for row in range(len(maps.entropy))

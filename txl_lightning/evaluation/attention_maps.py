@@ -41,7 +41,7 @@ class AttentionMaps:
         beyond: for the same, [R]: the share of attention at distances from L on, which the rows leave out.
         entropy: [R], mean of -Σ_j P_ij log2 P_ij, in bits.
         mean_distance: [R], mean of Σ_j P_ij (i - j), in tokens, those beyond L included.
-        in_segment: [R], share of attention on the query's own segment; the memory has the rest.
+        in_memory: [R], share of attention on the memory; the query's own segment has the rest.
         queries: how many queries the averages are over.
     """
 
@@ -49,7 +49,7 @@ class AttentionMaps:
     beyond: dict[str, Array]
     entropy: Array
     mean_distance: Array
-    in_segment: Array
+    in_memory: Array
     queries: int
 
     @property
@@ -90,7 +90,8 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     n_segments = min(len(streams), max_segments or len(streams))
     n_streams = len(streams[0].targets)
     longest = min(streams.n_targets // n_streams, n_segments * streams.segment_len)
-    allowed = f"must be below the {longest} tokens of each stream (batch_size, max_segments) that are read"
+    most = longest - (reach - config.mem_len)
+    allowed = f"must be at most {most}: each stream has {longest} tokens to read (batch_size, max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
     sums = AttentionSums(config, config.mem_len + streams.segment_len + config.ext_len, device)
     memory, read = None, 0
@@ -147,7 +148,7 @@ class AttentionSums:
         self.terms: dict[str, str | None] = {ALL_TERMS: None}
         self.terms |= {term: term for term in SINGLE_TERMS if term in config.active_terms}
         self.by_distance_NHS = {name: zeros(*shape, n_distances) for name in self.terms}
-        self.entropy_NH, self.in_segment_NH = zeros(shape), zeros(shape)
+        self.entropy_NH, self.in_memory_NH = zeros(shape), zeros(shape)
         self.queries = 0
 
     def add(self, first: int, n: int, attention: Attention, inputs: AttentionInputs) -> None:
@@ -160,7 +161,7 @@ class AttentionSums:
             self.by_distance_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
             if name == ALL_TERMS:
                 self.entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
-                self.in_segment_NH[n] += weights_HTK[:, :, n_memory:].sum(dim=(1, 2))
+                self.in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
 
     def averages(self, reach: int) -> AttentionMaps:
         """What the sums say of the distances below `reach`."""
@@ -175,7 +176,7 @@ class AttentionSums:
             beyond={name: mean[:, reach:].sum(axis=1) for name, mean in means.items()},
             entropy=rows(self.entropy_NH) / np.log(2),
             mean_distance=means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
-            in_segment=rows(self.in_segment_NH),
+            in_memory=rows(self.in_memory_NH),
             queries=self.queries,
         )
 

@@ -17,7 +17,7 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL
 
-MARKED = 0.2
+MARKED, TARGETS = 0.2, 24
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def piece_attention(
     model: TransformerXL,
     tokens: np.ndarray,
     vocabulary: Vocabulary,
-    position: int,
-    n_targets: int,
+    position: int | None,
+    n_targets: int | None,
     heads: list[tuple[int, int]],
     segment_len: int,
 ) -> PieceAttention:
@@ -60,8 +60,8 @@ def piece_attention(
         model: in evaluation mode, with the lengths to look at.
         tokens: a split, one-dimensional.
         vocabulary: for the symbols.
-        position: of the first target in the split.
-        n_targets: Q.
+        position: of the first target in the split; None for the middle, or as near to it as there is room.
+        n_targets: Q; None for 24, or fewer in short segments: all of one, half of one without memory.
         heads: layer and head, from 0.
         segment_len: T.
 
@@ -70,11 +70,16 @@ def piece_attention(
     """
     config, device = model.config, next(model.parameters()).device
     longest = segment_len if config.mem_len else segment_len - 1
+    if n_targets is None:
+        n_targets = min(TARGETS, longest if config.mem_len else (segment_len + 1) // 2)
     require(
         1 <= n_targets <= longest, "text_tokens", n_targets, f"must be in 1 … {longest} (segment_len={segment_len})"
     )
     n_context = config.mem_len or segment_len - n_targets
     first, last = n_context + 1, len(tokens) - n_targets
+    allowed = f"must leave room for memory and piece in the {len(tokens)} tokens of the split"
+    require(first <= last, "mem_len" if config.mem_len else "segment_len", config.mem_len or segment_len, allowed)
+    position = min(max(first, len(tokens) // 2), last) if position is None else position
     allowed = f"must be in {first} … {last}, the {len(tokens)} tokens of the split less memory and piece"
     require(first <= position <= last, "text_position", position, allowed)
 
