@@ -19,7 +19,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config import CONF, Config, ConvertConfig, EvaluateConfig, ReclConfig, plain, register_schemas, typed
+from txl_lightning.config import (
+    CONF,
+    AttentionConfig,
+    Config,
+    ConvertConfig,
+    EvaluateConfig,
+    ReclConfig,
+    plain,
+    register_schemas,
+    typed,
+)
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 
@@ -28,6 +38,7 @@ USAGE = """usage: txl COMMAND [overrides]
   txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
   txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
   txl recl checkpoints=[A,B,…]       relative effective context length of a group, gain curves, loss by context
+  txl attention checkpoint=PATH      where each head looks, on average and on a piece of text
   txl convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT
                                      original, huggingface and txl checkpoints into one another
 
@@ -71,6 +82,15 @@ def recl(config: DictConfig) -> None:
         print(line)
 
 
+def attention(config: DictConfig) -> None:
+    """Attention maps of a checkpoint."""
+    from txl_lightning.evaluation.attention_command import attention as attention_of_checkpoint
+
+    for line in attention_of_checkpoint(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
+        print(line)
+    print(run_directory())
+
+
 def convert(config: DictConfig) -> None:
     """A checkpoint into another format."""
     from txl_lightning.convert import convert as convert_checkpoint
@@ -82,6 +102,7 @@ COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "train": (train, "config", Config),
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
     "recl": (recl, "recl", ReclConfig),
+    "attention": (attention, "attention", AttentionConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
 SHARED = ("train", "recl")  # among the processes that torchrun or SLURM starts

@@ -267,6 +267,33 @@ class ReclConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
+@dataclass
+class AttentionConfig:
+    """The configuration of `txl attention`: where the heads of a checkpoint look (Figures 5-7).
+
+    Lengths that are null are what the run was evaluated with; with `same_length`, as in the paper's
+    evaluation, every token sees `mem_len` keys. `heads` are those of Figure 6, `LAYER:HEAD` from 1; null means
+    the one that looks farthest in the first, the middle and the last layer. `text_position` is Figure 6's first
+    target in the split, null for the middle; `text_tokens` are its rows, null for 24 or what a segment has room for.
+    """
+
+    checkpoint: str = MISSING
+    split: str = "valid"
+    batch_size: int | None = None
+    segment_len: int | None = None
+    mem_len: int | None = None
+    same_length: bool = True
+    clamp_len: int | None = None
+    max_segments: int | None = None
+    heads: list[str] | None = None
+    text_position: int | None = None
+    text_tokens: int | None = None
+    data_path: str | None = None
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
 def register_schemas() -> None:
     """Make the schemas known to Hydra under the names that `conf/` uses."""
     store = ConfigStore.instance()
@@ -274,6 +301,7 @@ def register_schemas() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="convert_schema", node=ConvertConfig)
     store.store(name="recl_schema", node=ReclConfig)
+    store.store(name="attention_schema", node=AttentionConfig)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
     for group, node in {
         "model": TransformerXLModelConfig,

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.reporting.figures import COLOURS, MARKERS
+from txl_lightning.reporting.figures import COLOURS, MARKERS, save_figure
 
 MOST_TICKS = 12
 
@@ -84,9 +83,7 @@ def canvas() -> tuple[Figure, Axes]:
 
 
 def save(figure: Figure, axes: Axes, stem: Path) -> None:
-    """Grid and legend, and both files; the same input gives the same bytes."""
+    """Grid and legend, and both files."""
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=150)
-    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
+    save_figure(figure, stem)
