@@ -36,7 +36,7 @@ from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_
 USAGE = """usage: txl COMMAND [overrides]
 
   txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
-  txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
+  txl evaluate checkpoint=PATH       nll and ppl or bpc of a checkpoint, at any lengths; a sweep of attention lengths
   txl recl checkpoints=[A,B,…]       relative effective context length of a group, gain curves, loss by context
   txl attention checkpoint=PATH      where each head looks, on average and on a piece of text
   txl convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT
