@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -20,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config import (
     CONF,
+    AttentionConfig,
     Config,
     ConvertConfig,
     EvaluateConfig,
@@ -36,8 +38,9 @@ from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_
 USAGE = """usage: txl COMMAND [overrides]
 
   txl train [overrides]              train one model; -m for a multirun (txl train -m memory=on,off)
-  txl evaluate checkpoint=PATH       nll and bits per character of a checkpoint, at any lengths
+  txl evaluate checkpoint=PATH       nll and ppl or bpc of a checkpoint, at any lengths; a sweep of attention lengths
   txl recl checkpoints=[A,B,…]       relative effective context length of a group, gain curves, loss by context
+  txl attention checkpoint=PATH      where each head looks, on average and on a piece of text
   txl speed                          time of a token: vanilla sliding window against state reuse (Table 9)
   txl generate checkpoint=PATH prompt=TEXT
                                      text drawn from a model, shown as it is drawn; context=N continues test tokens
@@ -48,8 +51,8 @@ txl COMMAND --help lists the options of a command."""
 
 
 def run_directory() -> Path:
-    """Where Hydra lets this job write."""
-    return Path(HydraConfig.get().runtime.output_dir)
+    """Where Hydra lets this job write; nowhere for a further rank, which has its first one's directory."""
+    return Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.devnull)
 
 
 def train(config: DictConfig) -> float:
@@ -84,6 +87,15 @@ def recl(config: DictConfig) -> None:
         print(line)
 
 
+def attention(config: DictConfig) -> None:
+    """Attention maps of a checkpoint."""
+    from txl_lightning.evaluation.attention_command import attention as attention_of_checkpoint
+
+    for line in attention_of_checkpoint(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
+        print(line)
+    print(run_directory())
+
+
 def speed(config: DictConfig) -> None:
     """Table 9 on this machine."""
     from txl_lightning.evaluation.speed_command import speed as speed_on_this_machine
@@ -112,10 +124,12 @@ COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "train": (train, "config", Config),
     "evaluate": (evaluate, "evaluate", EvaluateConfig),
     "recl": (recl, "recl", ReclConfig),
+    "attention": (attention, "attention", AttentionConfig),
     "speed": (speed, "speed", SpeedConfig),
     "generate": (generate, "generate", GenerateConfig),
     "convert": (convert, "convert", ConvertConfig),
 }
+SHARED = ("train", "recl")  # among the processes that torchrun or SLURM starts
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
 NO_SLURM = 'Could not detect "srun"'  # submitit's, a RuntimeError
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
@@ -167,8 +181,8 @@ def main() -> None:
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
     task = Task(command, wants_traceback)
-    if command == "train" and is_further_rank():
-        return train_as_told(config_name)
+    if command in SHARED and is_further_rank():
+        return run_as_told(command)
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
     except KeyboardInterrupt:
@@ -206,17 +220,18 @@ def is_further_rank() -> bool:
     return started is not None and started.global_rank() > 0
 
 
-def train_as_told(config_name: str) -> None:
-    """What a further rank does: the same configuration, but no directory, log or result of its own."""
-    from txl_lightning.training.run import train as train_run
-
+def run_as_told(command: str) -> None:
+    """What a further rank does: the same configuration, but no directory, log or word of its own."""
+    task, config_name, schema = COMMANDS[command]
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            config = typed(hydra.compose(config_name, overrides=[word for word in sys.argv[1:] if word[0] != "-"]))
-        train_run(config, Path())
+            overrides = [word for word in sys.argv[1:] if not word.startswith("-")]
+            config = hydra.compose(config_name, overrides=overrides)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            task(config)
     except EXPECTED as error:
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
-        fail(f"train, rank {rank}: {one_line(error, Config)}", exit_status(error))
+        fail(f"{command}, rank {rank}: {one_line(error, schema)}", exit_status(error))
 
 
 def exit_status(error: BaseException) -> int:

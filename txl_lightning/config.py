@@ -102,13 +102,14 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from training's.
 
     `mem_len` null means: what training sees, mem_len + segment_len - evaluation.segment_len (0 without
-    recurrence). `clamp_len` and `same_length` null mean the model's own. `max_segments` stops the final
+    recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` stops the final
     evaluation early (null: the whole split); validation during training stops at `trainer.val_max_segments`.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
+    ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
     max_segments: int | None = None
@@ -224,17 +225,33 @@ class ConvertConfig(Config):
 
 @dataclass
 class EvaluateConfig:
-    """The configuration of `txl evaluate`."""
+    """The configuration of `txl evaluate`. Lengths and batch are null for what the run was evaluated with.
+
+    `protocol` is `memory` (the state goes from segment to segment) or `sliding` (`stride` tokens are scored with
+    at most `window` recomputed; null: half a window, and training's attention length). In a sweep of
+    `attention_lengths`, what is worse than the best by at most `tolerance` reaches it (null: 0.005 ppl or
+    0.0005 bpc). Standard errors are over blocks of `block_len` tokens where a corpus has no sentences.
+    """
 
     checkpoint: str = MISSING
     splits: list[str] = field(default_factory=lambda: ["valid", "test"])
+    protocol: str = "memory"
     batch_size: int | None = None
     segment_len: int | None = None
     mem_len: int | None = None
+    ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
+    window: int | None = None
+    stride: int | None = None
+    attention_lengths: list[int] | None = None
+    tolerance: float | None = None
+    block_len: int = 1000
+    losses: bool = False
     data_path: str | None = None
     max_segments: int | None = None
+    cached: bool = True
+    accelerator: str = "cpu"
     num_threads: int | None = None
 
 
@@ -262,6 +279,33 @@ class ReclConfig:
     data_path: str | None = None
     store: str = "~/.cache/txl_lightning/losses"
     batch_tokens: int | None = None
+    accelerator: str = "cpu"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+@dataclass
+class AttentionConfig:
+    """The configuration of `txl attention`: where the heads of a checkpoint look (Figures 5-7).
+
+    Lengths that are null are what the run was evaluated with; with `same_length`, as in the paper's
+    evaluation, every token sees `mem_len` keys. `heads` are those of Figure 6, `LAYER:HEAD` from 1; null means
+    the one that looks farthest in the first, the middle and the last layer. `text_position` is Figure 6's first
+    target in the split, null for the middle; `text_tokens` are its rows, null for 24 or what a segment has room for.
+    """
+
+    checkpoint: str = MISSING
+    split: str = "valid"
+    batch_size: int | None = None
+    segment_len: int | None = None
+    mem_len: int | None = None
+    same_length: bool = True
+    clamp_len: int | None = None
+    max_segments: int | None = None
+    heads: list[str] | None = None
+    text_position: int | None = None
+    text_tokens: int | None = None
+    data_path: str | None = None
     accelerator: str = "cpu"
     num_threads: int | None = None
     logger: LoggerConfig = field(default_factory=LoggerConfig)
@@ -326,6 +370,7 @@ def register_schemas() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
     store.store(name="convert_schema", node=ConvertConfig)
     store.store(name="recl_schema", node=ReclConfig)
+    store.store(name="attention_schema", node=AttentionConfig)
     store.store(name="speed_schema", node=SpeedConfig)
     store.store(name="generate_schema", node=GenerateConfig)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
@@ -402,17 +447,35 @@ def table_len(config: Config) -> int | None:
 
 
 def extended_context(config: Config) -> int:
-    """Tokens of extended context that the streams put in front of every segment."""
+    """Tokens of extended context that the training streams put in front of every segment."""
     return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0
+
+
+def evaluation_extended_context(evaluation: EvaluationConfig, models_own: int) -> int:
+    """And those in front of the segments of validation and test."""
+    return models_own if evaluation.ext_len is None else evaluation.ext_len
+
+
+def position_limit(config: Config) -> int | None:
+    """The longest segment, extended context included, whose absolute positions were trained; None for distances.
+
+    A converted `al_rfou` was trained as far as its table reaches.
+    """
+    if not isinstance(config.model, TransformerXLModelConfig) or config.encoding.name not in ("absolute", "al_rfou"):
+        return None
+    return max(table_len(config) or 0, config.data.segment_len + extended_context(config))
 
 
 def evaluation_lengths(config: Config) -> dict[str, Any]:
     """Lengths for `with_lengths` in validation and test, the open ones filled in (paper's train.py).
 
     Nothing for a recurrent model, which has no lengths.
+
+    Raises:
+        OptionError: a recurrent model is given one, or segment and extended context exceed `position_limit`.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
-        for name in ("mem_len", "same_length", "clamp_len"):
+        for name in ("mem_len", "ext_len", "same_length", "clamp_len"):
             value = getattr(config.evaluation, name)
             require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
@@ -423,7 +486,13 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         mem_len = max(0, config.memory.mem_len + config.data.segment_len - evaluation.segment_len)
     if mem_len < 0:
         raise OptionError("evaluation.mem_len", mem_len, "must be an integer >= 0")
-    lengths: dict[str, Any] = {"mem_len": mem_len}
+    ext_len, limit = evaluation_extended_context(evaluation, extended_context(config)), position_limit(config)
+    if limit is not None and evaluation.segment_len + ext_len > limit:
+        named = "ext_len" if evaluation.ext_len else "segment_len"
+        allowed = f"segment_len + ext_len = {evaluation.segment_len + ext_len} must be at most {limit}, "
+        allowed += f"the positions that encoding={config.encoding.name} was trained with"
+        raise OptionError(f"evaluation.{named}", getattr(evaluation, named), allowed)
+    lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
     for name in ("same_length", "clamp_len"):
         value = getattr(evaluation, name)
         lengths[name] = getattr(config.model, name) if value is None else value

@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from hydra_plugins.txl_process_launcher import _start
 from hydra_plugins.txl_process_launcher._job import Job
-from hydra_plugins.txl_process_launcher._outcomes import FailedJob, died
+from hydra_plugins.txl_process_launcher._outcomes import FailedJob, JobError, died
 
 LAST_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
@@ -63,8 +63,7 @@ class JobProcess:
         try:
             done: JobReturn = pickle.load(self._result)
         except (EOFError, pickle.UnpicklingError):
-            error = died(returncode, self.log)
-            return FailedJob(overrides=self.job.overrides, status=JobStatus.FAILED, _return_value=error)
+            return failed(self.job, died(returncode, self.log))
         finally:
             self._result.close()
         return done
@@ -89,6 +88,11 @@ class JobProcess:
                 with suppress(psutil.Error):
                     process.kill()
         self.signal_group(signal.SIGKILL)
+
+
+def failed(job: Job, error: JobError) -> FailedJob:
+    """What the sweeper hears of a job that left nothing itself."""
+    return FailedJob(overrides=job.overrides, status=JobStatus.FAILED, _return_value=error)
 
 
 @contextmanager
@@ -118,7 +122,7 @@ def run_all(
     start: Callable[[Job], JobProcess],
     at_once: int,
     grace_seconds: float,
-    ended: Callable[[JobProcess, JobReturn], None],
+    ended: Callable[[Job, float, JobReturn], None],
     every: float = 0.1,
 ) -> list[JobReturn]:
     """Run all jobs, `at_once` side by side, and return what came of each, in their order.
@@ -135,12 +139,17 @@ def run_all(
         try:
             while running or (waiting and not asked):
                 while waiting and len(running) < at_once and not asked:
-                    running.append(start(waiting.pop(0)))
+                    job = waiting.pop(0)
+                    try:
+                        running.append(start(job))
+                    except OSError as error:  # its folder or log: no reason to stop the others
+                        results[job.number] = failed(job, JobError(f"could not start: {error}"))
+                        ended(job, 0.0, results[job.number])
                 for process in list(running):
                     if (done := process.ended()) is not None:
                         running.remove(process)
                         results[process.job.number] = done
-                        ended(process, done)
+                        ended(process.job, time.monotonic() - process.started, done)
                 if asked and stops is None:
                     end = time.monotonic() + grace_seconds
                     stops = [(0, JobProcess.interrupt), (end, JobProcess.terminate)]

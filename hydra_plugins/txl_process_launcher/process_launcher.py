@@ -9,7 +9,6 @@ directory, and the terminal shows when jobs start and end. The cores are divided
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,9 +117,8 @@ class ProcessLauncher(Launcher):
             threads = max(1, cores // self.max_parallel)
         return {} if threads is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
-    def ended(self, process: JobProcess, done: JobReturn) -> None:
+    def ended(self, job: Job, seconds: float, done: JobReturn) -> None:
         """Say how a job ended, and remember it for the command's exit status."""
-        job, seconds = process.job, time.monotonic() - process.started
         error = None if done.status == JobStatus.COMPLETED else done._return_value
         OUTCOMES.append(Outcome(job.number, job.overrides, job.directory, error))
         value = "" if error or done.return_value is None else f": {done.return_value}"

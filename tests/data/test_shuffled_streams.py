@@ -157,3 +157,24 @@ def test_another_epoch_begins_even_if_nobody_asked_for_more_than_the_last_segmen
 def test_impossible_sizes_are_named(options: dict[str, int], words: str, shuffle: bool) -> None:
     with pytest.raises(OptionError, match=words):
         ShuffledStreams(*sentences([4] * 5), **options, shuffle=shuffle)
+
+
+@given(drawn, st.booleans())
+def test_every_target_knows_its_place_in_the_text(sizes: tuple[int, int, list[int]], shuffle: bool) -> None:
+    batch_size, segment_len, lengths = sizes
+    tokens, starts = sentences(lengths)
+    streams = ShuffledStreams(tokens, starts, batch_size, segment_len, shuffle=shuffle)
+    behind = np.append(tokens, SENTENCE)
+    places: list[int] = []
+    for index in range(len(streams)):
+        positions = streams.positions(index)
+        np.testing.assert_array_equal(behind[positions], streams[index].targets)
+        places += positions.ravel().tolist()
+    assert len(places) == len(set(places)) == streams.n_targets
+    left_out = streams.left_out
+    assert len(tokens) + 1 - len(places) == sum(left_out.values())
+    if not shuffle:
+        column_starts = {int(streams[0].tokens[column, 0]) for column in range(batch_size)}
+        assert column_starts == {SENTENCE}
+        firsts = [streams.positions(0)[column, 0] - 1 for column in range(batch_size)]
+        assert left_out["first_of_streams"] == len(set(firsts) - set(places))

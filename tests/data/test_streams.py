@@ -113,3 +113,20 @@ def test_segments_outside_the_epoch_do_not_exist() -> None:
         streams[len(streams)]
     with pytest.raises(IndexError):
         streams[-1]
+
+
+@given(sizes, st.integers(1, 3))
+def test_every_target_knows_its_place_and_the_rest_is_left_out_for_a_reason(
+    drawn: tuple[int, int, int, int], world_size: int
+) -> None:
+    batch_size, segment_len, n_tokens, ext_len = drawn
+    world_size = min(world_size, batch_size)
+    tokens = np.arange(n_tokens, dtype=np.int32)
+    n_targets = 0
+    for rank in range(world_size):
+        streams = OrderedStreams(tokens, batch_size, segment_len, ext_len, rank, world_size)
+        n_targets += streams.n_targets
+        for index in range(len(streams)):
+            np.testing.assert_array_equal(streams.positions(index), streams[index].targets)
+    assert streams.left_out == {"first_of_streams": batch_size, "trimmed": n_tokens % batch_size}
+    assert n_targets + sum(streams.left_out.values()) == n_tokens

@@ -59,6 +59,7 @@ def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
 def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
     variables = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NAME": "txl"}
     variables |= {"SLURM_NODELIST": "127.0.0.1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    variables |= {"SLURM_STEP_NUM_TASKS": "2"}
     tasks = [
         start(tmp_path, *TRAIN, "trainer.devices=2", **variables, SLURM_PROCID=str(i), SLURM_LOCALID=str(i))
         for i in range(2)

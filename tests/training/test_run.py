@@ -103,6 +103,9 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, steps: int
         ("memory.mem_len=3", r"memory.mem_len=3: must be 8"),
         ("optimizer.lr=1", r"optimizer.lr=1.0: must be 0.004"),
         ("loss=half", r"loss=half: must be full"),
+        ("model.dropout=0.5", r"model.dropout=0.5: must be 0.0, as in resume="),
+        ("data.seed=5", r"data.seed=5: must be 1"),
+        ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
     ],
 )
@@ -111,6 +114,15 @@ def test_a_run_goes_on_as_what_it_was(tmp_path: Path, override: str, words: str)
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
     with pytest.raises(OptionError, match=words):
         train(tiny_config(tmp_path, resume, "trainer.max_steps=20", override), tmp_path / "b")
+
+
+def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path), tmp_path / "run")
+    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    config = tiny_config(tmp_path, resume, "trainer.max_steps=20")
+    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text().replace("square", "SQUARE"))
+    with pytest.raises(OptionError, match="was trained on another text than this corpus has now"):
+        train(config, tmp_path / "b")
 
 
 def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:

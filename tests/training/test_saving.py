@@ -135,7 +135,7 @@ def test_an_exception_leaves_the_state_after_the_last_whole_step(
     whole = train(tiny_config(tmp_path, *options), tmp_path / "whole")
     expected = read_file(tmp_path / "whole/checkpoints/last.ckpt")["state_dict"]
 
-    for stage, at in (("training_step", 7), ("validation_step", 10)):
+    for stage, at, saved in (("training_step", 7, 7), ("validation_step", 10, 8)):
         original = getattr(LanguageModelModule, stage)
 
         def breaks(self: LanguageModelModule, *args: object, stage=stage, at=at, original=original) -> object:  # type: ignore[no-untyped-def]
@@ -148,11 +148,49 @@ def test_an_exception_leaves_the_state_after_the_last_whole_step(
             patch.setattr(LanguageModelModule, stage, breaks)
             with pytest.raises(RuntimeError, match="something broke"):
                 train(tiny_config(tmp_path, *options), tmp_path / stage)
-        assert steps(tmp_path / stage / "checkpoints")["last.ckpt"] == at
+        assert steps(tmp_path / stage / "checkpoints")["last.ckpt"] == saved  # step 10 without its validation is not
         metrics = train(tiny_config(tmp_path, *options, "resume=auto"), tmp_path / stage)
         last = read_file(tmp_path / stage / "checkpoints/last.ckpt")["state_dict"]
         assert all(torch.equal(tensor, expected[name]) for name, tensor in last.items())
-        assert metrics["tokens"] == whole["tokens"]
+        assert {**metrics, "seconds": 0} == {**whole, "seconds": 0}
+        curves = [(tmp_path / name / "validation.jsonl").read_text().splitlines() for name in ("whole", stage)]
+        rows = [[{**json.loads(line), "seconds": 0} for line in curve] for curve in curves]
+        assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("every", ["4", "null"])
+def test_a_validation_that_was_cut_short_is_made_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
+    """Validated every 4 steps or at the end of an epoch (56), and saved every 4 or 56: never before the validation."""
+    at = 12 if every == "4" else 56
+    save = f"checkpoint.every_n_steps={at // (3 if every == '4' else 1)}"
+    options = ("evaluation.max_segments=2", "optimizer.schedule=constant", f"trainer.val_every_n_steps={every}", save)
+    options += (f"trainer.max_steps={at}", "model.dropout=0.2")
+    whole = train(tiny_config(tmp_path, *options), tmp_path / "whole")
+    original = LanguageModelModule.validation_step
+
+    def breaks(self: LanguageModelModule, batch: object, batch_idx: int) -> None:
+        original(self, batch, batch_idx)  # type: ignore[arg-type]
+        if self.trainer.global_step == at:
+            raise RuntimeError("something broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModelModule, "validation_step", breaks)
+        with pytest.raises(RuntimeError, match="something broke"):
+            train(tiny_config(tmp_path, *options), tmp_path / "run")
+    again = train(tiny_config(tmp_path, *options, "resume=auto"), tmp_path / "run")
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+
+
+def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    """Both have their best at step 10; the second's directory is where the first goes on."""
+    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
+    train(tiny_config(tmp_path, *OPTIONS, "optimizer.lr=1e-5"), tmp_path / "b")
+    resume = (f"resume={tmp_path / 'a/checkpoints/last.ckpt'}", "trainer.max_steps=13")
+    fresh = train(tiny_config(tmp_path, *OPTIONS, *resume), tmp_path / "c")
+    used = train(tiny_config(tmp_path, *OPTIONS, *resume), tmp_path / "b")
+    assert {**used, "seconds": 0} == {**fresh, "seconds": 0}
 
 
 def test_without_the_memory_a_checkpoint_is_smaller_and_says_what_that_means(

@@ -56,21 +56,27 @@ class Corpus:
     sentences: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def load_corpus(config: DataConfig) -> Corpus:
+def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Corpus:
     """Find (or fetch), split, encode, check and cache the corpus that `config` names.
+
+    Args:
+        config: node `data`.
+        vocabulary: encode the text with this one instead of its own. A word that is not in it becomes
+            `<unk>`; a character or byte is an error, even if there is an `<unk>` that no training has seen.
 
     Raises:
         OptionError, UserError: unknown corpus or level, missing, empty or damaged file, text that is not
-            UTF-8, sizes other than the published ones.
+            UTF-8, a symbol that `vocabulary` lacks, sizes other than the published ones.
     """
     require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
     directory = Path(config.cache_dir).expanduser()
     source = CORPORA[config.name](config)
     checksum = _checksum(source, directory / "fingerprints")
+    key = cache_key(checksum, source.recipe, source.published)
+    if vocabulary is not None:
+        key = cache_key(checksum, "given vocabulary", vocabulary)
     try:
-        arrays, description = cached(
-            directory, cache_key(checksum, source.recipe, source.published), partial(_prepare, source)
-        )
+        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary))
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from error
     vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
@@ -96,20 +102,23 @@ def _checksum(source: Source, memory: Path) -> str:
     return digest.hexdigest()
 
 
-def _prepare(source: Source, folder: Path) -> dict[str, Any]:
+def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str, Any]:
     """Write the tokens of every split into `folder`, chunk by chunk, and return what describes them."""
     parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
-    if source.vocabulary_file:
+    if given is not None:
+        vocabulary = given
+    elif source.vocabulary_file:
         file, words_of = source.vocabulary_file
         vocabulary = words_of(file)
     else:
         vocabulary = source.vocabulary(read(parts["train"]))
     counts: dict[str, int] = {}
     for split in SPLITS:
-        counts[split] = _write_tokens(vocabulary, read(parts[split]), folder, split)
+        encoder = vocabulary if given is None else vocabulary.of_known_characters()
+        counts[split] = _write_tokens(encoder, read(parts[split]), folder, split)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
-    if source.published:
+    if source.published and given is None:
         source.published.check(len(vocabulary), counts)
     for path in folder.glob("*.unpacked"):
         path.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lightning as L
 
-from txl_lightning.config import DataConfig, EvaluationConfig
+from txl_lightning.config import DataConfig, EvaluationConfig, evaluation_extended_context
 from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
 from txl_lightning.data.shuffled_streams import ShuffledStreams
 from txl_lightning.data.streams import OrderedStreams, Streams
@@ -19,7 +19,8 @@ class StreamsDataModule(L.LightningDataModule):
 
     Args:
         data: corpus, batch size and segment length of training.
-        evaluation: batch size and segment length of validation and test.
+        evaluation: batch size and segment length of validation and test, and their extended context if it is
+            another.
         ext_len: extended context of every segment.
     """
 
@@ -31,16 +32,17 @@ class StreamsDataModule(L.LightningDataModule):
 
     def streams(self, split: str) -> Streams:
         """Streams of a split for this process."""
-        config: DataConfig | EvaluationConfig = self.data if split == "train" else self.evaluation
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        sizes = (config.batch_size, config.segment_len, self.ext_len, rank, world_size)
+        place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        if split != "train":
+            return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
+        sizes = (self.data.batch_size, self.data.segment_len, self.ext_len, *place)
         tokens, sentences = self.corpus.splits[split], self.corpus.sentences.get(split)
         try:
             if sentences is None:
                 return OrderedStreams(tokens, *sizes)
-            return ShuffledStreams(tokens, sentences, *sizes, seed=self.data.seed, shuffle=split == "train")
+            return ShuffledStreams(tokens, sentences, *sizes, seed=self.data.seed)
         except OptionError as error:
-            raise error.within("data" if split == "train" else "evaluation") from error
+            raise error.within("data") from error
 
     def train_dataloader(self) -> Streams:
         """Training streams."""
@@ -67,3 +69,27 @@ class StreamsDataModule(L.LightningDataModule):
             )
         for split in SPLITS:
             self.streams(split)
+
+
+def evaluation_streams(
+    corpus: Corpus,
+    split: str,
+    evaluation: EvaluationConfig,
+    models_own_ext_len: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Streams:
+    """Streams of any split at evaluation lengths, in the text's own order.
+
+    Raises:
+        OptionError: naming the option of `evaluation` that the split is too short for.
+    """
+    ext_len = evaluation_extended_context(evaluation, models_own_ext_len)
+    sizes = (evaluation.batch_size, evaluation.segment_len, ext_len, rank, world_size)
+    tokens, sentences = corpus.splits[split], corpus.sentences.get(split)
+    try:
+        if sentences is None:
+            return OrderedStreams(tokens, *sizes)
+        return ShuffledStreams(tokens, sentences, *sizes, shuffle=False)
+    except OptionError as error:
+        raise error.within("evaluation") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.errors import OptionError
@@ -78,6 +79,26 @@ class ShuffledStreams(Streams):
         """Targets in one epoch of this rank's columns."""
         return self.n_columns * self._column_len
 
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Of this epoch's order: `<S>` at columns' starts that end no sentence before, and what columns have too much.
+
+        Behind the last sentence stands one `<S>` more than the split has.
+        """
+        self._order()
+        targets, starts = self.batch_size * self._column_len, self._column_starts[: self.batch_size]
+        firsts = 1 + int((starts[1:] != starts[:-1] + self._column_len).sum())
+        return {"first_of_streams": firsts, "trimmed": len(self.tokens) + 1 - targets - firsts}
+
+    def positions(self, index: int) -> NDArray[np.int64]:
+        """Where in the split the targets of a segment stand, [B, T]; the `<S>` behind the last sentence at its end."""
+        self._order()
+        start = index * self.segment_len
+        stop = min(start + self.segment_len, self._column_len)
+        columns = self._column_starts[self.first_column : self.first_column + self.n_columns]
+        inside, behind = self._in_text(columns[:, None] + np.arange(start + 1, stop + 1))
+        return np.where(behind, len(self.tokens), inside).astype(np.int64)
+
     def __len__(self) -> int:
         return -(-self._column_len // self.segment_len)
 
@@ -121,9 +142,12 @@ class ShuffledStreams(Streams):
 
     def _tokens_at(self, places: np.ndarray) -> np.ndarray:
         """Tokens at places of the epoch's order; after the last sentence comes the `<S>` of none."""
+        inside, behind = self._in_text(places)
+        return self.tokens[np.where(behind, 0, inside)].astype(np.int64)
+
+    def _in_text(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions in the split of places of the epoch's order, and which places are behind the last sentence."""
         sentence = np.minimum(np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1)
         before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]
-        inside = self.starts[chosen] + self.lengths[chosen] - before_end
-        tokens = self.tokens[np.where(before_end > 0, inside, 0)]
-        return tokens.astype(np.int64)
+        return self.starts[chosen] + self.lengths[chosen] - before_end, before_end <= 0

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from txl_lightning.errors import OptionError, require
@@ -44,6 +45,18 @@ class Streams(ABC):
     @abstractmethod
     def n_targets(self) -> int:
         """Targets in one epoch of this rank's columns."""
+
+    @property
+    @abstractmethod
+    def left_out(self) -> dict[str, int]:
+        """Tokens of the split that are no target in any rank's columns.
+
+        `first_of_streams`: nothing stands before them; `trimmed`: they do not fill all columns evenly.
+        """
+
+    @abstractmethod
+    def positions(self, index: int) -> NDArray[np.int64]:
+        """Where in the split the targets of a segment stand, [B, T]."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -125,12 +138,25 @@ class OrderedStreams(Streams):
         self.first_column = rank * batch_size // world_size
         self.columns_BL = columns[self.first_column : (rank + 1) * batch_size // world_size]
         self.segment_len, self.ext_len = segment_len, ext_len
+        self._left_out = {"first_of_streams": batch_size, "trimmed": len(tokens) - batch_size * column_len}
         self.position = self._start = 0
 
     @property
     def n_targets(self) -> int:
         """Targets in one epoch of this rank's columns."""
         return self.columns_BL.shape[0] * (self.columns_BL.shape[1] - 1)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """The first token of every column, and the rest of the division by B."""
+        return dict(self._left_out)
+
+    def positions(self, index: int) -> NDArray[np.int64]:
+        """Where in the split the targets of a segment stand, [B, T]."""
+        B, L = self.columns_BL.shape
+        start = index * self.segment_len
+        columns = np.arange(self.first_column, self.first_column + B, dtype=np.int64)
+        return columns[:, None] * L + np.arange(start + 1, min(start + self.segment_len, L - 1) + 1)
 
     def __len__(self) -> int:
         return -(-(self.columns_BL.shape[1] - 1) // self.segment_len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Any, Literal
@@ -95,6 +95,12 @@ class Vocabulary:
         words = " ".join("\n" if symbol in ends else symbol for symbol in symbols)
         return words.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n")
 
+    def of_known_characters(self) -> Vocabulary:
+        """The same numbers, but a character without one is an error instead of `<unk>`; words keep theirs."""
+        if self.level == "word" or UNKNOWN not in self.numbers:
+            return self
+        return replace(self, symbols=tuple("" if symbol == UNKNOWN else symbol for symbol in self.symbols))
+
     def state_dict(self) -> dict[str, Any]:
         """Plain containers for a checkpoint."""
         return {"level": self.level, "symbols": list(self.symbols)}
@@ -120,7 +126,8 @@ class Vocabulary:
         return self._look_up(values)
 
     def _look_up(self, values: np.ndarray) -> np.ndarray:
-        tokens = self._table[np.minimum(values, len(self._table) - 1)]
+        # As numbers: a table of all 256 bytes has a last place that no byte can name.
+        tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
         if self.unknown < 0 and tokens.size and tokens.min() < 0:
             raise self._unknown_symbol(chr(int(values[tokens.argmin()])))
         return tokens.astype(self.dtype)
@@ -134,7 +141,7 @@ class Vocabulary:
         return tokens
 
     def _unknown_symbol(self, symbol: str) -> UserError:
-        return UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split, which lack {UNKNOWN}")
+        return UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
 
 
 def words_of_lines(text: str, mark: str) -> list[str]:

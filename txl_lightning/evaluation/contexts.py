@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.device import device_of
 from txl_lightning.evaluation.ranks import gathered, rank_and_world_size
 from txl_lightning.evaluation.recl import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
-BATCH_TOKENS = {"cpu": 1_024, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
+BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
 LONG_WINDOW = 1_024
 ABSOLUTE = ("absolute", "al_rfou")
 
 
 @dataclass(frozen=True)
 class WindowReader:
-    """A model as it reads a window of c tokens from a fresh state, for the loss of the one token behind it.
+    """A model as it reads a window of c tokens from a fresh state, for the loss of the last tokens it predicts.
 
     Args:
         model: with the lengths it reads windows with.
@@ -45,13 +46,23 @@ class WindowReader:
 
     def last_loss(self, windows_BT: Tensor) -> Tensor:
         """Loss in nats, [B], of each window's last token given the c = T - 1 before it."""
+        return self.last_losses(windows_BT, 1)[:, 0]
+
+    def last_losses(self, windows_BT: Tensor, n: int) -> Tensor:
+        """Losses in nats, [B, n], of each window's last n tokens, 1 <= n < T, given those before them in it."""
         context = windows_BT.shape[1] - 1
         longest = self.segment_len or context
         state: Any = None
+        losses = []
         for stop in range((context - 1) % longest + 1, context + 1, longest):
-            segment = windows_BT[:, max(0, stop - longest) : stop]
-            nll_B1, state = self.model.score(segment, windows_BT[:, stop : stop + 1], state)
-        return nll_B1[:, -1]
+            start = max(0, stop - longest)
+            n_here = min(n - (context - stop), stop - start)
+            # A segment without a target that counts still moves the state on.
+            targets = windows_BT[:, stop + 1 - max(n_here, 1) : stop + 1]
+            nll, state = self.model.score(windows_BT[:, start:stop], targets, state)
+            if n_here > 0:
+                losses.append(nll)
+        return torch.cat(losses, dim=1)
 
 
 def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
@@ -137,10 +148,9 @@ def context_losses(
         raise ValueError(f"positions must be in {context} … {len(tokens) - 1} for a context of {context} tokens")
     rank, world_size = rank_and_world_size()
     own = positions[rank::world_size]
-    device = next((p.device for p in getattr(reader.model, "parameters", list)()), torch.device("cpu"))
+    device = device_of(reader.model)
     part = np.empty(len(own))
-    batch_tokens = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
-    n_windows = max(1, batch_tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+    n_windows = windows_at_once(context, device, batch_tokens)
     with torch.no_grad(), evaluating(reader.model):
         for start in range(0, len(own), n_windows):
             ends = own[start : start + n_windows, None]
@@ -150,6 +160,12 @@ def context_losses(
     for other, of_rank in enumerate(gathered(part)):
         losses[other::world_size] = of_rank
     return losses
+
+
+def windows_at_once(context: int, device: torch.device, batch_tokens: int | None = None) -> int:
+    """How many windows of c tokens make a batch: about `batch_tokens` tokens, fewer for windows beyond 1,024."""
+    batch_tokens = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
+    return max(1, batch_tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
 
 @contextmanager

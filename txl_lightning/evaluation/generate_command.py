@@ -17,6 +17,7 @@ from txl_lightning.config import GenerateConfig, TransformerXLModelConfig, evalu
 from txl_lightning.data.decoding import StreamDecoder
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
+from txl_lightning.evaluation.device import chosen_device
 from txl_lightning.evaluation.prompts import Prompt, check_prompt, read_prompt
 from txl_lightning.model.cached import CachedTransformerXL
 from txl_lightning.model.generation import GenerativeModel, check_sampling
@@ -57,7 +58,7 @@ def generate(options: GenerateConfig, directory: Path, write: Callable[[str], No
     trained = load_trained(options.checkpoint)
     model, context = with_context(trained, options)
     prompt = read_prompt(options, trained)
-    device = torch.device("cuda" if options.accelerator == "gpu" else "cpu")
+    device = chosen_device(options.accelerator)
     trained.model.to(device)
     tokens = draw(
         model,
@@ -91,9 +92,7 @@ def check_options(options: GenerateConfig) -> None:
     require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
     need = "must be an integer >= 1: a drawn token reads the ones before it from the memory"
     require(options.mem_len is None or options.mem_len >= 1, "mem_len", options.mem_len, need)
-    require(options.accelerator in ("cpu", "gpu"), "accelerator", options.accelerator, "must be cpu or gpu")
-    no_gpu = options.accelerator == "gpu" and not torch.cuda.is_available()
-    require(not no_gpu, "accelerator", options.accelerator, "no GPU is visible")
+    chosen_device(options.accelerator)
 
 
 def with_context(trained: TrainedModel, options: GenerateConfig) -> tuple[GenerativeModel, str]:

@@ -17,7 +17,7 @@ from txl_lightning.errors import require
 
 Array = NDArray[np.float64]
 INTERVAL = 0.95
-SAMPLED_AT_ONCE = 4_000_000
+SAMPLED_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)

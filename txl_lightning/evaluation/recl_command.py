@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from txl_lightning.config import ReclConfig, RecurrentModelConfig, TransformerXL
 from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.contexts import WindowReader, context_losses, evenly_spaced, mean_and_error, window_reader
+from txl_lightning.evaluation.device import chosen_device
 from txl_lightning.evaluation.loss_store import LossStore, array_checksum, file_checksum
 from txl_lightning.evaluation.ranks import gathered, processes, rank_and_world_size
 from txl_lightning.evaluation.recl import Array, check_definition, relative_effective_context_lengths
@@ -112,9 +112,7 @@ def check_options(options: ReclConfig) -> list[int]:
     allowed = f"must be at least first_context + step = {shortest}"
     require(options.max_context >= shortest, "max_context", options.max_context, allowed)
     require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
-    require(options.accelerator in ("cpu", "gpu"), "accelerator", options.accelerator, "must be cpu or gpu")
-    no_gpu = options.accelerator == "gpu" and not torch.cuda.is_available()
-    require(not no_gpu, "accelerator", options.accelerator, "no GPU is visible")
+    chosen_device(options.accelerator)
     require(options.logger.name in ("wandb", "none"), "logger", options.logger.name, "must be wandb or none")
     contexts = list(range(options.first_context, options.max_context + 1, options.step))
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
@@ -123,9 +121,7 @@ def check_options(options: ReclConfig) -> list[int]:
 
 def load_group(options: ReclConfig) -> list[Member]:
     """The checkpoints' models in evaluation mode, on the chosen device."""
-    device = torch.device("cpu")
-    if options.accelerator == "gpu":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = chosen_device(options.accelerator)
     members = []
     for path, name in zip(options.checkpoints, options.names or run_names(options.checkpoints), strict=True):
         trained = load_trained(path, option="checkpoints")

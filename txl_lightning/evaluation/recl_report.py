@@ -35,7 +35,13 @@ def write_report(
         title = f"What more context gains, hardest {float(r):.0%} of positions"
         gain_figure(directory / f"gains_r{r}", contexts, curves, needed[r], title)
     losses = {m["name"]: (m[unit], m[f"{unit}_standard_error"]) for m in results["models"]}
-    context_figure(directory / "contexts", contexts, losses, unit_name(results), "Loss by context, all positions")
+    context_figure(
+        directory / "contexts",
+        contexts,
+        losses,
+        unit_name(results),
+        "Loss by context, all positions (± standard error)",
+    )
     if logger.name == "wandb":
         from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
 

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from txl_lightning.config import SpeedConfig, plain
 from txl_lightning.data.published import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.device import chosen_device
 from txl_lightning.evaluation.speed import RATIOS, Reading, random_text, readings, vanilla_of
 from txl_lightning.evaluation.speed_report import write_report
 from txl_lightning.model.config import TransformerXLConfig
@@ -124,9 +125,7 @@ def check_options(options: SpeedConfig) -> None:
     require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
     divides = options.d_model % options.n_head == 0
     require(divides, "n_head", options.n_head, f"must divide d_model, which is {options.d_model}")
-    require(options.accelerator in ("cpu", "gpu"), "accelerator", options.accelerator, "must be cpu or gpu")
-    no_gpu = options.accelerator == "gpu" and not torch.cuda.is_available()
-    require(not no_gpu, "accelerator", options.accelerator, "no GPU is visible")
+    chosen_device(options.accelerator)
     require(options.clock in CLOCKS, "clock", options.clock, f"must be one of {', '.join(CLOCKS)}")
     alone = options.clock == "wall" or (options.num_threads == 1 and options.accelerator == "cpu")
     require(alone, "clock", options.clock, "needs num_threads=1 (threads that wait for each other are busy too)")
@@ -179,7 +178,7 @@ def warmed_up(subjects: list[Subject], options: SpeedConfig, deadline: float, sa
     Raises:
         OptionError: as soon as it is clear that `budget_seconds` does not last for the fewest rounds.
     """
-    device = torch.device("cuda" if options.accelerator == "gpu" else "cpu")
+    device = chosen_device(options.accelerator)
     fewest = min(LEAST_ROUNDS, options.rounds)
     timed: Timed = {}
     round_seconds = 0.0

@@ -48,12 +48,48 @@ class Attention(nn.Module):
 
         Gradients reach the weights of keys and values through the memory, but not the memory.
         """
+        q_HBTE, kv_PHBKE = self.project_both(hidden_BTD, memory_BMD)
+        return self.merge(self.average(q_HBTE, kv_PHBKE, positions, mask_TK))
+
+    def scores(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        mask_TK: Float[Tensor, "T K"],
+        terms: str | None = None,
+    ) -> Float[Tensor, "H B T K"]:
+        """What `forward` takes the softmax of: A_ij / sqrt(E), -inf where `mask_TK` hides a key.
+
+        Args:
+            hidden_BTD: as `forward` is given it, like the next three.
+            memory_BMD: the memory.
+            positions: u, v and what is known of distances.
+            mask_TK: 0 or -inf.
+            terms: of these terms alone (Figure 7); their scores add up to those of all terms.
+
+        Raises:
+            ValueError: the attention has no such term.
+        """
+        terms = self.terms if terms is None else terms
+        if not set(terms) <= set(self.terms):
+            raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
+        q_HBTE, kv_PHBKE = self.project_both(hidden_BTD, memory_BMD)
+        k_HBKE = kv_PHBKE[0] if self.n_key else None
+        H, B = kv_PHBKE.shape[1:3]
+        scores_XTK = self._scores(q_HBTE, k_HBKE, positions.of_terms(terms), mask_TK, H, B, terms)
+        return scores_XTK.unflatten(0, (H, B))
+
+    def project_both(
+        self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
+    ) -> tuple[Tensor | None, Float[Tensor, "P H B K E"]]:
+        """`project`, with the keys and values of the memory in front of the segment's."""
         q_HBTE, kv_PHBKE = self.project(hidden_BTD)
         if memory_BMD.shape[1]:
             weight = self.qkv.weight[self.n_query * self.n_head * self.d_head :]
             memory_kv = F.linear(memory_BMD, weight).unflatten(-1, (-1, self.n_head, self.d_head))
             kv_PHBKE = torch.cat([memory_kv.permute(2, 3, 0, 1, 4), kv_PHBKE], dim=3)
-        return self.merge(self.average(q_HBTE, kv_PHBKE, positions, mask_TK))
+        return q_HBTE, kv_PHBKE
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor | None, Float[Tensor, "P H B T E"]]:
         """Queries of the segment, None if no term has them, and its keys and values, heads first.
@@ -103,27 +139,29 @@ class Attention(nn.Module):
         mask_TK: Tensor,
         n_head: int,
         n_streams: int,
+        terms: str | None = None,
     ) -> Float[Tensor, "X T K"]:
-        """Masked scores of X = H·B heads of streams."""
+        """Masked scores of X = H·B heads of streams, of all terms or of those whose `positions` are given."""
+        terms = self.terms if terms is None else terms
         T, K = mask_TK.shape
         scale = self.d_head**-0.5
         u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
         q = q_HBTE if q_HBTE is None else q_HBTE * scale
         masks = mask_TK.expand(n_head * n_streams, T, K)
 
-        content_query = total(q if "a" in self.terms else None, None if u is None else u[:, None, None])
+        content_query = total(q if "a" in terms else None, None if u is None else u[:, None, None])
         if content_query is None or k_HBKE is None:
             scores_XTK = masks.clone()
         else:
             rows = content_query.expand(-1, n_streams, -1, -1).flatten(0, 1)
             keys = k_HBKE.flatten(0, 1).transpose(1, 2)
-            scores_XTK = torch.baddbmm(masks, rows, keys) if "a" in self.terms else masks + torch.bmm(rows, keys)
+            scores_XTK = torch.baddbmm(masks, rows, keys) if "a" in terms else masks + torch.bmm(rows, keys)
 
-        position_query = total(q if "b" in self.terms else None, None if v is None else v[:, None, None])
+        position_query = total(q if "b" in terms else None, None if v is None else v[:, None, None])
         by_distance = scores_by_distance(position_query, self._r(positions), bias)
         if by_distance is None:
             return scores_XTK
-        if "b" in self.terms:
+        if "b" in terms:
             return scores_XTK.add_(relative_shift(by_distance.view(-1, T, K + 1)))
         shifted_H1TK = relative_shift(by_distance.expand(-1, T, -1).contiguous())[:, None]
         return (scores_XTK.unflatten(0, (n_head, n_streams)) + shifted_H1TK).flatten(0, 1)

@@ -40,6 +40,17 @@ class LayerPositions(NamedTuple):
     table_HSE: Tensor | None = None
     bias_HS: Tensor | None = None
 
+    def of_terms(self, terms: str) -> LayerPositions:
+        """What these terms of the score need, and nothing of the others."""
+        r_needed = bool(set("bd") & set(terms))
+        return LayerPositions(
+            u_HE=self.u_HE if "c" in terms else None,
+            v_HE=self.v_HE if "d" in terms else None,
+            sinusoids_SD=self.sinusoids_SD if r_needed else None,
+            table_HSE=self.table_HSE if r_needed else None,
+            bias_HS=self.bias_HS if "d" in terms else None,
+        )
+
 
 class Encoding(nn.Module):
     """An encoding that says nothing: the base of the others.

@@ -1,4 +1,4 @@
-"""Figures 3 and 4 of the paper: what more context gains, and the loss by context."""
+"""Figures by context: what more of it gains (Figure 3), the loss (Figure 4), the loss by attention length (Table 6)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.reporting.figures import COLOURS, MARKERS
+from txl_lightning.reporting.figures import COLOURS, MARKERS, save_figure
 
 MOST_TICKS = 12
 
@@ -76,6 +75,38 @@ def context_figure(
     save(figure, axes, stem)
 
 
+def attention_length_figure(
+    stem: Path,
+    lengths: Sequence[tuple[int, float, float | None]],
+    init: tuple[int, float],
+    best: tuple[int, float],
+    y_label: str,
+    title: str,
+) -> None:
+    """The sweep behind a row of Table 6: loss by attention length, as SVG and PNG.
+
+    Args:
+        stem: files to write, without their suffix.
+        lengths: attention length, loss and its standard error (None if there is none) of every point.
+        init: attention length and loss at the lengths of training.
+        best: the shortest attention length that reaches the best loss, and that loss.
+        y_label: with unit.
+        title: what the figure shows.
+    """
+    figure, axes = canvas()
+    x, y, errors = zip(*lengths, strict=True)
+    if any(error is not None for error in errors):
+        low = [value - (error or 0) for value, error in zip(y, errors, strict=True)]
+        high = [value + (error or 0) for value, error in zip(y, errors, strict=True)]
+        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.12, linewidth=0, label="standard error")
+    axes.plot(x, y, color=COLOURS[0], marker=MARKERS[0], markersize=3.5, linewidth=1.4, label="by attention length")
+    axes.plot(*init, color=COLOURS[1], marker=MARKERS[1], linestyle="", label=f"init, lengths of training ({init[0]})")
+    axes.axhline(best[1], color="0.35", linestyle="--", linewidth=1.1, label=f"best, reached at {best[0]}")
+    axes.axvline(best[0], color="0.35", linestyle=":", linewidth=1.1)
+    axes.set(xlabel="attention length (tokens)", ylabel=y_label, title=title)
+    save(figure, axes, stem)
+
+
 def canvas() -> tuple[Figure, Axes]:
     """An empty figure that needs no display."""
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
@@ -84,9 +115,7 @@ def canvas() -> tuple[Figure, Axes]:
 
 
 def save(figure: Figure, axes: Axes, stem: Path) -> None:
-    """Grid and legend, and both files; the same input gives the same bytes."""
+    """Grid and legend, and both files."""
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=150)
-    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
+    save_figure(figure, stem)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -40,6 +41,13 @@ def line_figure(
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """A figure as PNG and SVG, `stem` without suffix; the same input gives the same bytes."""
+    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=150)
+    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
+        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
 
 
 def short(value: float) -> str:

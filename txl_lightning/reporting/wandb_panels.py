@@ -1,4 +1,4 @@
-"""Weights & Biases runs of commands that train nothing: line series and tables."""
+"""Weights & Biases runs of commands that train nothing: line series, tables and images."""
 
 from __future__ import annotations
 
@@ -44,3 +44,8 @@ def log_line_series(
 def log_table(run: wandb.Run, panel: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table, its cells as text."""
     run.log({panel: wandb.Table(columns=list(header), data=[[str(cell) for cell in row] for row in rows])})
+
+
+def log_image(run: wandb.Run, panel: str, path: Path, caption: str) -> None:
+    """A picture that is on disk."""
+    run.log({panel: wandb.Image(str(path), caption=caption)})

@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -135,7 +136,8 @@ def _replace(path: Path, write: Callable[[Path], Any], previous: Path | None) ->
         temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        with suppress(OSError):  # some network file systems cannot; the file itself is on the disk
+            os.fsync(directory)
     finally:
         os.close(directory)
 

@@ -216,6 +216,8 @@ class LanguageModelModule(L.LightningModule):
         not. Such a step leaves weights and memory as they were. With a gradient scaler (16-mixed) gradients
         overflow in good health, and the scaler passes over them; then only the loss counts.
         """
+        if self.ranks.world_size > 1 and self.device.type == "cuda":
+            self.ranks.largest(0)  # fails at once if a rank died, where waiting for the gradients would not
         limit = self.optimizer_config.clip_norm or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
         self.step_skipped = not bool(torch.isfinite(self.gradient_norm))
@@ -225,6 +227,7 @@ class LanguageModelModule(L.LightningModule):
             self.training_memory.memory = self._memory_before
             for parameter in self.parameters():
                 parameter.grad = None
+        self._memory_before = None  # large: not kept for longer than it may be needed
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The training memory of all ranks goes into the checkpoint."""

@@ -18,6 +18,9 @@ NOT_THE_FUNCTION = {
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
     *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
 }
+SAME_GROUPS = ("data", "model", "encoding", "memory", "optimizer")  # what makes a run this one and no other
+SAME_OPTIONS = ["loss", "trainer.precision"]
+FREE_OPTIONS = ("data.root", "data.path", "data.cache_dir", "model.name")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
@@ -134,19 +137,20 @@ def check_weights(
     return weights
 
 
-def check_same_run(config: Config, path: str, checkpoint: dict[str, Any]) -> None:
-    """Refuse to go on with a run whose streams, memory, loss or optimiser were others.
+def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
+    """Refuse to go on with a run whose model, corpus, streams, memory, loss, precision or optimiser were others.
 
     Raises:
         OptionError: naming the first option that differs, or that the file holds weights only.
     """
     if "pytorch-lightning_version" not in checkpoint:
         raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
-    before, now = from_plain(checkpoint["txl_lightning"]["config"]), config
-    fixed = {"data": ("name", "level", "batch_size", "segment_len"), "memory": ("mem_len", "start"), "optimizer": ()}
-    for group, names in fixed.items():
-        for name in names or vars(now.optimizer):
-            theirs, ours = (getattr(getattr(c, group), name) for c in (before, now))
-            if theirs != ours:
-                raise OptionError(f"{group}.{name}", ours, f"must be {theirs}, as in resume={path}")
-    require(before.loss == now.loss, "loss", now.loss, f"must be {before.loss}, as in resume={path}")
+    record = checkpoint["txl_lightning"]
+    before, now = flat(record["config"]), flat(plain(config))
+    fixed = [name for group in SAME_GROUPS for name in now if name.startswith(f"{group}.")] + SAME_OPTIONS
+    for name in fixed:
+        if name not in FREE_OPTIONS and name in before and before[name] != now[name]:
+            option = name.removesuffix(".name") if name.count(".") == 1 else name
+            raise OptionError(option, now[name], f"must be {before[name]}, as in resume={path}")
+    if record.get("corpus", corpus) != corpus:
+        raise OptionError("resume", path, "was trained on another text than this corpus has now")

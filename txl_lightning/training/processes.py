@@ -10,15 +10,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from txl_lightning.errors import UserError
+from txl_lightning.errors import Stopped, UserError
 
 
 def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) -> Any:
@@ -30,11 +32,11 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
 
     Raises:
         UserError: naming the rank that failed first and how.
+        Stopped: a signal ended the ranks before they could agree on a step to stop after.
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their news come as one UserError
     config = LaunchConfig(
-        signals_to_handle="SIGQUIT",  # the others are passed on below
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,
@@ -46,12 +48,21 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
         monitor_interval=0.1,
         start_method="spawn",
     )
+    if hasattr(config, "signals_to_handle"):  # else (before torch 2.9) the agent passes signals on, and waits 30 s
+        config.signals_to_handle = "SIGQUIT"
     threads = max(1, torch.get_num_threads() // processes)
-    with signals_passed_on():
+    with TemporaryDirectory() as logs, signals_passed_on() as came:
+        config.logs_specs = DefaultLogsSpecs(log_dir=logs)
         try:
             results = elastic_launch(config, _worker)(os.getpid(), threads, function, *arguments)
+        except SignalException as error:
+            raise Stopped(f"stopped by {signal.Signals(error.sigval).name}", error.sigval) from None
         except ChildFailedError as error:
-            raise UserError(_first_failure(error.failures)) from None
+            if came:  # before training began, or at the second Ctrl-C
+                raise Stopped(f"stopped by {signal.Signals(came[0]).name}", came[0]) from None
+            raise UserError(_text(*error.get_first_failure())) from None
+    if came and isinstance(results[0], Stopped):
+        results[0].signum = came[0]
     return results[0]
 
 
@@ -67,22 +78,25 @@ def end_with_parent(parent: int) -> None:
 
 
 @contextmanager
-def signals_passed_on() -> Iterator[None]:
-    """SIGTERM and SIGINT reach the processes that were started from here; a second SIGINT kills them."""
-    pressed = 0
+def signals_passed_on() -> Iterator[list[int]]:
+    """SIGTERM and SIGINT reach the processes that were started from here, which may have had them already.
+
+    Yields the signals that came.
+    """
+    came: list[int] = []
 
     def pass_on(signum: int, _: Any) -> None:
-        nonlocal pressed
-        pressed += signum == signal.SIGINT
+        came.append(signum)
         for child in psutil.Process().children():
-            child.send_signal(signal.SIGKILL if pressed > 1 else signal.SIGTERM)
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(signum)
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -91,15 +105,14 @@ def signals_passed_on() -> Iterator[None]:
 def _worker(parent: int, threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
     end_with_parent(parent)
     torch.set_num_threads(threads)
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    except SystemExit as error:  # without a result or an error the agent would wait for ever
+        raise RuntimeError(f"exit status {error.code}") from error
 
 
-def _first_failure(failures: dict[int, ProcessFailure]) -> str:
-    """What to say of the rank that brought the others down; the traceback of a defect goes to stderr.
-
-    A process that was killed comes before those that then lost their connection to it.
-    """
-    rank, failure = min(failures.items(), key=lambda item: (item[1].exitcode > 0, item[1].timestamp))
+def _text(rank: int, failure: ProcessFailure) -> str:
+    """What to say of the rank that brought the others down; the traceback of a defect goes to stderr."""
     if failure.exitcode < 0:
         return f"rank {rank} died of {signal.Signals(-failure.exitcode).name}; the other ranks were stopped"
     if not isinstance(failure.message, dict):  # it left no exception

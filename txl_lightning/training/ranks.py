@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -79,8 +78,8 @@ def environment() -> ClusterEnvironment | None:
     """What started the processes of this run: torchrun, SLURM, or None if nothing did."""
     if TorchElasticEnvironment.detect():
         return TorchElasticEnvironment()
-    if SLURMEnvironment.detect() and int(os.environ.get("SLURM_NTASKS", "1")) > 1:
-        return SLURMEnvironment()
+    if SLURMEnvironment.detect() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:  # of srun, not the script
+        return SLURMEnvironment(auto_requeue=False)  # Lightning's way would save from within a signal
     return None
 
 
@@ -111,6 +110,5 @@ def connect(options: TrainerConfig) -> Ranks:
         if options.accelerator == "gpu":
             torch.cuda.set_device(started.local_rank())
             backend = "nccl"
-            atexit.register(dist.destroy_process_group)
         dist.init_process_group(backend, rank=started.global_rank(), world_size=world_size)
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"))

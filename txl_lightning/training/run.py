@@ -13,6 +13,8 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -32,7 +34,7 @@ from txl_lightning.training.options import check_options, check_same_everywhere,
 from txl_lightning.training.processes import run_on_all
 from txl_lightning.training.random_state import RandomState
 from txl_lightning.training.ranks import Ranks, connect, environment, n_processes
-from txl_lightning.training.saving import Checkpoints, last_good
+from txl_lightning.training.saving import LAST, Checkpoints, last_good
 from txl_lightning.training.stopping import CleanStop, SkippedSteps
 
 
@@ -60,7 +62,10 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         if isinstance(result, Stopped):
             raise result
         return result
-    return train_rank(config, directory, connect(config.trainer))
+    metrics = train_rank(config, directory, connect(config.trainer))
+    if dist.is_initialized() and dist.get_backend() == "nccl":  # which warns if it is left; not after an error,
+        dist.destroy_process_group()  # when it would wait for ranks that are gone
+    return metrics
 
 
 def _train_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stopped:
@@ -73,34 +78,33 @@ def _train_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stop
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """This process's part of `train`."""
-    check_same_everywhere(config, ranks)
-    directory = ranks.first(directory)
-    resumed_from, resume = find_checkpoint(config, directory, ranks)
-    L.seed_everything(config.seed, verbose=False)
-    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
-    module = make_module(config, data, ranks, resumed_from, resume)
-    if ranks.rank:  # the weights are drawn alike, everything else is not
-        torch.manual_seed(ranks.seed(config.seed))
-    contexts = make_context_curves(config, data, directory)
+    with CleanStop(ranks) as stop, quiet_libraries():
+        check_same_everywhere(config, ranks)
+        directory = ranks.first(directory)
+        resumed_from, resume = find_checkpoint(config, directory, ranks)
+        L.seed_everything(config.seed, verbose=False)
+        data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
+        module = make_module(config, data, ranks, resumed_from, resume)
+        if ranks.rank:  # the weights are drawn alike, everything else is not
+            torch.manual_seed(ranks.seed(config.seed))
+        contexts = make_context_curves(config, data, directory)
+        step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
+        resume = None  # large
 
-    if ranks.rank == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-    step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
-    with quiet_libraries():
         logger: Logger | bool = False
         if ranks.rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
             logger = make_logger(config, directory, count_parameters(module), step, run_id)
-        record = {"config": plain(config), "vocabulary": data.corpus.vocabulary.state_dict()}
-        if isinstance(logger, WandbLogger):
-            record["wandb_id"] = logger.experiment.id
-        curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
-        saving: Checkpoints | None = None
+        record: dict[str, Any] = {"config": plain(config), "vocabulary": data.corpus.vocabulary.state_dict()}
+        record |= {"corpus": data.corpus.checksum}
+        record |= {"wandb_id": logger.experiment.id if isinstance(logger, WandbLogger) else run_id}
+        options, every = config.trainer, config.trainer.val_every_n_steps
+        curves = TrainingCurves(options.log_every_n_steps, ranks)
         if config.checkpoint.enabled:
-            folder = directory / "checkpoints"
-            saving = Checkpoints(folder, config.checkpoint.every_n_steps, ranks, resumed_from, step)
-        skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, saving)
-        every = config.trainer.val_every_n_steps
+            lengths = (config.checkpoint.every_n_steps, every and min(every, options.max_steps))
+            stop.checkpoints = Checkpoints(directory / "checkpoints", *lengths, ranks, resumed_from, step)
+        skipped = SkippedSteps(options.max_nonfinite_steps, ranks.rank, stop.checkpoints)
         callbacks: list[Callback | None] = [  # those that measure a step come before those that save and end it
             curves,
             skipped,
@@ -108,22 +112,22 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             contexts,
             RandomState(ranks, config.seed),
             RunRecord(record),
-            ProgressBar(curves) if config.trainer.progress_bar else None,
-            saving,
-            CleanStop(ranks, saving, every and min(every, config.trainer.max_steps)),
+            ProgressBar(curves) if options.progress_bar else None,
+            stop.checkpoints,
+            stop,
         ]
         trainer = make_trainer(config, directory, [callback for callback in callbacks if callback], logger)
-        trainer.fit(module, datamodule=data, ckpt_path=resumed_from, weights_only=True)
-        if saving is not None and saving.saved_step != trainer.global_step:
-            saving.save(trainer)
+        trainer.fit(module, datamodule=data, ckpt_path=resumed_from)
+        if stop.checkpoints is not None and stop.checkpoints.saved_step != trainer.global_step:
+            stop.checkpoints.save(trainer)
         metrics: dict[str, Any] = {"steps": trainer.global_step, "tokens": curves.tokens}
         metrics |= {"seconds": round(curves.seconds, 2), "skipped_steps": skipped.total}
-        metrics |= evaluate_best(trainer, module, data, saving.best_path if saving else None)
-    metrics |= {"parameters": count_parameters(module), "processes": ranks.world_size}
-    if ranks.rank == 0:
-        (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-        if isinstance(logger, WandbLogger):
-            logger.experiment.finish()
+        metrics |= evaluate_best(trainer, module, data, stop.checkpoints.best_path if stop.checkpoints else None)
+        metrics |= {"parameters": count_parameters(module), "processes": ranks.world_size}
+        if ranks.rank == 0:
+            (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish()
     return metrics
 
 
@@ -143,6 +147,8 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
     """
     if config.resume != "auto":
         path = None if config.resume is None else Path(config.resume)
+        if path is None and ranks.rank == 0 and (directory / "checkpoints" / LAST).exists():
+            print(f"{directory} holds an earlier run, whose checkpoints this one replaces", file=sys.stderr, flush=True)
     else:
         found, complaints = last_good(directory / "checkpoints") if ranks.rank == 0 else (None, [])
         path, complaints = ranks.first((found, complaints))
@@ -185,8 +191,8 @@ def make_module(
     except OptionError as error:
         raise error.within("evaluation") from error
     if resume is not None:
-        check_same_run(config, str(resumed_from), resume)
         check_weights(str(resumed_from), "resume", resume, model, vocabulary)
+        check_same_run(config, str(resumed_from), resume, data.corpus.checksum)
         left = config.trainer.max_steps - resume["global_step"]
         allowed = f"must be greater than the {resume['global_step']} steps of resume={resumed_from}"
         require(left > 0 or config.resume == "auto", "trainer.max_steps", config.trainer.max_steps, allowed)
@@ -223,12 +229,12 @@ def count_parameters(module: torch.nn.Module) -> int:
 def make_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | bool) -> L.Trainer:
     """Lightning's trainer: ordered streams (no sampler of its own), validation in mid-epoch."""
     options = config.trainer
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
         num_nodes=options.num_nodes,
         strategy=DDPStrategy() if n_processes(options) > 1 else "auto",
-        plugins=[DurableCheckpoints()],
+        plugins=[DurableCheckpoints(), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=options.max_steps,
         val_check_interval=options.val_every_n_steps and min(options.val_every_n_steps, options.max_steps),
@@ -244,6 +250,8 @@ def make_trainer(config: Config, directory: Path, callbacks: list[Callback], log
         callbacks=callbacks,
         logger=logger,
     )
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]  # CleanStop's are there
+    return trainer
 
 
 def evaluate_best(

@@ -26,13 +26,15 @@ class Checkpoints(Callback):
     """Keeps the last state, the one before, and the best by validation loss.
 
     `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end;
-    `previous.ckpt` is what it was before, `best.ckpt` a copy from when the validation loss was lowest. An
+    `previous.ckpt` is what it was before, `best.ckpt` a copy from when the validation loss was lowest. A step
+    whose validation is due is saved after it, never before: who goes on from there would leave it out. An
     exception in a process that runs alone writes the state after the last whole step; among several ranks the
     others wait elsewhere, and the last checkpoint stands. A disk that refuses is reported, and training goes on.
 
     Args:
         directory: of the files.
         every_n_steps: n.
+        val_every_n_steps: validation in mid-epoch; None at its end.
         ranks: the processes of the run.
         resumed_from: the checkpoint that the run continues, to find its best one.
         step: after which that was written.
@@ -41,16 +43,22 @@ class Checkpoints(Callback):
         best: nll and step of the best validation so far.
     """
 
-    def __init__(self, directory: Path, every_n_steps: int, ranks: Ranks, resumed_from: Path | None, step: int) -> None:
-        self.directory, self.every_n_steps, self.ranks, self.resumed_from = (
-            directory,
-            every_n_steps,
-            ranks,
-            resumed_from,
-        )
+    def __init__(
+        self,
+        directory: Path,
+        every_n_steps: int,
+        val_every_n_steps: int | None,
+        ranks: Ranks,
+        resumed_from: Path | None,
+        step: int,
+    ) -> None:
+        self.directory, self.ranks, self.resumed_from = directory, ranks, resumed_from
+        self.every_n_steps, self.val_every_n_steps = every_n_steps, val_every_n_steps
         self.best: dict[str, float] = {"nll": math.inf, "step": -1}
         self.saved_step = -1 if resumed_from is None else step
-        self.last_is_good = resumed_from == directory / LAST
+        self.is_at_home = resumed_from is not None and resumed_from.parent.resolve() == directory.resolve()
+        self.last_is_good = self.is_at_home and resumed_from is not None and resumed_from.name == LAST
+        self.stale: tuple[str, ...] = ()
         self.boundary: StepBoundary | None = None
 
     @property
@@ -75,44 +83,49 @@ class Checkpoints(Callback):
         assert isinstance(io, DurableCheckpoints)
         error = self.ranks.first(io.error and str(io.error))
         if error is None:
-            if self.ranks.rank == 0 and self.saved_step < 0:
-                for name in (PREVIOUS, BEST):
+            if self.ranks.rank == 0:
+                for name in self.stale:  # an earlier run's, in whose directory this one writes
                     (self.directory / name).unlink(missing_ok=True)
-            self.saved_step, self.last_is_good = step, True
+            self.saved_step, self.last_is_good, self.stale = step, True, ()
         elif self.ranks.rank == 0:
             good = f"the last good one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
-            news = f"the checkpoint at step {step} could not be written: {error}; {good}; training goes on"
+            then = "; training goes on" if trainer.training else ""
+            news = f"the checkpoint at step {step} could not be written: {error}; {good}{then}"
             print(news, file=sys.stderr, flush=True)
         return error is None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Bring the best checkpoint of a resumed run along; drop what a killed process left half-written."""
+        """Bring the best checkpoint of a resumed run along; clear away what is of no use to this run."""
         if self.ranks.rank == 0:
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
         if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
             self.best = {"nll": math.inf, "step": -1}
+        brought = self.best["step"] >= 0
+        self.stale = () if self.is_at_home else (PREVIOUS,) if brought else (PREVIOUS, BEST)
 
     def _find_best(self) -> bool:
         assert self.resumed_from is not None
-        target = self.directory / BEST
-        for path in (target, self.resumed_from.with_name(BEST), self.resumed_from):
+        for path in (self.resumed_from.with_name(BEST), self.resumed_from):
             try:
-                step = read_checkpoint(path)["global_step"]
+                found = read_checkpoint(path)
             except UserError:
                 continue
-            if step == self.best["step"]:
-                if path != target:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    copy_checkpoint(path, target)
-                return True
+            record = found.get("callbacks", {}).get("Checkpoints", {}).get("best")
+            if record == self.best and found["global_step"] == self.best["step"]:
+                return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
         return False
+
+    def validation_is_due(self, trainer: L.Trainer) -> bool:
+        """Whether a validation follows the step that has just ended."""
+        every = self.val_every_n_steps
+        return trainer.is_last_batch if every is None else trainer.global_step % every == 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
     ) -> None:
         """Save when it is time."""
-        if trainer.global_step % self.every_n_steps == 0:
+        if trainer.global_step % self.every_n_steps == 0 and not self.validation_is_due(trainer):
             self.save(trainer)
         assert isinstance(pl_module, LanguageModelModule)
         self.boundary = StepBoundary(trainer, pl_module)
@@ -127,13 +140,14 @@ class Checkpoints(Callback):
             self.best = {"nll": nll, "step": trainer.global_step}
         kept = self.save(trainer)
         if kept and self.best is not before:
-            kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best())
+            kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.last))
         if not kept:
             self.best = before
 
-    def _copy_best(self) -> bool:
+    def _copy_best(self, source: Path) -> bool:
         try:
-            copy_checkpoint(self.last, self.directory / BEST)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            copy_checkpoint(source, self.directory / BEST)
         except OSError as error:
             print(f"{BEST} could not be written: {error}; the one before stays", file=sys.stderr, flush=True)
             return False
@@ -147,6 +161,8 @@ class Checkpoints(Callback):
         """Save the state after the last whole step, unless the user or a rule ended the run."""
         ended = isinstance(exception, (UserError, KeyboardInterrupt))
         if ended or self.boundary is None or self.ranks.world_size > 1 or trainer.global_step == self.saved_step:
+            return
+        if trainer.state.stage == RunningStage.VALIDATING:
             return
         self.boundary.restore()
         self.save(trainer)
@@ -181,8 +197,6 @@ class StepBoundary:
         loop = self.trainer.fit_loop.epoch_loop
         for tracker in (loop.batch_progress.total, loop.batch_progress.current):
             tracker.reset_on_restart()
-        if self.trainer.state.stage == RunningStage.VALIDATING:
-            loop.val_loop.batch_progress.reset()
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import lightning as L
@@ -17,50 +19,72 @@ from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.ranks import Ranks
 from txl_lightning.training.saving import Checkpoints
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is SLURM's usual warning before a time limit
 
 
 class CleanStop(Callback):
-    """On SIGTERM or SIGINT, save after the step that is under way, and stop; a second SIGINT stops at once.
+    """On SIGTERM, SIGINT or SIGUSR1, save after the step that is under way, and stop.
 
     The ranks may hear of it at different times: after every step they agree, and all save the same one. A
-    validation that is due at that step is made first, as it would be in a run that nobody stops.
+    validation that is due at that step is made first, as it would be in a run that nobody stops. Before and
+    after training there is nothing to save, and the run stops at once, as it does at a second Ctrl-C.
+
+    It is a context manager too, in which it hears the signals. Lightning's own handlers must not be there:
+    they talk to the other ranks from within the signal.
 
     Args:
         ranks: the processes of the run.
-        checkpoints: what saves; None to stop without.
-        val_every_n_steps: validation in mid-epoch; None at its end.
     """
 
-    def __init__(self, ranks: Ranks, checkpoints: Checkpoints | None, val_every_n_steps: int | None) -> None:
-        self.ranks, self.checkpoints, self.val_every_n_steps = ranks, checkpoints, val_every_n_steps
-        self.signum = 0
-        self.agreed = 0
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.checkpoints: Checkpoints | None = None
+        self.signum = self.agreed = 0
+        self._heard_at = 0.0
+        self._training = False
         self._before: dict[int, Any] = {}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lightning's own handler would talk to the other ranks from within the signal."""
+    def __enter__(self) -> CleanStop:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
 
-    def _heard(self, signum: int, frame: Any) -> None:
-        if signum == signal.SIGINT and self.signum == signal.SIGINT:
-            raise KeyboardInterrupt
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, signum: int, frame: Any) -> None:
+        again = signum == self.signum == signal.SIGINT
+        if again and time.monotonic() - self._heard_at < 1.0:  # from the terminal, and from the process that started us
+            return
         self.signum = self.signum or signum
-        if self.ranks.rank == 0:
-            print(f"{signal.Signals(signum).name}: saving after this step, then stopping", file=sys.stderr, flush=True)
+        self._heard_at = time.monotonic()
+        if again or not self._training:
+            raise Stopped(f"stopped by {signal.Signals(signum).name}", signum)
+        if self.ranks.rank == 0:  # not print, which the signal may have interrupted
+            os.write(2, f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """From here on there is something to save."""
+        self._training = True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The run saves itself."""
+        self._training = False
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
     ) -> None:
         """Agree with the other ranks; save and stop."""
         self.agreed = self.ranks.largest(self.signum)
-        if self.agreed:
-            if self.checkpoints is not None and self.checkpoints.saved_step != trainer.global_step:
+        if not self.agreed:
+            return
+        if self.checkpoints is None:
+            self._stop(trainer)
+        elif not self.checkpoints.validation_is_due(trainer):
+            if self.checkpoints.saved_step != trainer.global_step:
                 self.checkpoints.save(trainer)
-            every = self.val_every_n_steps
-            if not (trainer.is_last_batch if every is None else trainer.global_step % every == 0):
-                self._stop(trainer)
+            self._stop(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The validation that was due is done, and its checkpoint written."""
@@ -74,12 +98,6 @@ class CleanStop(Callback):
         if self.checkpoints is not None and self.checkpoints.saved_step == step:
             saved = f"; resume={self.checkpoints.last} goes on from there"
         raise Stopped(f"stopped by {signal.Signals(self.agreed).name} after step {step}{saved}", self.agreed)
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
 
 
 class SkippedSteps(Callback):
@@ -110,16 +128,16 @@ class SkippedSteps(Callback):
                 good = f"the last good checkpoint is {self.checkpoints.last} (step {self.checkpoints.saved_step})"
             raise UserError(
                 f"the loss or its gradient was not finite in {self.in_a_row} steps in a row, the last of them "
-                f"step {trainer.global_step}: lower optimizer.lr; {good}"
+                f"step {trainer.global_step}; {good}; a lower optimizer.lr may help, with initial_weights= from there"
             )
         if self.rank == 0:
-            loss = f"loss {float(pl_module.loss):.4g}, gradient norm {float(pl_module.gradient_norm):.4g}"
-            print(f"step {trainer.global_step} skipped: {loss}", file=sys.stderr, flush=True)
+            norm = f"the gradient's norm over all ranks is {float(pl_module.gradient_norm):.4g}"
+            print(f"step {trainer.global_step} skipped: {norm}", file=sys.stderr, flush=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts."""
-        return {"total": self.total, "in_a_row": self.in_a_row}
+        """How many there were."""
+        return {"total": self.total}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
-        self.total, self.in_a_row = state_dict["total"], state_dict["in_a_row"]
+        """Go on counting; those in a row begin anew."""
+        self.total = state_dict["total"]

@@ -1,0 +1,162 @@
+"""txl attention: tiny checkpoints of every kind, what it writes, and what it refuses."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.small_run import tiny_config
+from txl_lightning.config import AttentionConfig, LoggerConfig
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.attention_command import attention, wide_heads
+from txl_lightning.training.run import train
+
+KINDS = {
+    "relative": ["memory=on"],
+    "shaw": ["memory=on", "encoding=shaw", "model.terms=ab"],
+    "absolute": ["memory=off", "encoding=absolute"],
+    "lstm": ["model=lstm", "model.d_model=16"],
+}
+FIGURES = ("by_distance", "text", "terms")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One short run of every kind, `KIND/checkpoints/best.ckpt`."""
+    directory = tmp_path_factory.mktemp("runs")
+    for kind, overrides in KINDS.items():
+        config = tiny_config(directory, "trainer.max_steps=2", "trainer.val_every_n_steps=1", *overrides)
+        train(config, directory / kind)
+    return directory
+
+
+def options(runs: Path, kind: str, **given: Any) -> AttentionConfig:
+    small = {"num_threads": 1, "logger": LoggerConfig(name="none")}
+    return AttentionConfig(str(runs / kind / "checkpoints" / "best.ckpt"), **{**small, **given})
+
+
+def written(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_figures_table_and_json_of_a_recurrent_transformer(runs: Path, tmp_path: Path) -> None:
+    lines = attention(options(runs, "relative", mem_len=12), tmp_path / "run")
+    results = json.loads((tmp_path / "run/attention.json").read_text())
+    assert results["distances"] == results["evaluation"]["mem_len"] == 12
+    assert results["evaluation"]["same_length"] is True
+    assert (results["split"], results["terms"], results["missing_terms"]) == ("valid", "abcd", [])
+    maps = np.load(tmp_path / "run/attention.npz")
+    assert sorted(maps) == ["a", "all", "b", "d"]
+    for rows in maps.values():
+        assert rows.shape == (len(results["heads"]), 12)
+        np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-12)
+    for head in results["heads"]:
+        assert head["in_segment"] + head["in_memory"] == pytest.approx(1)
+        assert 0 < head["entropy_bits"] <= np.log2(12) + 1e-6
+        assert 0 < head["mean_distance"] < 11
+        assert head["beyond"] == pytest.approx(0, abs=1e-12)
+    numbers = [(head["layer"], head["head"]) for head in results["heads"]]
+    assert numbers == [(n, h) for n in range(1, numbers[-1][0] + 1) for h in range(1, numbers[-1][1] + 1)]
+
+    figures = {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
+    assert written(tmp_path / "run") == {
+        "config.yaml", "attention.json", "attention.npz", "attention.md", "heads.csv", *figures
+    }  # fmt: skip
+    with (tmp_path / "run/heads.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["entropy_bits"]) for row in rows] == [head["entropy_bits"] for head in results["heads"]]
+    table = (tmp_path / "run/attention.md").read_text()
+    assert table.startswith("| layer | head | entropy (bits) | mean distance (tokens) | in the segment (%) |")
+    assert len(table.splitlines()) == 2 + len(rows) + 2
+    assert f"Average over the {results['queries']:,} tokens of" in lines[-1]
+    assert "see all 12 relative positions 0 … −11" in lines[-1]
+
+
+def test_a_model_without_memory_is_looked_at_within_its_segment(runs: Path, tmp_path: Path) -> None:
+    lines = attention(options(runs, "absolute"), tmp_path / "run")
+    results = json.loads((tmp_path / "run/attention.json").read_text())
+    assert results["distances"] == results["text"]["targets"] == 4  # half of the segment
+    assert {head["in_memory"] for head in results["heads"]} == {0.0}
+    assert sorted(np.load(tmp_path / "run/attention.npz")) == ["a", "all"]
+    text = "\n".join(lines)
+    assert "Figure 5 leaves out what lies farther" in text
+    for term in "bd":
+        assert f"Figure 7: the model has no term ({term}) (encoding=absolute, terms='a')" in text
+
+
+def test_terms_that_are_off_are_named_and_other_lengths_and_splits_are_used(runs: Path, tmp_path: Path) -> None:
+    given = {"mem_len": 5, "same_length": False, "split": "test", "segment_len": 6, "batch_size": 3, "max_segments": 4}
+    lines = attention(options(runs, "shaw", heads=["1:2", "2:1"], text_position=40, **given), tmp_path / "run")
+    results = json.loads((tmp_path / "run/attention.json").read_text())
+    assert (results["distances"], results["queries"]) == (6, 3 * (4 * 6 - 5))
+    assert results["text"] == {"position": 40, "targets": 6, "heads": ["1:2", "2:1"]}
+    assert any("no term (d) (encoding=shaw, terms='ab')" in line for line in lines)
+    svg = (tmp_path / "run/text.svg").read_text()
+    assert "layer 1, head 2" in svg
+    assert "layer 2, head 1" in svg
+
+
+def test_wide_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> None:
+    distances = np.zeros((16, 10))
+    distances[[0, 7, 15, 3], [7, 7, 7, 1]] = 1
+    assert wide_heads(distances) == [(0, 7), (7, 7), (15, 7)]  # the paper's heads 8, 78 and 158
+    assert wide_heads(distances[:2]) == [(0, 7), (1, 0)]
+    assert wide_heads(distances[:1]) == [(0, 7)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("lstm", {}, r"checkpoint=.*lstm.*: is a recurrent model \(lstm\): no attention"),
+        ("nothing", {}, "checkpoint=.*nothing.*: no such file"),
+        ("relative", {"split": "dev"}, "split=dev: must be one of"),
+        ("relative", {"segment_len": 0}, "segment_len=0: must be"),
+        ("relative", {"max_segments": 0}, "max_segments=0: must be"),
+        ("relative", {"mem_len": -1}, "^mem_len=-1: must be an integer >= 0"),
+        ("relative", {"clamp_len": -5}, "clamp_len=-5: must be"),
+        ("relative", {"mem_len": 60, "max_segments": 7}, "mem_len=60: must be at most 48: each stream has 48 tokens"),
+        ("relative", {"batch_size": 100_000}, "^batch_size=100000"),
+        ("relative", {"heads": []}, r"heads=\[\]: must name"),
+        ("relative", {"heads": ["1:1", "0:1"]}, "heads=0:1: must be LAYER:HEAD, layers 1 … 2 and heads 1 …"),
+        ("relative", {"heads": ["1.1"]}, "heads=1.1: must be LAYER:HEAD"),
+        ("relative", {"text_position": 2}, "text_position=2: must be in"),
+        ("relative", {"text_tokens": 9}, r"text_tokens=9: must be in 1 … 8 \(segment_len=8\)"),
+        ("relative", {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
+        ("relative", {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
+        ("relative", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),
+        ("relative", {"split": "train", "batch_size": 1_000}, "^batch_size=1000: the training split of"),
+    ],
+)
+def test_what_cannot_be_is_named(runs: Path, tmp_path: Path, kind: str, given: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        attention(options(runs, kind, **given), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
+def test_a_gpu_that_is_not_there_is_no_silent_processor(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
+        attention(options(runs, "relative", accelerator="gpu"), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_real_command_with_wandb_offline(runs: Path, tmp_path: Path) -> None:
+    checkpoint = f"checkpoint={runs / 'relative/checkpoints/best.ckpt'}"
+    given = ["num_threads=1", "heads=[2:1]", "max_segments=5", "logger=wandb"]
+    command = [sys.executable, "-m", "txl_lightning.cli", "attention", checkpoint, *given]
+    command.append(f"hydra.run.dir={tmp_path / 'run'}")
+    done = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| layer | head |" in done.stdout
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "run")
+    assert json.loads((tmp_path / "run/attention.json").read_text())["text"]["heads"] == ["2:1"]
+    (files,) = (tmp_path / "run/wandb").glob("offline-run-*/files/media")
+    assert {path.name.rsplit("_", 2)[0] for path in (files / "images/attention").iterdir()} == set(FIGURES)
+    assert [path.name.split("_")[0] for path in (files / "table/attention").iterdir()] == ["heads"]

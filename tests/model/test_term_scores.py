@@ -1,0 +1,72 @@
+"""The score, whole and term by term, is the one that attention uses."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.evaluation.attention_maps import AttentionInputs, watched
+from txl_lightning.model import attention as attention_module
+from txl_lightning.model.attention import Attention
+
+MODELS = {
+    "relative": {},
+    "relative, every option": {
+        "pre_norm": True, "untie_biases": True, "same_length": True, "clamp_len": 3, "memory_start": "zeros"
+    },
+    "relative without (b)": {"terms": "acd"},
+    "relative without (a) and (c)": {"terms": "bd"},
+    "shaw": {"encoding": "shaw", "table_len": 6},
+    "shaw as its text says": {"encoding": "shaw", "table_len": 6, "terms": "ab"},
+    "absolute": {"encoding": "absolute"},
+}  # fmt: skip
+
+
+def caught(**options: object) -> tuple[list[tuple[Attention, AttentionInputs]], Tensor, Tensor]:
+    """What the attentions of a second segment were given, and its hidden states, watched and not."""
+    model, stream = tiny_model(**options), random_stream(2, 8)
+    seen: list[tuple[Attention, AttentionInputs]] = []
+    with torch.no_grad():
+        _, memory = model(stream[:, :5])
+        with watched(model, lambda n, attention, inputs: seen.append((attention, inputs))):
+            hidden, _ = model(stream[:, 5:], memory)
+        unwatched, _ = model(stream[:, 5:], memory)
+    assert len(seen) == 2
+    return seen, hidden, unwatched
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_the_terms_add_up_to_the_score(name):
+    for attention, inputs in caught(**MODELS[name])[0]:
+        whole = attention.scores(*inputs)
+        hidden = torch.isinf(inputs.mask_TK).expand_as(whole)
+        singles = [attention.scores(*inputs, terms=term) for term in attention.terms]
+        torch.testing.assert_close(sum(singles), whole, rtol=0, atol=1e-12)
+        for scores in (whole, *singles):
+            assert torch.equal(torch.isinf(scores), hidden)
+            torch.testing.assert_close(scores.softmax(-1).sum(-1), torch.ones(scores.shape[:-1]).double())
+        for n in range(len(attention.terms)):
+            for terms in map("".join, itertools.combinations(attention.terms, n)):
+                several = sum((attention.scores(*inputs, terms=t) for t in terms), start=inputs.mask_TK)
+                torch.testing.assert_close(attention.scores(*inputs, terms=terms), several.expand_as(whole))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_score_is_what_forward_takes_the_softmax_of(name, monkeypatch):
+    """Bit-equal, and nothing is different for being watched."""
+    seen, hidden, unwatched = caught(**MODELS[name])
+    assert torch.equal(hidden, unwatched)
+    used: list[Tensor] = []
+    softmax = torch.softmax
+    monkeypatch.setattr(attention_module.torch, "softmax", lambda x, dim: used.append(x) or softmax(x, dim=dim))
+    for attention, inputs in seen:
+        attention(*inputs)
+        assert torch.equal(attention.scores(*inputs).flatten(0, 1), used.pop())
+
+
+def test_a_term_that_is_not_there_is_refused():
+    attention, inputs = caught(terms="ab")[0][0]
+    with pytest.raises(ValueError, match="terms 'd' of an attention that has 'ab'"):
+        attention.scores(*inputs, terms="d")
