@@ -15,7 +15,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from experiments.bench_turns import ROOT, aligned, spread, write_section
-from txl_lightning.config import CONF, register_schemas, typed
+from txl_lightning.command_config import register_schemas
+from txl_lightning.config import CONF, typed
 from txl_lightning.reporting.machine import processor
 from txl_lightning.training.run import train
 

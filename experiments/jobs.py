@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config import evaluation_lengths, extended_context
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.scoring import Score, score_streams
+from txl_lightning.lengths import evaluation_lengths, extended_context
 from txl_lightning.runs.checkpoints import load_trained
 
 

@@ -9,7 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 
 from txl_lightning import TransformerXL
-from txl_lightning.config import CONF, register_schemas, typed
+from txl_lightning.command_config import register_schemas
+from txl_lightning.config import CONF, typed
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.run import train
 

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config import CONF, ConvertConfig, register_schemas
+from txl_lightning.command_config import ConvertConfig, register_schemas
+from txl_lightning.config import CONF
 from txl_lightning.convert import convert
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints import CheckpointError

@@ -19,7 +19,8 @@ from hydra_plugins.txl_process_launcher import _outcomes
 from hydra_plugins.txl_process_launcher._outcomes import JobError, Outcome
 from tests.training.small_run import TINY
 from txl_lightning.cli import describe, one_line
-from txl_lightning.config import CONF, Config, register_schemas
+from txl_lightning.command_config import register_schemas
+from txl_lightning.config import CONF, Config
 from txl_lightning.errors import OptionError
 from txl_lightning.multirun import multirun_name, report_failed_jobs
 

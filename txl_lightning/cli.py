@@ -19,19 +19,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config import (
-    CONF,
+from txl_lightning.command_config import (
     AttentionConfig,
-    Config,
     ConvertConfig,
     EvaluateConfig,
     GenerateConfig,
     ReclConfig,
     SpeedConfig,
-    plain,
     register_schemas,
-    typed,
 )
+from txl_lightning.config import CONF, Config, plain, typed
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from txl_lightning.config import Config, ConvertConfig, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
+from txl_lightning.command_config import ConvertConfig
+from txl_lightning.config import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
 from txl_lightning.data.corpora import load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.checkpoints import from_huggingface, from_original, to_huggingface, to_original

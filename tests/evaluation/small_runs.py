@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from txl_lightning.config import EvaluateConfig
+from txl_lightning.command_config import EvaluateConfig
 from txl_lightning.evaluation.command import evaluate
 
 KINDS = {

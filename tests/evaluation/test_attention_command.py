@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config import AttentionConfig, LoggerConfig
+from txl_lightning.command_config import AttentionConfig
+from txl_lightning.config import LoggerConfig
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.attention_command import attention, wide_heads
 from txl_lightning.training.run import train

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.small_runs import path, result
-from txl_lightning.config import EvaluateConfig
+from txl_lightning.command_config import EvaluateConfig
 from txl_lightning.data.corpora import load_corpus
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.evaluation.command import evaluate

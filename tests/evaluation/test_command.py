@@ -11,12 +11,13 @@ import torch
 
 from tests.evaluation.small_runs import KINDS, path, result
 from tests.training.small_run import tiny_config
-from txl_lightning.config import EvaluateConfig, evaluation_lengths
+from txl_lightning.command_config import EvaluateConfig
 from txl_lightning.data.corpora import load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.command import evaluate
 from txl_lightning.evaluation.scoring import score_streams
+from txl_lightning.lengths import evaluation_lengths
 from txl_lightning.runs.checkpoints import load_trained
 from txl_lightning.training.run import train
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning.cli import literal
-from txl_lightning.config import GenerateConfig
+from txl_lightning.command_config import GenerateConfig
 from txl_lightning.data.corpora import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config import LoggerConfig, ReclConfig
+from txl_lightning.command_config import ReclConfig
+from txl_lightning.config import LoggerConfig
 from txl_lightning.data.corpora import load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation import recl_command

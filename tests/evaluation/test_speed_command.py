@@ -12,7 +12,7 @@ import torch
 from experiments.paper import TABLE_9
 from tests.model.tiny_model import random_stream, tiny_model
 from tests.training.small_run import tiny_config
-from txl_lightning.config import SpeedConfig
+from txl_lightning.command_config import SpeedConfig
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation import speed_command
 from txl_lightning.evaluation.speed import RATIOS, SCHEMES, random_text, readings, vanilla_of

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from txl_lightning.config import CONF, Config, register_schemas, typed
+from txl_lightning.command_config import register_schemas
+from txl_lightning.config import CONF, Config, typed
 
 TINY = (
     "profile=smoke",

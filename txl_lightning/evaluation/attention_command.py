@@ -13,19 +13,15 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from txl_lightning.config import (
-    AttentionConfig,
-    Config,
-    evaluation_lengths,
-    extended_context,
-    plain,
-)
+from txl_lightning.command_config import AttentionConfig
+from txl_lightning.config import Config, plain
 from txl_lightning.data.corpora import SPLITS
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.attention_maps import ALL_TERMS, SINGLE_TERMS, Array, AttentionMaps, attention_maps
 from txl_lightning.evaluation.attention_report import write_report
 from txl_lightning.evaluation.attention_text import piece_attention
+from txl_lightning.lengths import evaluation_lengths, extended_context
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.checkpoints import load_trained
 

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from txl_lightning.config import EvaluateConfig
+from txl_lightning.command_config import EvaluateConfig
 from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.attention_lengths import plan_sweep, sweep_lengths

@@ -13,12 +13,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from txl_lightning.config import GenerateConfig, TransformerXLModelConfig, evaluation_lengths, extended_context
+from txl_lightning.command_config import GenerateConfig
+from txl_lightning.config import TransformerXLModelConfig
 from txl_lightning.data.decoding import StreamDecoder
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.device import chosen_device
 from txl_lightning.evaluation.prompts import Prompt, check_prompt, read_prompt
+from txl_lightning.lengths import evaluation_lengths, extended_context
 from txl_lightning.model.cached import CachedTransformerXL
 from txl_lightning.model.generation import GenerativeModel, check_sampling
 from txl_lightning.model.generation import generate as draw

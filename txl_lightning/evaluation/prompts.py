@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config import GenerateConfig
+from txl_lightning.command_config import GenerateConfig
 from txl_lightning.data.corpora import SPLITS, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, require

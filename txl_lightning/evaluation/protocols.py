@@ -8,20 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config import (
-    Config,
-    EvaluationConfig,
-    TransformerXLModelConfig,
-    evaluation_lengths,
-    extended_context,
-    position_limit,
-)
+from txl_lightning.config import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpora import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.contexts import ABSOLUTE, WindowReader, window_reader
 from txl_lightning.evaluation.scoring import TokenLosses, token_losses
 from txl_lightning.evaluation.sliding import sliding_losses, visible_window
+from txl_lightning.lengths import evaluation_lengths, extended_context, position_limit
 from txl_lightning.model.cached import CachedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.checkpoints import TrainedModel

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from txl_lightning.config import ReclConfig, RecurrentModelConfig, TransformerXLModelConfig, extended_context, plain
+from txl_lightning.command_config import ReclConfig
+from txl_lightning.config import RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.contexts import WindowReader, context_losses, evenly_spaced, mean_and_error, window_reader
@@ -24,6 +25,7 @@ from txl_lightning.evaluation.loss_store import LossStore, array_checksum, file_
 from txl_lightning.evaluation.ranks import gathered, processes, rank_and_world_size
 from txl_lightning.evaluation.recl import Array, check_definition, relative_effective_context_lengths
 from txl_lightning.evaluation.recl_report import write_report
+from txl_lightning.lengths import extended_context
 from txl_lightning.runs.checkpoints import TrainedModel, load_trained
 from txl_lightning.runs.metrics import figures
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from txl_lightning.config import SpeedConfig, plain
+from txl_lightning.command_config import SpeedConfig
+from txl_lightning.config import plain
 from txl_lightning.data.published import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.device import chosen_device

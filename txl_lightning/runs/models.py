@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from txl_lightning.config import Config, architecture
+from txl_lightning.config import Config
+from txl_lightning.lengths import architecture
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.transformer_xl import TransformerXL

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config import Config, architecture, from_plain, plain
+from txl_lightning.config import Config, from_plain, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.lengths import architecture
 from txl_lightning.runs.checkpoints import model_weights
 from txl_lightning.runs.models import Model
 from txl_lightning.training.optimization import check_optimizer

@@ -20,9 +20,10 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf
 
-from txl_lightning.config import Config, evaluation_lengths, extended_context, from_plain, plain
+from txl_lightning.config import Config, from_plain, plain
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, Stopped, require
+from txl_lightning.lengths import evaluation_lengths, extended_context
 from txl_lightning.runs.checkpoints import read_checkpoint
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints

@@ -1,0 +1,103 @@
+"""Sizes and lengths that follow from a configuration: of the model, of position tables, of evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txl_lightning.config import Config, EvaluationConfig, RecurrentModelConfig, TransformerXLModelConfig
+from txl_lightning.errors import OptionError, require
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.recurrent import RecurrentConfig
+
+OPTION_OF_FIELD = {
+    "mem_len": "memory.mem_len",
+    "memory_start": "memory.start",
+    "encoding": "encoding",
+    "table_len": "encoding.table_len",
+}
+
+
+def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
+    """The model's own configuration out of the groups `model`, `encoding` and `memory`.
+
+    Raises:
+        OptionError: naming the option as it is typed.
+    """
+    sizes = {name: value for name, value in vars(config.model).items() if name != "name"}
+    sizes |= {"vocab_size": vocab_size, "cutoffs": tuple(config.model.cutoffs)}
+    try:
+        if isinstance(config.model, RecurrentModelConfig):
+            recurs = config.memory.mem_len > 0
+            require(recurs, "mem_len", config.memory.mem_len, f"must be > 0: {config.model.name} carries its state")
+            return RecurrentConfig(**sizes)
+        return TransformerXLConfig(
+            encoding=config.encoding.name,  # type: ignore[arg-type]
+            table_len=table_len(config),
+            mem_len=config.memory.mem_len,
+            memory_start=config.memory.start,  # type: ignore[arg-type]
+            **sizes,
+        )
+    except OptionError as error:
+        option = OPTION_OF_FIELD.get(error.option, f"model.{error.option}")
+        raise OptionError(option, error.value, error.allowed) from error
+
+
+def table_len(config: Config) -> int | None:
+    """Rows of a trained position table: as given, or what training needs."""
+    if config.encoding.table_len is not None or config.encoding.name not in ("shaw", "al_rfou"):
+        return config.encoding.table_len
+    positions = config.data.segment_len + extended_context(config)
+    return positions + config.memory.mem_len if config.encoding.name == "shaw" else positions
+
+
+def extended_context(config: Config) -> int:
+    """Tokens of extended context that the training streams put in front of every segment."""
+    return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0
+
+
+def evaluation_extended_context(evaluation: EvaluationConfig, models_own: int) -> int:
+    """And those in front of the segments of validation and test."""
+    return models_own if evaluation.ext_len is None else evaluation.ext_len
+
+
+def position_limit(config: Config) -> int | None:
+    """The longest segment, extended context included, whose absolute positions were trained; None for distances.
+
+    A converted `al_rfou` was trained as far as its table reaches.
+    """
+    if not isinstance(config.model, TransformerXLModelConfig) or config.encoding.name not in ("absolute", "al_rfou"):
+        return None
+    return max(table_len(config) or 0, config.data.segment_len + extended_context(config))
+
+
+def evaluation_lengths(config: Config) -> dict[str, Any]:
+    """Lengths for `with_lengths` in validation and test, the open ones filled in (paper's train.py).
+
+    Nothing for a recurrent model, which has no lengths.
+
+    Raises:
+        OptionError: a recurrent model is given one, or segment and extended context exceed `position_limit`.
+    """
+    if not isinstance(config.model, TransformerXLModelConfig):
+        for name in ("mem_len", "ext_len", "same_length", "clamp_len"):
+            value = getattr(config.evaluation, name)
+            require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
+        return {}
+    evaluation, mem_len = config.evaluation, config.evaluation.mem_len
+    if mem_len is None and config.memory.mem_len == 0:
+        mem_len = 0
+    elif mem_len is None:
+        mem_len = max(0, config.memory.mem_len + config.data.segment_len - evaluation.segment_len)
+    if mem_len < 0:
+        raise OptionError("evaluation.mem_len", mem_len, "must be an integer >= 0")
+    ext_len, limit = evaluation_extended_context(evaluation, extended_context(config)), position_limit(config)
+    if limit is not None and evaluation.segment_len + ext_len > limit:
+        named = "ext_len" if evaluation.ext_len else "segment_len"
+        allowed = f"segment_len + ext_len = {evaluation.segment_len + ext_len} must be at most {limit}, "
+        allowed += f"the positions that encoding={config.encoding.name} was trained with"
+        raise OptionError(f"evaluation.{named}", getattr(evaluation, named), allowed)
+    lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
+    for name in ("same_length", "clamp_len"):
+        value = getattr(evaluation, name)
+        lengths[name] = getattr(config.model, name) if value is None else value
+    return lengths
