@@ -194,7 +194,8 @@ def test_a_prompt_is_what_was_typed(text: str) -> None:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from txl_lightning.config import CONF, register_schemas
+    from txl_lightning.command_config import register_schemas
+    from txl_lightning.config import CONF
 
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):

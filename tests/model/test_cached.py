@@ -207,6 +207,7 @@ def test_training_another_model_changes_nothing():
 
 
 def test_nothing_is_left_behind():
+    gc.collect()  # what other tests left in cycles
     hooks = len(optimizer._global_optimizer_post_hooks)
     cached = CachedTransformerXL(tiny_model())
     with torch.no_grad():
