@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -136,7 +137,7 @@ def evaluate_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
     return model, forward
 
 
-class Task:
+class Task(ABC):
     """A model that works on random tokens and keeps its memory from one call to the next."""
 
     implementations: ClassVar[dict[str, Build]]
@@ -171,9 +172,9 @@ class Task:
         self.synchronize()
         return time.perf_counter() - start
 
+    @abstractmethod
     def step(self, tokens: Tensor) -> None:
         """One segment."""
-        raise NotImplementedError
 
     def infer(self, tokens: Tensor) -> Tensor:
         """The forward pass of one segment."""

@@ -20,6 +20,7 @@ from typing import Any
 from experiments import recurrence
 from experiments.jobs import evaluate_all, train_all
 from txl_lightning.errors import UserError
+from txl_lightning.reporting.machine import processor
 from txl_lightning.reporting.tables import markdown_table
 
 
@@ -136,15 +137,6 @@ Validation during training (evaluation lengths as in training), on the first seg
 ## How it was measured
 
 {markdown_table(["", ""], list(facts.items()))}"""
-
-
-def processor() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def test_terms_that_are_off_are_named_and_other_lengths_and_splits_are_used(runs
 def test_wide_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> None:
     distances = np.zeros((16, 10))
     distances[[0, 7, 15, 3], [7, 7, 7, 1]] = 1
-    assert wide_heads(distances) == [(0, 7), (7, 7), (15, 7)]  # the paper's heads 8, 78 and 158
+    assert wide_heads(distances) == [(0, 7), (7, 7), (15, 7)]  # one each of first, middle and last layer
     assert wide_heads(distances[:2]) == [(0, 7), (1, 0)]
     assert wide_heads(distances[:1]) == [(0, 7)]
 
