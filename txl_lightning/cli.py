@@ -54,9 +54,11 @@ def run_directory() -> Path:
 
 def train(config: DictConfig) -> float:
     """One training run; returns the validation loss for sweepers."""
+    from txl_lightning.training.ranks import leaving
     from txl_lightning.training.run import train as train_run
 
-    metrics = train_run(typed(config), run_directory())
+    with leaving():
+        metrics = train_run(typed(config), run_directory())
     shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
     print(f"{', '.join(shown)} after {metrics['steps']} steps")
     print(run_directory())

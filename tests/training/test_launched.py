@@ -42,14 +42,26 @@ def only_run(directory: Path) -> Path:
     return run
 
 
+COUNTED = """
+import atexit, os, sys
+atexit.register(lambda: print(len(os.listdir("/proc/self/task")), "threads at exit", file=sys.stderr))
+from txl_lightning.cli import main
+main()
+"""
+
+
 @pytest.mark.slow
 def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
+    """And no thread of the process groups is left, which could abort a process on its way out."""
     metrics = []
-    for name, words in {"torchrun": [*TORCHRUN, *TRAIN], "txl": TRAIN}.items():
+    (tmp_path / "counted.py").write_text(COUNTED)
+    for name, words in {"torchrun": [*TORCHRUN, str(tmp_path / "counted.py"), "train"], "txl": TRAIN}.items():
         (tmp_path / name).mkdir()
         done = finish(start(tmp_path / name, *words, "trainer.devices=2", "model.dropout=0"))
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("after 12 steps") == 1
+        if name == "torchrun" and sys.platform == "linux":
+            assert done.stderr.count("1 threads at exit") == 2, done.stderr
         metrics.append(json.loads((only_run(tmp_path / name) / "metrics.json").read_text()))
     assert metrics[0]["val/nll"] == metrics[1]["val/nll"]
     assert metrics[0]["processes"] == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +15,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 from txl_lightning.config import TrainerConfig
-from txl_lightning.errors import require
+from txl_lightning.errors import Stopped, require
 
 T = TypeVar("T")
 
@@ -112,3 +115,25 @@ def connect(options: TrainerConfig) -> Ranks:
             backend = "nccl"
         dist.init_process_group(backend, rank=started.global_rank(), world_size=world_size)
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"))
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Leaves the other processes when all of them are done or were stopped, if this one had joined any.
+
+    A thread of gloo or NCCL that outlives the interpreter aborts the process. After an error nobody waits: the
+    other ranks may be gone.
+    """
+    try:
+        yield
+    except Stopped:
+        leave()
+        raise
+    leave()
+
+
+def leave() -> None:
+    """End the process groups and their threads, which end with the last references, in cycles of module and trainer."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()

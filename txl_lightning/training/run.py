@@ -13,7 +13,6 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -63,10 +62,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         if isinstance(result, Stopped):
             raise result
         return result
-    metrics = train_rank(config, directory, connect(config.trainer))
-    if dist.is_initialized() and dist.get_backend() == "nccl":  # which warns if it is left; not after an error,
-        dist.destroy_process_group()  # when it would wait for ranks that are gone
-    return metrics
+    return train_rank(config, directory, connect(config.trainer))
 
 
 def _train_rank(config: dict[str, Any], directory: str) -> dict[str, Any] | Stopped:
