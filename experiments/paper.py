@@ -8,6 +8,80 @@ from txl_lightning.reporting.paper_tables import TABLE_9 as TABLE_9
 
 
 @dataclass(frozen=True)
+class ResultRow:
+    """One row of Tables 1 to 5: a model and its result on the test split.
+
+    Args:
+        model: as the paper calls it; this project's own is "Transformer-XL".
+        parameters: in millions; None where it is not known here.
+        figure: perplexity of words (Tables 1, 4, 5) or bits per character (Tables 2, 3).
+        finetuned: with the two-step fine-tuning of Table 5.
+    """
+
+    model: str
+    parameters: int | None
+    figure: float
+    finetuned: bool = False
+
+
+TABLE_1 = (
+    ResultRow("LSTM", None, 48.7),
+    ResultRow("LSTM + neural cache", None, 40.8),
+    ResultRow("GCNN-14", None, 37.2),
+    ResultRow("QRNN", 151, 33.0),
+    ResultRow("Hebbian + cache", None, 29.9),
+    ResultRow("Transformer-XL standard", 151, 24.0),
+    ResultRow("Adaptive Input", 247, 20.5),
+    ResultRow("Transformer-XL large", 257, 18.3),
+)
+"""WikiText-103, perplexity."""
+
+TABLE_2 = (
+    ResultRow("Al-Rfou 12 layers", 44, 1.11),
+    ResultRow("Al-Rfou 64 layers", 235, 1.06),
+    ResultRow("Transformer-XL 12 layers", 41, 1.06),
+    ResultRow("Transformer-XL 18 layers", 88, 1.03),
+    ResultRow("Transformer-XL 24 layers", 277, 0.99),
+)
+"""enwik8, bits per character."""
+
+TABLE_3 = (
+    ResultRow("Al-Rfou 12 layers", None, 1.18),
+    ResultRow("Al-Rfou 64 layers", None, 1.13),
+    ResultRow("Transformer-XL 24 layers", 277, 1.08),
+)
+"""text8, bits per character."""
+
+TABLE_4 = (
+    ResultRow("Adaptive Input 0.46B", 460, 24.1),
+    ResultRow("Adaptive Input 1.0B", 1000, 23.7),
+    ResultRow("Transformer-XL base", 460, 23.5),
+    ResultRow("Transformer-XL large", 800, 21.8),
+)
+"""One Billion Word, perplexity."""
+
+TABLE_5 = (
+    ResultRow("AWD-LSTM", None, 58.8),
+    ResultRow("Transformer-XL", 24, 54.52),
+    ResultRow("AWD-LSTM", None, 57.3, finetuned=True),
+    ResultRow("MoS", None, 54.44, finetuned=True),
+)
+"""Penn Treebank, words, perplexity."""
+
+
+def result(table: tuple[ResultRow, ...], model: str, finetuned: bool = False) -> ResultRow:
+    """The row of Tables 1 to 5 of this model.
+
+    Raises:
+        KeyError: the table has no such row.
+    """
+    for row in table:
+        if (row.model, row.finetuned) == (model, finetuned):
+            return row
+    raise KeyError(f"{model} is none of {', '.join(row.model for row in table)}")
+
+
+@dataclass(frozen=True)
 class Table6Row:
     """One row of Table 6: WikiText-103, 128M parameters, backpropagation length 128, perplexity.
 
@@ -39,11 +113,52 @@ TABLE_6 = (
     Table6Row(False, "absolute", "half", 30.97, 30.97, 120),
     Table6Row(False, "al_rfou", "half", 31.16, 31.16, 120),
 )
+"""The ablation; the model of Table 1, in the table's last rows, is `TABLE_6_STANDARD`."""
+
+
+@dataclass(frozen=True)
+class Table6StandardRow:
+    """Table 6's last rows: the model of Table 1 (recurrence, relative encoding, full loss), perplexity.
+
+    Args:
+        parameters: in millions.
+        ppl_init: evaluated with the training lengths.
+        ppl: by attention length; the longest is the best.
+    """
+
+    parameters: int
+    ppl_init: float
+    ppl: dict[int, float]
+
+
+TABLE_6_STANDARD = Table6StandardRow(151, 23.43, {640: 23.09, 450: 23.16, 300: 23.35})
 
 
 def table_6(recurrence: bool, encoding: str = "relative", loss: str = "full") -> Table6Row:
     """The row of Table 6 with these settings."""
     return next(r for r in TABLE_6 if (r.recurrence, r.encoding, r.loss) == (recurrence, encoding, loss))
+
+
+@dataclass(frozen=True)
+class Table7Row:
+    """One row of Table 7: One Billion Word, sentences shuffled, 20 layers of about 300M parameters, perplexity.
+
+    Args:
+        recurrence: with memory.
+        encoding: position encoding, under this project's names.
+        ppl: of the test split.
+    """
+
+    recurrence: bool
+    encoding: str
+    ppl: float
+
+
+TABLE_7 = (
+    Table7Row(True, "relative", 25.2),
+    Table7Row(True, "shaw", 25.7),
+    Table7Row(False, "relative", 27.1),
+)
 
 
 @dataclass(frozen=True)
@@ -71,4 +186,31 @@ TABLE_8 = (
     Table8Row(2, "Shaw encoding", None, {0.1: 400, 0.5: 400, 1.0: 300}),
     Table8Row(2, "no recurrence", None, {0.1: 300, 0.5: 300, 1.0: 300}),
     Table8Row(2, "Transformer", None, {0.1: 128, 0.5: 128, 1.0: 128}),
+)
+
+
+@dataclass(frozen=True)
+class Table10Row:
+    """One row of Table 10: Table 6's relative encoding under an equal budget of GPU memory, perplexity.
+
+    Without recurrence the memory that is not needed goes into longer segments.
+
+    Args:
+        segment_len: backpropagation length.
+        recurrence, loss, ppl_init, ppl_best, attention_length: as in `Table6Row`.
+    """
+
+    segment_len: int
+    recurrence: bool
+    loss: str
+    ppl_init: float
+    ppl_best: float
+    attention_length: int
+
+
+TABLE_10 = (
+    Table10Row(128, True, "full", 27.02, 26.77, 500),
+    Table10Row(128, True, "half", 28.69, 28.33, 460),
+    Table10Row(176, False, "full", 28.43, 27.98, 400),
+    Table10Row(172, False, "half", 28.83, 28.83, 120),
 )
