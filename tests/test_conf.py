@@ -1,6 +1,7 @@
 """Everything in conf/ composes, is typed, and gives a model."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 
 from txl_lightning import TransformerXL
 from txl_lightning.command_config import register_schemas
-from txl_lightning.config import CONF, typed
+from txl_lightning.config import CONF, Config, typed
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.run import train
 
@@ -101,3 +102,39 @@ def test_choices_on_the_command_line_beat_profile_and_experiment() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = typed(compose("config", overrides=["profile=smoke", "model=txl_laptop", "memory.mem_len=7"]))
     assert (config.model.name, config.memory.mem_len, config.data.segment_len) == ("txl_laptop", 7, 32)
+
+
+def composed(*overrides: str) -> Config:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(compose("config", overrides=list(overrides)))
+
+
+def test_the_gpu_profile_is_a_smaller_model_of_the_whole_wikitext_103() -> None:
+    config = composed("profile=gpu", "data=wikitext-103")
+    assert composed("profile=gpu") == config
+    assert (config.data.name, config.data.level, config.data.prefix) == ("wikitext-103", "word", False)
+    assert (config.data.segment_len, config.memory.mem_len, config.data.batch_size) == (128, 128, 60)
+    assert (config.trainer.accelerator, config.trainer.devices, config.trainer.precision) == ("gpu", 1, "bf16-mixed")
+    assert parameters(WIKITEXT, "profile=gpu") == 60_292_242  # as conf/model/txl_gpu.yaml says
+    assert composed("profile=gpu", "memory=off").memory.mem_len == 0
+
+
+def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
+    profile, experiment = composed("profile=paper"), composed("experiment=paper/table6")
+    assert profile.trainer == replace(experiment.trainer, devices=2)
+    assert profile.logger.group is None
+    assert replace(profile, trainer=experiment.trainer, logger=experiment.logger) == experiment
+    slurm = composed("profile=paper", "trainer=slurm", "trainer.devices=4")
+    assert (slurm.trainer.max_steps, slurm.trainer.devices, slurm.model.name) == (200_000, 4, "txl_wt103_128m")
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu", "paper"])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
+def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: str) -> None:
+    alone, both = composed(f"experiment={name}"), composed(f"experiment={name}", f"profile={profile}")
+    for group in ("model", "encoding", "memory", "data", "optimizer", "loss"):
+        assert getattr(both, group) == getattr(alone, group)
+    assert both.logger.group == alone.logger.group
+    assert both.trainer.max_steps == alone.trainer.max_steps
+    lengths = {"batch_size", "segment_len", "mem_len", "same_length", "clamp_len"}
+    assert {n: getattr(both.evaluation, n) for n in lengths} == {n: getattr(alone.evaluation, n) for n in lengths}
