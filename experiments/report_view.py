@@ -183,20 +183,15 @@ def _by_seed(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | No
     """A row for each row with values by seed, its labels in one, and a column for each column that has them."""
     labels = [column["key"] for column in table["columns"] if column["of"] == "label"]
     shown = [
-        Column(column["title"], column["unit"], column["of"], False)
+        (column["key"], Column(column["title"], column["unit"], column["of"], False).heading)
         for column in table["columns"]
         if any("by_seed" in (row[column["key"]] or {}) for row in table["rows"])
     ]
-    keys = [
-        column["key"]
-        for column in table["columns"]
-        if any("by_seed" in (row[column["key"]] or {}) for row in table["rows"])
-    ]
-    if not keys:
+    if not shown:
         return None
     rows = []
     for row in table["rows"]:
-        values = [_seeds_text(row[key] or {}) for key in keys]
+        values = [_seeds_text(row[key] or {}) for key, _ in shown]
         if any(values):
             rows.append([", ".join(filter(None, (_cell(row[key], False, ()).text for key in labels))), *values])
-    return ["", *(column.heading for column in shown)], rows
+    return ["", *(heading for _, heading in shown)], rows

@@ -87,7 +87,7 @@ def _table_6() -> dict[str, Any]:
         "title": "Table 6: recurrence, encodings and the two losses",
         "paper": "On WikiText-103 with 128M parameters, recurrence and the relative encoding each help, and only the "
         "relative encoding goes on to gain from attention lengths beyond training's.",
-        "here": "The same nine arms with 0.4M parameters on 0.8 MB of Python source, three seeds each, test loss in bits "
+        "here": "The same nine arms with 0.4M parameters on 0.8 MB of Python source, three seeds each, loss in bits "
         "per byte; the attention length is the shortest within 0.1 % of the best.",
         "tables": [
             {
@@ -154,7 +154,7 @@ def _samples() -> dict[str, Any]:
         "id": "samples",
         "title": "Appendix E: text from the model",
         "paper": "A model trained on WikiText-103 writes articles of thousands of words that stay on their subject.",
-        "here": "Drawn as they are, top-k 40, none was picked; 1,000 bytes in the report's `generation.json`.",
+        "here": "Drawn as they are, top-k 40, none was picked; 1,000 bytes in generation.json.",
         "tables": [],
         "samples": [
             {

@@ -172,6 +172,13 @@ def test_figures_are_inside_with_their_words(results: dict[str, Any], page: Page
         assert f"![{figure['alt']}]({figure['png']})" in markdown
 
 
+def test_a_large_drawing_goes_in_as_pixels(
+    results: dict[str, Any], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "LARGEST_SVG", 1000)
+    assert "data:image/svg" not in report.render(results, directory)["report.html"]
+
+
 def test_paper_and_ours_stand_apart(page: Page, markdown: str) -> None:
     groups = [a for tag, a in page.tags if tag == "th" and a.get("scope") == "colgroup"]
     assert [(a["class"], a["colspan"]) for a in groups[:3]] == [
