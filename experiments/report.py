@@ -49,12 +49,7 @@ def write_report(results: Mapping[str, Any], directory: Path) -> Path:
     """
     check_results(results)
     text = json.dumps(results, indent=2) + "\n"
-    pages = render(json.loads(text), directory)
-    for name, page in {"results.json": text, **pages}.items():
-        with atomic(directory / name) as file:
-            os.chmod(file.name, 0o644)  # a report is to be shown; what mkstemp makes is for its owner's eyes
-            file.write(page.encode("utf-8", "backslashreplace"))
-    return directory / "report.html"
+    return _write({"results.json": text, **render(json.loads(text), directory)}, directory)
 
 
 def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
@@ -86,7 +81,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, help="with results.json and its figures")
     path = parser.parse_args(arguments).directory / "results.json"
     try:
-        report = write_report(read_results(path), path.parent)
+        results = read_results(path)
+        check_results(results)
+        report = _write(render(results, path.parent), path.parent)
     except UserError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
@@ -106,6 +103,14 @@ def read_results(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error})") from error
+
+
+def _write(pages: Mapping[str, str], directory: Path) -> Path:
+    for name, page in pages.items():
+        with atomic(directory / name) as file:
+            os.chmod(file.name, 0o644)  # a report is to be shown; what mkstemp makes is for its owner's eyes
+            file.write(page.encode("utf-8", "backslashreplace"))
+    return directory / "report.html"
 
 
 def _environment(**options: Any) -> jinja2.Environment:
@@ -168,3 +173,7 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time of all trainings", f"{report_view.duration(seconds['training'])} (sum; some ran side by side)"),
         ("time of everything else", f"{report_view.duration(seconds['rest'])} (sum; some ran side by side)"),
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import runpy
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from html.parser import HTMLParser
@@ -199,10 +200,15 @@ def test_columns_of_markdown_tables_are_as_many_in_every_row(markdown: str) -> N
     assert "<script>" not in without_samples
 
 
-def test_rendering_again_gives_the_same_bytes(directory: Path, capsys: pytest.CaptureFixture) -> None:
+def test_rendering_again_gives_the_same_bytes(
+    directory: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {path.name: path.read_bytes() for path in directory.glob("re*")}
     assert set(before) == {"report.html", "report.md", "results.json"}
-    assert report.main([str(directory)]) == 0
+    (directory / "report.md").unlink()
+    monkeypatch.setattr("sys.argv", ["report", str(directory)])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(report.__file__, run_name="__main__")  # as `python -m experiments.report` does
     assert capsys.readouterr().out == f"report: {directory / 'report.html'}\n"
     assert {path.name: path.read_bytes() for path in directory.glob("re*")} == before
 
