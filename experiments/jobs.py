@@ -1,94 +1,140 @@
-"""Training and evaluation jobs, each in a process of its own, as many side by side as asked for."""
+"""Jobs: calls of `txl`, known by what they depend on, so that a finished one is never run again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import multiprocessing
-import os
-import subprocess
-import sys
-import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
+from hydra import compose, initialize_config_dir
 
-from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.errors import UserError
-from txl_lightning.evaluation.scoring import Score, score_streams
-from txl_lightning.lengths import evaluation_lengths, extended_context
-from txl_lightning.runs.checkpoints import load_trained
+import txl_lightning
+from txl_lightning.command_config import register_schemas
+from txl_lightning.config import CONF, Config, plain, typed
+
+RUNS = "{runs}"  # stands in overrides for the folder of all runs, which may move
+WITHOUT_INFLUENCE = (
+    "logger",
+    "data.cache_dir",
+    "data.path",
+    "data.root",
+    "trainer.num_threads",
+    "trainer.progress_bar",
+    "trainer.log_every_n_steps",
+)
 
 
 @dataclass(frozen=True)
-class Training:
-    """One run of `txl train`.
+class Job:
+    """One call of `txl`.
 
     Args:
-        name: unique among the runs; the run directory's name.
-        arm: what is compared.
-        seed: of initialisation and dropout.
-        overrides: as typed behind `txl train`.
+        name: unique; the folder in `runs/`.
+        command: of `txl`.
+        overrides: as they are typed behind the command; `{runs}` is the folder of all runs.
+        arm: what is compared, in words.
+        seed: of initialisation and dropout, of trainings.
+        tags: of the W&B run.
+        needs: names of the jobs whose files it reads.
+        alone: it measures time, so that nothing may run beside it.
+        sections: of the report, that use it.
     """
 
     name: str
-    arm: str
-    seed: int
+    command: str
     overrides: tuple[str, ...]
+    arm: str
+    seed: int | None = None
+    tags: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+    sections: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def checkpoint(self) -> str:
+        """The best weights of a training, as another job's override names them."""
+        return f"{RUNS}/{self.name}/checkpoints/best.ckpt"
+
+    def words(self, runs: Path) -> list[str]:
+        """What is typed behind `txl`, but for where it writes."""
+        return [self.command, *(word.replace(RUNS, str(runs)) for word in self.overrides)]
 
 
-def train_all(jobs: list[Training], directory: Path, parallel: int) -> dict[str, dict[str, Any]]:
-    """Run all jobs, `parallel` at a time with the processor cores divided, and return their metrics by name.
+def merge(jobs_by_section: dict[str, list[Job]]) -> list[Job]:
+    """All jobs once, each knowing the sections that use it, what is needed before what needs it.
 
     Raises:
-        UserError: a run failed; its log is named.
+        ValueError: two jobs of one name differ, or a needed one is missing.
     """
-    threads = max(1, (os.cpu_count() or 1) // parallel)
-
-    def run(job: Training) -> dict[str, Any]:
-        run_directory = directory / job.name
-        run_directory.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "txl_lightning.cli", "train", *job.overrides, f"seed={job.seed}"]
-        command += [f"trainer.num_threads={threads}", f"hydra.run.dir={run_directory}"]
-        log = run_directory / "log.txt"
-        started = time.perf_counter()
-        with log.open("w") as stream:
-            status = subprocess.run(
-                command, stdout=stream, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
-            ).returncode
-        if status:
-            raise UserError(f"{job.name} ended with exit status {status}: see {log}")
-        print(f"  trained {job.name} in {time.perf_counter() - started:.0f} s", flush=True)
-        metrics: dict[str, Any] = json.loads((run_directory / "metrics.json").read_text())
-        return metrics
-
-    with ThreadPoolExecutor(parallel) as pool:
-        return dict(zip((job.name for job in jobs), pool.map(run, jobs), strict=True))
+    merged: dict[str, Job] = {}
+    for section, jobs in jobs_by_section.items():
+        for job in jobs:
+            known = merged.get(job.name, job)
+            if known != job:
+                raise ValueError(f"two jobs are called {job.name}")
+            merged[job.name] = replace(job, sections=tuple(dict.fromkeys((*known.sections, section))))
+    ordered: dict[str, Job] = {}
+    while len(ordered) < len(merged):
+        ready = {n: j for n, j in merged.items() if n not in ordered and all(need in ordered for need in j.needs)}
+        if not ready:
+            raise ValueError("a job needs one that is not planned")
+        ordered |= ready
+    return list(ordered.values())
 
 
-def evaluate_all(
-    jobs: list[Training], directory: Path, mem_lens: list[int], parallel: int
-) -> dict[str, dict[int, Score]]:
-    """Test scores of every run's best weights at every memory length, the rest as the run was evaluated."""
-    threads = max(1, (os.cpu_count() or 1) // parallel)
-    paths = [directory / job.name / "checkpoints" / "best.ckpt" for job in jobs]
-    with ProcessPoolExecutor(parallel, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(_evaluate, path, mem_lens, threads) for path in paths]
-        return {job.name: future.result() for job, future in zip(jobs, waiting, strict=True)}
+@cache
+def composed(overrides: tuple[str, ...]) -> Config:
+    """The whole configuration of a training, which nobody may change.
+
+    Raises:
+        Hydra's and OmegaConf's errors: an override is not allowed.
+    """
+    register_schemas()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(compose("config", overrides=list(overrides)))
 
 
-def _evaluate(path: Path, mem_lens: list[int], threads: int) -> dict[int, Score]:
-    torch.set_num_threads(threads)
-    trained = load_trained(path)
-    config = trained.config
-    model: Any = trained.model
-    streams = StreamsDataModule(config.data, config.evaluation, extended_context(config)).streams("test")
-    lengths = evaluation_lengths(config)
-    return {
-        mem_len: score_streams(
-            model.with_lengths(**{**lengths, "mem_len": mem_len}), streams, config.evaluation.max_segments
-        )
-        for mem_len in mem_lens
-    }
+@cache
+def code_version() -> str:
+    """SHA-256 over the package's sources and its configuration files."""
+    folders = {Path(txl_lightning.__file__).parent, CONF}
+    files = sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml")})
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
+    """What each job depends on, hashed: code, configuration, corpus, and the jobs that it needs.
+
+    Args:
+        jobs: in an order in which what is needed comes first.
+        corpora: checksum of the corpus of every training.
+    """
+    made: dict[str, str] = {}
+    for job in jobs:
+        depends: dict[str, Any] = {"code": code_version(), "command": job.command}
+        depends |= {"needs": [made[name] for name in job.needs]}
+        if job.command == "train":
+            depends |= {"config": with_influence(composed(job.overrides)), "corpus": corpora[job.name]}
+        else:
+            depends |= {"overrides": job.overrides}
+        made[job.name] = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    return made
+
+
+def with_influence(config: Config) -> dict[str, Any]:
+    """The configuration without what changes no number."""
+    values = plain(config)
+    for option in WITHOUT_INFLUENCE:
+        group, _, name = option.partition(".")
+        if name:
+            values[group].pop(name)
+        else:
+            values.pop(group)
+    return values

@@ -1,143 +1,219 @@
 """The one command: `python -m experiments.reproduce` (or `make reproduce`).
 
-First version: recurrence, the first claim of Table 6. It trains, evaluates and writes a report.
+It plans the training runs and measurements that the tables and figures need, each once, runs what has not been run,
+side by side where there is room, and writes `report.html`, `report.md` and `results.json`. Called again, it goes on
+where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import fcntl
 import os
-import platform
 import shlex
+import signal
 import sys
-import time
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
-from experiments import recurrence
-from experiments.jobs import evaluate_all, train_all
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments import appendix_e, figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
+from experiments.arms import Setup
+from experiments.assemble import assemble
+from experiments.corpora import at_hand
+from experiments.estimate import Estimate, plan_text
+from experiments.jobs import Job, composed, keys, merge
+from experiments.outcomes import Outcomes
+from experiments.profiles import PROFILES
+from experiments.progress import Progress
+from experiments.report import write_report
+from experiments.runner import Runner
+from experiments.stopwatch import Stopwatch
+from txl_lightning.data.corpora import load_corpus
 from txl_lightning.errors import UserError
-from txl_lightning.reporting.machine import processor
-from txl_lightning.reporting.tables import markdown_table
 
-
-@dataclass(frozen=True)
-class Size:
-    """What a profile means for the report (its model and lengths are in `conf/profile`).
-
-    Args:
-        seeds: runs of every arm.
-        memories: memory lengths at evaluation, in multiples of training's.
-        note: what to think of the figures.
-    """
-
-    seeds: list[int]
-    memories: list[int]
-    note: str
-
-
-SIZES = {
-    "smoke": Size([1], [0, 1, 2], "This is a smoke run: it shows that everything works, its figures mean nothing."),
-    "laptop": Size([1, 2], [0, 1, 2, 4], "These are small models; their figures are not the paper's."),
+SECTIONS: dict[str, ModuleType] = {
+    "main_results": main_results,
+    "table_6": table_6,
+    "table_7": table_7,
+    "table_8": table_8,
+    "table_9": table_9,
+    "table_10": table_10,
+    "figures_5_to_7": figures_5_to_7,
+    "appendix_e": appendix_e,
 }
+LOGGING = ("train", "recl", "attention", "speed")
+MOST_AT_ONCE = 8
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Parse the command line, run, and print where the report is."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=__doc__)
-    parser.add_argument("--profile", choices=SIZES, default="laptop")
-    parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
-    parser.add_argument("--parallel", type=int, default=max(1, min(2, os.cpu_count() or 1)), help="jobs side by side")
-    parser.add_argument("overrides", nargs="*", help="passed to every txl train, such as data=file data.path=…")
-    options = parser.parse_args(arguments)
-    if options.parallel < 1:
-        parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
+    options = parse(words)
     try:
-        report = reproduce(options.profile, options.directory, options.parallel, options.overrides)
+        return reproduce(options)
     except UserError as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"reproduce: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("reproduce: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=__doc__)
+    parser.add_argument("--profile", choices=PROFILES, default="laptop", help="sizes and lengths; also as profile=NAME")
+    parser.add_argument("--plan", action="store_true", help="print what would run and what it would cost, and stop")
+    parser.add_argument("--only", default=None, help=f"some sections, with commas: {','.join(SECTIONS)}")
+    parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
+    parser.add_argument("--parallel", type=int, default=None, help="jobs side by side; default: a core or a GPU each")
+    parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
+    parser.add_argument("--prefix", default="", help="in front of every training's command, such as 'srun --nodes 2'")
+    parser.add_argument("overrides", nargs="*", help="passed to every txl train, such as data=file data.path=…")
+    options = parser.parse_intermixed_args(words)
+    if options.parallel is not None and options.parallel < 1:
+        parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
+    for word in [word for word in options.overrides if word.startswith("profile=")]:
+        options.profile = word.partition("=")[2]
+        options.overrides.remove(word)
+        if options.profile not in PROFILES:
+            parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
+    options.sections = list(SECTIONS) if options.only is None else options.only.split(",")
+    if unknown := [name for name in options.sections if name not in SECTIONS]:
+        parser.error(f"--only {','.join(unknown)}: must be of {', '.join(SECTIONS)}")
+    return options
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Plan, run, and write the report."""
+    profile = PROFILES[options.profile]
+    directory = (options.directory or Path("reports") / profile.name).resolve()
+    setup = Setup(profile, tuple(options.overrides), directory, planning=options.plan)
+    jobs = merge({name: SECTIONS[name].jobs(setup) for name in options.sections})
+    parallel = options.parallel or room(setup)
+    runner = make_runner(setup, jobs, parallel, options)
+    estimate = Estimate(profile, runner)
+    if options.plan:
+        print(plan_text(setup, jobs, runner, estimate, parallel))
+        return 0
+    with only_one(directory), Stopwatch(directory / "clock.json") as watch, terminated_as_interrupted():
+        progress = Progress(jobs, estimate.seconds, parallel)
+        runner.show = progress
+        left = [job for job in jobs if not runner.is_finished(job)]
+        print(
+            f"profile {profile.name}: {len(jobs)} jobs, {len(jobs) - len(left)} of them finished before, "
+            f"{parallel} side by side, into {directory}",
+            file=sys.stderr,
+            flush=True,
+        )
+        try:
+            runner.run(jobs)
+        finally:
+            progress.close()
+        outcomes = Outcomes(setup.runs, setup.figures)
+        sections = [SECTIONS[name].section(setup, outcomes) for name in options.sections]
+        results = assemble(setup, jobs, runner, sections, command_line(options), watch)
+    report = write_report(results, directory)
+    publish(setup, options.logger, report)
     print(f"report: {report}")
     return 0
 
 
-def reproduce(profile: str, directory: Path | None, parallel: int, overrides: list[str]) -> Path:
-    """Train, evaluate, write `report.md`, `results.json` and the figure; return the report's path."""
-    started = time.perf_counter()
-    size = SIZES[profile]
-    directory = (directory or Path("reports") / profile).resolve()
-    runs = directory / "runs"
-    jobs = recurrence.plan(profile, size.seeds, overrides)
-    print(f"{len(jobs)} runs of profile {profile}, {parallel} side by side, into {directory}", flush=True)
-    metrics = train_all(jobs, runs, parallel)
-    if any("val/bpc" not in run for run in metrics.values()):
-        raise UserError("data: this report is in bits per character; use a corpus of bytes or characters")
-    mem_len = max(run["evaluation"]["mem_len"] for run in metrics.values())
-    mem_lens = [mem_len * factor for factor in size.memories]
-    print(f"  evaluating at memory lengths {mem_lens}", flush=True)
-    scores = evaluate_all(jobs, runs, mem_lens, parallel)
-    table, figures = recurrence.table(jobs, scores)
-    recurrence.learning_curves(directory / "learning_curves.png", jobs, runs)
-    results: dict[str, Any] = {
-        "profile": profile,
-        "tokens_scored": next(iter(scores[jobs[0].name].values())).tokens,
-        "recurrence": {"test": figures, "claim": recurrence.verdict(figures, mem_len)},
-        "runs": {job.name: {"overrides": list(job.overrides), "seed": job.seed, **metrics[job.name]} for job in jobs},
-        "seconds": round(time.perf_counter() - started, 1),
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "versions": {name: version(name) for name in ("torch", "lightning", "txl_lightning")},
+def room(setup: Setup) -> int:
+    """How many jobs run at once: one a GPU, or one a core, which suits small models best."""
+    if setup.profile.accelerator == "gpu":
+        import torch
+
+        return max(1, torch.cuda.device_count() // setup.profile.devices)
+    return max(1, min(MOST_AT_ONCE, os.cpu_count() or 1))
+
+
+def make_runner(setup: Setup, jobs: list[Job], parallel: int, options: argparse.Namespace) -> Runner:
+    """What runs the jobs, and knows which are finished."""
+    corpora = {job.name: composed(job.overrides).data for job in jobs if job.command == "train"}
+    checksums = {
+        name: "" if setup.planning and not at_hand(data) else load_corpus(data).checksum
+        for name, data in corpora.items()
     }
-    (directory / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    path = directory / "report.md"
-    path.write_text(report_text(results, table, size, overrides))
-    return path
+    devices = setup.profile.devices
+    slots: list[dict[str, str]] = [{} for _ in range(parallel)]
+    if setup.profile.accelerator == "gpu" and parallel > 1:
+        slots = [
+            {"CUDA_VISIBLE_DEVICES": ",".join(str(i * devices + j) for j in range(devices))} for i in range(parallel)
+        ]
+
+    def logging(job: Job) -> list[str]:
+        if options.logger != "wandb" or job.command not in LOGGING:
+            return [f"logger={options.logger}"] if job.command == "train" else []
+        words = ["logger=wandb", f"logger.group={job.sections[0]}"]
+        return [*words, f"logger.tags=[{','.join((setup.profile.name, *job.tags))}]"]
+
+    threads = max(1, (os.cpu_count() or 1) // parallel)
+    return Runner(setup.runs, keys(jobs, checksums), slots, threads, logging, shlex.split(options.prefix))
 
 
-def report_text(results: dict[str, Any], table: str, size: Size, overrides: list[str]) -> str:
-    """The report in Markdown."""
-    runs = list(results["runs"].values())
-    run, machine, evaluation = runs[0], results["machine"], runs[0]["evaluation"]
-    command = ["make", "reproduce", f"PROFILE={results['profile']}"]
-    command += [f"ARGS={shlex.join(overrides)}"] if overrides else []
-    seeds = ", ".join(map(str, size.seeds))
-    training = ", ".join(f"{run['seconds']:.0f} s" for run in runs)
-    facts = {
-        "command": f"`{shlex.join(command)}`",
-        "corpus": f"{run['corpus']['name']}, {run['corpus']['level']} level, SHA-256 {run['corpus']['sha256'][:16]}…",
-        "model": f"{run['parameters']:,} parameters, {run['steps']:,} steps, {run['tokens']:,} tokens; best validation",
-        "evaluation": (
-            f"test split, {results['tokens_scored']:,} tokens, segments of {evaluation['segment_len']}, "
-            f"{evaluation['batch_size']} streams that start without context"
-        ),
-        "machine": f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}",
-        "versions": ", ".join(f"{name} {number}" for name, number in results["versions"].items()),
-        "time": f"{results['seconds']:.0f} s in all; training {training}",
-    }
-    return f"""# Transformer-XL: does recurrence help?
+def command_line(options: argparse.Namespace) -> str:
+    """The command that makes the same report."""
+    words = ["make", "reproduce"] + ([] if options.profile == "laptop" else [f"PROFILE={options.profile}"])
+    behind = [] if options.only is None else [f"--only={options.only}"]
+    behind += [] if options.logger == "wandb" else [f"--logger={options.logger}"]
+    behind += options.overrides
+    return shlex.join(words) + (f" ARGS={shlex.quote(shlex.join(behind))}" if behind else "")
 
-{size.note}
 
-## Table 6, recurrence: test loss in bits per {run["corpus"]["level"]}
+def publish(setup: Setup, logger: str, report: Path) -> None:
+    """The report as an artifact of a W&B run of its own."""
+    if logger != "wandb":
+        return
+    from txl_lightning.config import LoggerConfig
+    from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 
-{table}
-Columns are memory lengths at evaluation on the same weights; mean and standard error over seeds {seeds}.
-The paper's column is its perplexity on WikiText-103 with 128M parameters, training lengths → best length.
+    config = LoggerConfig(name="wandb", group="report", tags=[setup.profile.name])
+    files = [report, *(report.with_name(name) for name in ("report.md", "results.json"))]
+    with wandb_run(setup.directory, config, "report", {"profile": setup.profile.name}) as run:
+        log_files(run, f"report-{setup.profile.name}", "report", files)
 
-**Claim: recurrence helps.** In this run: *{results["recurrence"]["claim"]}*. Rule: it holds if every seed with
-recurrence, at its training's memory length, is better than every seed without, at the length that suits it best;
-within noise if they overlap.
 
-![learning curves](learning_curves.png)
+@contextmanager
+def only_one(directory: Path) -> Iterator[None]:
+    """Two reproductions cannot write into one directory at once.
 
-Validation during training (evaluation lengths as in training), on the first segments of each stream.
+    Raises:
+        UserError: another one does.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{directory}: another reproduction is writing there") from error
+        yield
 
-## How it was measured
 
-{markdown_table(["", ""], list(facts.items()))}"""
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM stops a reproduction as Ctrl-C does."""
+
+    def stop(signum: int, frame: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Jobs are forked from a process that imports this module under its name.
+    from experiments.reproduce import main as main_by_name
+
+    sys.exit(main_by_name())

@@ -1,0 +1,23 @@
+"""Which corpora are there without fetching anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from txl_lightning.config import DataConfig
+from txl_lightning.data.corpora import load_corpus
+from txl_lightning.errors import UserError
+
+
+def at_hand(config: DataConfig) -> bool:
+    """Whether a corpus is on this machine, whole or as far as it was asked for."""
+    if config.name not in ("python-stdlib", "file"):
+        root = config.root or os.environ.get("TXL_DATA") or Path(config.cache_dir) / "downloads"
+        if not (Path(root).expanduser() / config.name).is_dir():
+            return False
+    try:
+        load_corpus(config)
+    except UserError:  # a part of it, or a damaged file
+        return False
+    return True

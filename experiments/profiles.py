@@ -1,0 +1,170 @@
+"""What a profile means for the reproduction: the same experiments with other numbers.
+
+The model and the lengths of a training run are in `conf/profile/NAME.yaml`; here stands what the experiments
+choose beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The numbers of a reproduction.
+
+    Args:
+        name: also of `conf/profile`.
+        note: what to think of the figures; the report begins with it.
+        needs: in words, for `--plan`.
+        seeds: of the runs whose differences are claimed; the others have the first one.
+        attention_lengths: of Table 6's sweep at evaluation, in tokens.
+        longer_segments: Table 10's for models without recurrence, by loss: what would need the same memory as
+            segments and memory of the others, 176 and 172 against 128 in the paper; and how many segments of
+            evaluation read as far as the others'.
+        recurrent: the sizes of Table 8's baselines by model, as many parameters as the Transformer-XL.
+        evaluate, recl, speed, attention, generate: overrides of these commands.
+        tokens_per_second: of one training job, for estimates; `measured` says where.
+        measured: the machine of `tokens_per_second`.
+        seconds: of one job by command, for estimates; `train` is what a run takes beside its steps.
+        accelerator: cpu or gpu.
+        devices: of one training job.
+        main: which published results are run, by name of `conf/experiment/paper`, if their corpora are at hand.
+        main_overrides: of those runs.
+    """
+
+    name: str
+    note: str
+    needs: str
+    seeds: tuple[int, ...]
+    attention_lengths: tuple[int, ...]
+    longer_segments: dict[str, tuple[int, int | None]]
+    recurrent: dict[str, tuple[str, ...]]
+    evaluate: tuple[str, ...]
+    recl: tuple[str, ...]
+    speed: tuple[str, ...]
+    attention: tuple[str, ...]
+    generate: tuple[str, ...]
+    tokens_per_second: float
+    measured: str
+    seconds: dict[str, float]
+    accelerator: str = "cpu"
+    devices: int = 1
+    main: tuple[str, ...] = ()
+    main_overrides: tuple[str, ...] = ()
+    train: tuple[str, ...] = field(default=())
+
+
+SMOKE = Profile(
+    name="smoke",
+    note="A smoke run: it shows that everything works, its figures mean nothing.",
+    needs="two processor cores, 3 GB of memory, 0.2 GB of disk",
+    seeds=(1,),
+    attention_lengths=(16, 32),
+    longer_segments={"full": (44, 12), "half": (43, 12)},
+    recurrent={"lstm": ("model.d_model=64",), "qrnn": ("model.d_model=48",)},
+    evaluate=("splits=[test]", "max_segments=10"),
+    recl=("first_context=8", "step=8", "max_context=24", "n_positions=60", "bootstrap=100"),
+    speed=(
+        "levels=[char]",
+        "n_layer=2",
+        "d_model=32",
+        "n_head=2",
+        "d_inner=64",
+        "attention_lengths=[50,100,200]",
+        "rounds=3",
+    ),
+    attention=("mem_len=32", "max_segments=8"),
+    generate=("context=64", "n_tokens=80", "n_samples=1", "mem_len=64"),
+    train=(
+        "trainer.max_steps=60",
+        "trainer.val_every_n_steps=30",
+        "trainer.val_max_segments=4",
+        "evaluation.max_segments=10",
+    ),
+    tokens_per_second=15_000,
+    measured="one of two cores of an AMD EPYC",
+    seconds={"train": 4, "evaluate": 3, "recl": 4, "speed": 6, "attention": 8, "generate": 4},
+)
+
+LAPTOP = Profile(
+    name="laptop",
+    note="These are models of 0.4M parameters after a minute of training: they show which way a difference goes, "
+    "not how large it is in the paper. Their figures are not the paper's.",
+    needs="two processor cores, 4 GB of memory, 0.5 GB of disk",
+    seeds=(1, 2),
+    attention_lengths=(16, 32, 64, 96, 128, 192),
+    longer_segments={"full": (44, 145), "half": (43, 149)},
+    recurrent={
+        "lstm": ("model.d_model=204", "optimizer.lr=4e-3"),
+        "qrnn": ("model.d_model=169", "optimizer.lr=4e-3"),
+    },
+    evaluate=("splits=[test]",),
+    recl=("first_context=8", "step=8", "max_context=128", "n_positions=800"),
+    speed=("levels=[char]", "n_layer=3", "d_model=96", "n_head=4", "d_inner=384", "rounds=5", "budget_seconds=100"),
+    attention=("mem_len=128", "max_segments=100"),
+    generate=("context=256", "n_tokens=500", "n_samples=2", "mem_len=256"),
+    tokens_per_second=12_000,
+    measured="one of two cores of an AMD EPYC",
+    seconds={"train": 12, "evaluate": 20, "recl": 90, "speed": 110, "attention": 20, "generate": 12},
+)
+
+GPU = Profile(
+    name="gpu",
+    note="These models had a fraction of the paper's training: their order is to be compared with the paper's, not "
+    "their figures.",
+    needs="one GPU of 40 GB or more for about a day, 32 GB of memory, 60 GB of disk, the corpora (TXL_DATA)",
+    seeds=(1, 2),
+    attention_lengths=(120, 180, 260, 340, 420, 500, 640),
+    longer_segments={"full": (176, None), "half": (172, None)},
+    recurrent={
+        "lstm": ("model.n_layer=2", "model.d_model=1024", "optimizer.lr=1e-3"),
+        "qrnn": ("model.n_layer=4", "model.d_model=1024", "optimizer.lr=1e-3"),
+    },
+    evaluate=("splits=[valid,test]", "accelerator=gpu"),
+    recl=("first_context=100", "step=100", "max_context=1000", "n_positions=5000", "accelerator=gpu"),
+    speed=("levels=[char,word]", "n_layer=12", "d_model=512", "d_inner=2048", "accelerator=gpu"),
+    attention=("mem_len=640", "split=valid", "accelerator=gpu"),
+    generate=("context=512", "n_tokens=1000", "n_samples=3", "mem_len=1000", "accelerator=gpu"),
+    tokens_per_second=90_000,
+    measured="a guess for one H100, no measurement: others reach 60,000 with wt103 base on an A100 (mixed precision)",
+    seconds={"train": 120, "evaluate": 400, "recl": 1200, "speed": 480, "attention": 120, "generate": 120},
+    accelerator="gpu",
+    main=("enwik8_base", "text8_base", "lm1b_base"),
+    main_overrides=("trainer.max_steps=20000", "trainer.val_every_n_steps=2000"),
+)
+
+PAPER = Profile(
+    name="paper",
+    note="These are the published settings. What the paper does not publish (the model of its ablation) is our proposal.",
+    needs="eight GPUs of 80 GB for weeks, or a cluster (--prefix 'srun …'); 200 GB of disk, all corpora",
+    seeds=(1, 2),
+    attention_lengths=(120, 180, 256, 260, 300, 340, 400, 450, 460, 500, 640, 800),
+    longer_segments={"full": (176, None), "half": (172, None)},
+    recurrent={
+        "lstm": ("model.n_layer=4", "model.d_model=1500", "optimizer.lr=1e-3"),
+        "qrnn": ("model.n_layer=4", "model.d_model=2500", "optimizer.lr=1e-3"),
+    },
+    evaluate=("splits=[valid,test]", "accelerator=gpu"),
+    recl=("first_context=100", "step=100", "max_context=1200", "n_positions=10000", "accelerator=gpu"),
+    speed=("levels=[char,word]", "n_layer=24", "d_model=1024", "d_inner=3072", "accelerator=gpu"),
+    attention=("mem_len=640", "split=valid", "accelerator=gpu"),
+    generate=("context=512", "n_tokens=1000", "n_samples=3", "mem_len=1000", "accelerator=gpu"),
+    tokens_per_second=450_000,
+    measured="wt103 base on eight A100 (others' measurement, mixed precision)",
+    seconds={"train": 600, "evaluate": 1200, "recl": 7200, "speed": 480, "attention": 600, "generate": 300},
+    accelerator="gpu",
+    devices=8,
+    main=(
+        "wt103_base",
+        "wt103_large",
+        "enwik8_base",
+        "enwik8_18l",
+        "enwik8_large",
+        "text8_large",
+        "lm1b_base_paper",
+        "lm1b_large",
+    ),
+)
+
+PROFILES = {profile.name: profile for profile in (SMOKE, LAPTOP, GPU, PAPER)}

@@ -1,0 +1,85 @@
+"""Table 9: how much faster evaluation is when states are reused instead of recomputed for every token.
+
+The paper found 363, 773, 1,409 and 1,874 times at attention lengths of 800, 1,800, 2,800 and 3,800.
+Runs: `txl speed`, with nothing beside it.
+Writes: the table and its figure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.arms import Setup
+from experiments.jobs import Job
+from experiments.outcomes import Cell, Outcomes, Section, column, number, text
+from experiments.paper import TABLE_9
+
+TITLE = "Table 9: speed of evaluation"
+PAPER = (
+    "A vanilla Transformer that recomputes its window for every token is 363 times slower than Transformer-XL at an "
+    "attention length of 800, and 1,874 times at 3,800 (a GPU; 64 layers of Al-Rfou et al. against 24)."
+)
+RATIOS = {"hidden": "vanilla/hidden", "cached": "vanilla/cached"}
+
+
+def job(setup: Setup) -> Job:
+    """The measurement."""
+    return Job("speed", "speed", setup.profile.speed, "vanilla against state reuse", alone=True)
+
+
+def jobs(setup: Setup) -> list[Job]:
+    """The measurement, alone."""
+    return [job(setup)]
+
+
+def section(setup: Setup, outcomes: Outcomes) -> Section:
+    """The table and the figure."""
+    measured = outcomes.result(job(setup), "speed.json")
+    rows = [row(line) for line in measured["results"]]
+    return {
+        "id": "table_9",
+        "title": TITLE,
+        "paper": PAPER,
+        "here": (
+            "The same random model reads the same text both ways, one token at a time; every scheme has a turn in "
+            "every round. Ratios are medians over rounds, within each round; in brackets the lowest and the highest. "
+            "Hidden states are the paper's memory; cached keys and values give the same losses."
+        ),
+        "tables": [
+            {
+                "id": "table_9",
+                "caption": TITLE,
+                "columns": [
+                    column("arm", "", "label"),
+                    column("length", "attention length", "label", "tokens"),
+                    column("hidden", "vanilla / hidden states", "ours", "×"),
+                    column("cached", "vanilla / cached", "ours", "×"),
+                    column("milliseconds", "vanilla, a token", "ours", "ms"),
+                    column("paper", "vanilla / Transformer-XL", "paper", "×"),
+                ],
+                "rows": rows,
+                "notes": [],
+            }
+        ],
+        "figures": [
+            outcomes.figure(job(setup), "speed", "Time of a token by attention length.", "Time by attention length")
+        ],
+        "samples": [],
+    }
+
+
+def row(line: dict[str, Any]) -> dict[str, Any]:
+    """One attention length at one level."""
+    length = line["attention_len"]
+    return {
+        "arm": text({"char": "characters", "word": "words"}.get(line["level"], line["level"])),
+        "length": number(length, 0),
+        **{key: ratio(line["ratios"][name]) for key, name in RATIOS.items()},
+        "milliseconds": number(1000 * line["seconds_per_token"]["vanilla"]["median"], 2),
+        "paper": number(TABLE_9.get(length) if line["level"] == "char" else None, 0),
+    }
+
+
+def ratio(spread: dict[str, float]) -> Cell:
+    """A median with the lowest and the highest."""
+    return number(spread["median"], 0, low=spread["min"], high=spread["max"])

@@ -1,0 +1,120 @@
+"""Plans: every run once, known by what it depends on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments import jobs, reproduce
+from experiments.arms import CORPUS_OPTIONS, Arm, Setup, training
+from experiments.estimate import Estimate
+from experiments.jobs import Job
+from experiments.profiles import PROFILES
+from experiments.runner import Runner
+
+
+def planned(profile: str, tmp_path: Path, *overrides: str) -> tuple[Setup, list[Job]]:
+    setup = Setup(PROFILES[profile], overrides, tmp_path, planning=True)
+    return setup, jobs.merge({name: section.jobs(setup) for name, section in reproduce.SECTIONS.items()})
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
+    setup, found = planned(profile, tmp_path)
+    names = [job.name for job in found]
+    assert len(set(names)) == len(names)
+    seen: set[str] = set()
+    for job in found:
+        assert set(job.needs) <= seen
+        seen.add(job.name)
+        if job.command == "train":
+            config = jobs.composed(job.overrides)
+            assert config.seed == job.seed
+            assert config.trainer.accelerator == setup.profile.accelerator
+    shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
+    assert {"main_results", "table_6", "table_8", "table_10", "figures_5_to_7", "appendix_e"} <= set(shared.sections)
+
+
+def test_claimed_rows_have_two_seeds_at_laptop_size(tmp_path: Path) -> None:
+    _, found = planned("laptop", tmp_path)
+    seeds: dict[str, set[int | None]] = {}
+    for job in found:
+        if job.command == "train":
+            seeds.setdefault(job.arm, set()).add(job.seed)
+    single = {arm for arm, numbers in seeds.items() if len(numbers) == 1}
+    assert single == {
+        "recurrence, ours, half loss",
+        "no recurrence, Shaw, full loss",
+        "recurrence, Shaw, full loss, shuffled lines",
+        "no recurrence, ours, half loss, segment 43",
+        "LSTM",
+        "QRNN",
+    }
+
+
+def test_the_arms_of_the_first_claim_differ_in_nothing_but_the_memory(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["laptop"], (), tmp_path)
+    on, off = training(Arm(True), 1, setup), training(Arm(False), 1, setup)
+    assert set(on.overrides) ^ set(off.overrides) == {"memory=on", "memory=off"}
+
+
+def test_baselines_have_as_many_parameters_as_the_transformer_xl(tmp_path: Path) -> None:
+    from txl_lightning.runs.models import make_model
+
+    setup = Setup(PROFILES["laptop"], (), tmp_path)
+    sizes = [
+        sum(p.numel() for p in make_model(jobs.composed(training(arm, 1, setup).overrides), 256).parameters())
+        for arm in (Arm(), Arm(baseline="lstm"), Arm(baseline="qrnn"))
+    ]
+    assert max(sizes) / min(sizes) < 1.02
+
+
+def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
+    return jobs.keys(found, {job.name: corpus for job in found})
+
+
+def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(PROFILES["smoke"], (), tmp_path)
+    run = training(Arm(), 1, setup)
+    reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=(run.name,))
+    before = keys_of([run, reading])
+
+    def changed(*words: str, corpus: str = "x") -> set[str]:
+        other = replace(run, overrides=(*run.overrides, *words))
+        after = keys_of([other, reading], corpus)
+        return {name for name in before if after[name] != before[name]}
+
+    assert changed("logger=csv", "trainer.num_threads=1", "data.cache_dir=/elsewhere") == set()
+    assert changed("optimizer.lr=1e-3") == changed(corpus="y") == {run.name, "read"}
+    monkeypatch.setattr(jobs, "code_version", lambda: "another")
+    assert changed() == {run.name, "read"}
+
+
+def test_two_jobs_of_one_name_must_be_the_same() -> None:
+    one, other = Job("a", "train", ("seed=1",), "x"), Job("a", "train", ("seed=2",), "x")
+    with pytest.raises(ValueError, match="two jobs are called a"):
+        jobs.merge({"s": [one], "t": [other]})
+    with pytest.raises(ValueError, match="not planned"):
+        jobs.merge({"s": [replace(one, needs=("missing",))]})
+
+
+def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["smoke"], ("data=file", "data.path=book.txt", "optimizer.lr=1e-3"), tmp_path, planning=True)
+    from experiments.arms import OtherCorpus
+
+    run = training(Arm(corpus=OtherCorpus("other", ("data=text8",))), 1, setup)
+    chosen = [word for word in run.overrides if word.split("=")[0] in CORPUS_OPTIONS]
+    assert chosen == ["data=text8"]
+    assert "optimizer.lr=1e-3" in run.overrides
+
+
+def test_an_estimate_learns_from_what_has_run(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["smoke"], (), tmp_path)
+    run = training(Arm(), 1, setup)
+    runner = Runner(setup.runs, {run.name: "k"}, [{}], 1, lambda job: [])
+    guessed = Estimate(setup.profile, runner).seconds(run)
+    (setup.runs / run.name).mkdir(parents=True)
+    (setup.runs / run.name / "metrics.json").write_text('{"tokens": 1000, "seconds": 10.0}')
+    assert Estimate(setup.profile, runner).seconds(run) > 10 * guessed

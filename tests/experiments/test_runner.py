@@ -1,0 +1,130 @@
+"""Running jobs: side by side, once, in order, and what is said when one fails."""
+
+import json
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from experiments import job_process
+from experiments.jobs import Job
+from experiments.progress import clock, state
+from experiments.runner import LOG, Runner, result_of
+from txl_lightning.errors import UserError
+
+
+class Pretended:
+    """A process that ends when it is told to, or at once."""
+
+    running: ClassVar[list[str]] = []
+    most_at_once: ClassVar[int] = 0
+    started: ClassVar[list[list[str]]] = []
+
+    def __init__(self, words: list[str], log: Path, status: int) -> None:
+        self.name, self.status = log.parent.name, status
+        Pretended.started.append(words)
+        Pretended.running.append(self.name)
+        Pretended.most_at_once = max(Pretended.most_at_once, len(Pretended.running))
+        self.over = threading.Event()
+        threading.Timer(0.15, self.over.set).start()
+        log.write_text("first line\nlast line\n")
+        if not status:
+            (log.parent / result_of(words[0])).write_text("{}")
+
+    @property
+    def exitcode(self) -> int | None:
+        if not self.over.is_set():
+            return None
+        if self.name in Pretended.running:
+            Pretended.running.remove(self.name)
+        return self.status
+
+    def terminate(self) -> None:
+        self.over.set()
+
+    def kill(self) -> None:
+        self.over.set()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    names: set[str] = set()
+    Pretended.running, Pretended.started, Pretended.most_at_once = [], [], 0
+
+    def start(words: list[str], log: Path, environment: dict[str, str]) -> Pretended:
+        return Pretended(words, log, 3 if log.parent.name in names else 0)
+
+    monkeypatch.setattr(job_process, "start", start)
+    return names
+
+
+def runner(tmp_path: Path, jobs: list[Job], slots: int = 2) -> Runner:
+    return Runner(tmp_path, {job.name: f"key of {job.name}" for job in jobs}, [{}] * slots, 1, lambda job: [])
+
+
+JOBS = [
+    Job("time", "speed", (), "x", alone=True),
+    *(Job(name, "train", (), "x") for name in "abc"),
+    Job("read", "evaluate", ("checkpoint={runs}/a/checkpoints/best.ckpt",), "x", needs=("a",)),
+]
+
+
+def run_json(tmp_path: Path, name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((tmp_path / name / "job.json").read_text())
+    return found
+
+
+def test_jobs_run_side_by_side_once_and_time_is_measured_alone(tmp_path: Path, failing: set[str]) -> None:
+    jobs = [*JOBS]
+    first = runner(tmp_path, jobs)
+    first.run(jobs)
+    assert set(first.done) == {job.name for job in jobs}
+    assert Pretended.most_at_once == 2
+    assert Pretended.started[-1][0] == "speed"  # the last, with the threads of both
+    assert "num_threads=2" in Pretended.started[-1]
+    evaluate = next(words for words in Pretended.started if words[0] == "evaluate")
+    assert f"checkpoint={tmp_path}/a/checkpoints/best.ckpt" in evaluate
+    assert run_json(tmp_path, "a")["done"] is True
+    n = len(Pretended.started)
+    runner(tmp_path, jobs).run(jobs)
+    assert len(Pretended.started) == n  # nothing is run again
+
+
+def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(tmp_path: Path, failing: set[str]) -> None:
+    failing.add("a")
+    jobs = [*JOBS]
+    with pytest.raises(UserError, match=r"a ended with exit status 3: last line \(.*log.txt\)\n?.*read was not run"):
+        runner(tmp_path, jobs).run(jobs)
+    failing.clear()
+    Pretended.started.clear()
+    runner(tmp_path, jobs).run(jobs)
+    assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train"]
+
+
+def test_a_job_that_became_another_begins_anew_and_one_that_did_not_goes_on(tmp_path: Path, failing: set[str]) -> None:
+    job = JOBS[1]
+    for key, kept in (("key of a", True), ("another", False)):
+        failing.add("a")
+        with pytest.raises(UserError):
+            runner(tmp_path, [job]).run([job])
+        (tmp_path / "a" / "half_done").write_text("")
+        failing.clear()
+        again = runner(tmp_path, [job])
+        again.keys = {"a": key}
+        again.run([job])
+        assert (tmp_path / "a" / "half_done").exists() == kept
+        (tmp_path / "a" / "job.json").unlink()
+        assert "resume=auto" in Pretended.started[-1]
+
+
+def test_what_runs_is_read_from_the_log(tmp_path: Path) -> None:
+    log = tmp_path / LOG
+    assert state(log) == ""
+    log.write_text(
+        "resume=auto: starting\n 40%|#### | 600/1500 [00:20<00:30, 30.1step/s, nll 1.800, bpc 2.597, 9 tokens/s]\n"
+    )
+    assert state(log) == "600/1500 bpc 2.597"
+    log.write_text("  0%|          | 0/1500 [00:00<?, ?step/s]\n")
+    assert state(log) == "0/1500"
+    assert (clock(45), clock(600), clock(2 * 3600)) == ("45 s", "10 min", "2.0 h")
