@@ -86,7 +86,7 @@ def ablation() -> ws.Section:
         wr.BarPlot(title=f"Test {name}, best weights", metrics=[f"final/test/{unit}"], title_x=name, **BY_ARM)
         for unit, name in UNITS.items()
     ]
-    tables = [wr.WeavePanelSummaryTable(table_name=f"evaluate/{name}") for name in ("table", "attention_lengths_table")]
+    tables = [wr.WeavePanelSummaryTable(table_name=f"evaluate/{name}") for name in ("table", "table_6")]
     lengths = line_series("evaluate/attention_lengths", "Loss by attention length", "attention length")
     return section("Ablation", [*bars, *tables, lengths, wr.RunComparer(diff_only="split")])
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from tests.training.small_run import TINY, tiny_config
@@ -60,11 +62,25 @@ def multirun_arms(words: list[str]) -> list[list[str]]:
     return [[*fixed, *row] for row in itertools.product(*sweeps)]
 
 
-def composed(words: list[str]) -> Config:
+def untyped(words: list[str]) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = typed(compose("config", overrides=[word for word in words if not word.startswith("hydra.")]))
+        return compose("config", overrides=[word for word in words if not word.startswith("hydra.")])
+
+
+def composed(words: list[str]) -> Config:
+    config = typed(untyped(words))
     check_options(config)
     return config
+
+
+def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
+    """Every arm, without composing anew: only values differ, which a typed configuration checks as it takes them."""
+    config = untyped(overrides(sweep, {}))
+    for chosen in arms(sweep):
+        for name, value in chosen.items():
+            OmegaConf.update(config, name, value)
+        check_options(typed(config))
+        yield typed(config)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -85,7 +101,7 @@ def test_a_sweep_file_says_what_it_answers_and_has_what_wandb_wants(name: str) -
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_arm_composes_and_has_a_name_of_its_own(name: str) -> None:
-    configs = [composed(overrides(SWEEPS[name], chosen)) for chosen in arms(SWEEPS[name])]
+    configs = list(all_arms(SWEEPS[name]))
     assert len({run_name(config) for config in configs}) == len(configs)
     assert {config.logger.mode for config in configs} == {"online"}  # an agent's runs report to its sweep
     assert len({config.logger.group for config in configs}) == 1

@@ -134,7 +134,7 @@ def log_results(
         log_table(run, "evaluate/table", header, rows)
         sweeps = {split: results[split]["sweep"] for split in splits if "sweep" in results[split]}
         if sweeps:
-            log_table(run, "evaluate/attention_lengths_table", *table_6(sweeps))
+            log_table(run, "evaluate/table_6", *table_6(sweeps))
             lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
             curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
             title = f"{unit} by attention length"
