@@ -61,6 +61,7 @@ class EvaluateConfig:
     cached: bool = True
     accelerator: str = "cpu"
     num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
 
 
 @dataclass
@@ -143,6 +144,7 @@ class SpeedConfig:
     seed: int = 1
     accelerator: str = "cpu"
     num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
 
 
 @dataclass

@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
+from txl_lightning.errors import require
+
 PACKAGE = Path(__file__).parent
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
@@ -178,13 +180,20 @@ class ContextCurveConfig:
 
 @dataclass
 class LoggerConfig:
-    """Group `logger`: where curves go."""
+    """Group `logger`: where curves go.
+
+    Of W&B's: the `group` is that of the experiment or the multirun; `run_name` null is made of the arm and its
+    lengths; `tags` come beside the arm's. With `artifacts` the run ends by keeping its best weights, without the
+    optimiser's state, as an artifact: offline a file beside the checkpoints that `wandb sync` uploads, online at once.
+    """
 
     name: str = MISSING
     project: str = "txl_lightning"
     mode: str = "offline"
     group: str | None = None
+    run_name: str | None = None
     tags: list[str] = field(default_factory=list)
+    artifacts: bool = True
 
 
 @dataclass
@@ -205,6 +214,17 @@ class Config:
     resume: str | None = None
     initial_weights: str | None = None
     seed: int = 1
+
+
+def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
+    """Refuse a logger that a command does not have.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    require(logger.name in names, "logger", logger.name, f"must be {' or '.join(names)}")
+    modes = ("offline", "online")
+    require(logger.mode in modes, "logger.mode", logger.mode, f"must be {' or '.join(modes)}")
 
 
 def typed(config: Any) -> Config:

@@ -208,19 +208,6 @@ def test_double_precision_trains_in_double_precision(tmp_path: Path) -> None:
     assert state["training_memory"]["memory"]["states"].dtype == torch.float64
 
 
-def test_wandb_offline_has_curves_config_and_summary(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    train(tiny_config(tmp_path, "logger=wandb", "trainer.log_every_n_steps=4"), tmp_path / "run")
-    (run,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
-    wandb = str(Path(sys.executable).parent / "wandb")
-    read = subprocess.run([wandb, "leet", "inspect", "--json", str(run)], capture_output=True, text=True, check=True)
-    for name in ("train/bpc", "val/bpc", "train/learning_rate", "train/tokens_per_second", "train/gradient_norm"):
-        assert name in read.stdout, name
-    assert "txl_smoke" in read.stdout
-
-
 @pytest.mark.slow
 def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> None:
     options = ("data=python-stdlib", "data.batch_size=16", "data.segment_len=32", "evaluation.batch_size=16")

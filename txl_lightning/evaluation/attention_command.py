@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from txl_lightning.command_config import AttentionConfig
-from txl_lightning.config import Config, plain
+from txl_lightning.config import Config, check_logger, plain
 from txl_lightning.data.corpora import SPLITS
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError, require
@@ -101,7 +101,7 @@ def check_options(options: AttentionConfig) -> None:
     require(options.accelerator in ("cpu", "gpu"), "accelerator", options.accelerator, "must be cpu or gpu")
     no_gpu = options.accelerator == "gpu" and not torch.cuda.is_available()
     require(not no_gpu, "accelerator", options.accelerator, "no GPU is visible")
-    require(options.logger.name in ("wandb", "none"), "logger", options.logger.name, "must be wandb or none")
+    check_logger(options.logger, ("wandb", "none"))
 
 
 def head_numbers(name: str, model: TransformerXL) -> tuple[int, int]:

@@ -38,11 +38,12 @@ import numpy as np
 import torch
 
 from txl_lightning.command_config import EvaluateConfig
+from txl_lightning.config import check_logger, plain
 from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.attention_lengths import plan_sweep, sweep_lengths
 from txl_lightning.evaluation.device import chosen_device
-from txl_lightning.evaluation.evaluation_report import split_line, write_sweeps
+from txl_lightning.evaluation.evaluation_report import log_results, split_line, write_sweeps
 from txl_lightning.evaluation.protocols import Protocol, SlidingWindow, StateReuse
 from txl_lightning.evaluation.scoring import TokenLosses
 from txl_lightning.evaluation.uncertainty import TextUnits, error_figures, standard_error, text_units
@@ -104,6 +105,8 @@ def score_checkpoint(options: EvaluateConfig, directory: Path) -> list[str]:
     (directory / "evaluation.json").write_text(json.dumps(results, indent=2) + "\n")
     if sweep is not None:
         lines += write_sweeps(results, options.splits, directory)
+    if options.logger.name == "wandb":
+        log_results(results, options.splits, directory, options.logger, plain(options))
     return lines
 
 
@@ -128,6 +131,7 @@ def check_options(options: EvaluateConfig) -> None:
     good = options.tolerance is None or options.tolerance >= 0
     require(good, "tolerance", options.tolerance, "must be null or a number >= 0")
     chosen_device(options.accelerator)
+    check_logger(options.logger, ("wandb", "none"))
 
 
 def corpus_of(trained: TrainedModel, options: EvaluateConfig) -> Corpus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from txl_lightning.config import LoggerConfig
 from txl_lightning.reporting.context_figures import attention_length_figure
 from txl_lightning.reporting.tables import markdown_table
 
@@ -106,6 +107,38 @@ def notes(results: dict[str, Any], sweep: dict[str, Any]) -> list[str]:
     over = next(result["standard_error"]["over"] for result in results.values() if has_error(result))
     lines.append(f"±: standard error over {over}; that of the difference is of the losses' difference, token by token.")
     return lines
+
+
+def log_results(
+    results: dict[str, Any], splits: list[str], directory: Path, logger: LoggerConfig, config: dict[str, Any]
+) -> None:
+    """The run in W&B: figures of every split as summaries and in a table; of a sweep its table and curves.
+
+    Args:
+        results: what `evaluation.json` holds.
+        splits: those that were scored.
+        directory: where the run's files go.
+        logger: of the command.
+        config: what the run is known by.
+    """
+    from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
+
+    unit = "ppl" if "ppl" in results[splits[0]] else "bpc"
+    header = ["split", "nll", unit, f"{unit} standard error", "tokens"]
+    scored = {split: results[split] for split in splits}
+    rows = [[split, r["nll"], r[unit], r["standard_error"][unit], r["tokens"]] for split, r in scored.items()]
+    known = {**config, "corpus": results["corpus"], "evaluation": results["evaluation"]}
+    with wandb_run(directory, logger, "evaluate", known) as run:
+        for split in splits:
+            run.summary.update({f"{split}/{name}": results[split][name] for name in ("nll", unit, "tokens")})
+        log_table(run, "evaluate/table", header, rows)
+        sweeps = {split: results[split]["sweep"] for split in splits if "sweep" in results[split]}
+        if sweeps:
+            log_table(run, "evaluate/table_6", *table_6(sweeps))
+            lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
+            curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
+            title = f"{unit} by attention length"
+            log_line_series(run, "evaluate/attention_lengths", lengths, curves, "attention length", title)
 
 
 def has_error(result: Any) -> bool:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from txl_lightning.command_config import ReclConfig
-from txl_lightning.config import RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.config import RecurrentModelConfig, TransformerXLModelConfig, check_logger, plain
 from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.contexts import WindowReader, context_losses, evenly_spaced, mean_and_error, window_reader
@@ -115,7 +115,7 @@ def check_options(options: ReclConfig) -> list[int]:
     require(options.max_context >= shortest, "max_context", options.max_context, allowed)
     require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
     chosen_device(options.accelerator)
-    require(options.logger.name in ("wandb", "none"), "logger", options.logger.name, "must be wandb or none")
+    check_logger(options.logger, ("wandb", "none"))
     contexts = list(range(options.first_context, options.max_context + 1, options.step))
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     return contexts

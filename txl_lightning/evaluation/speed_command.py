@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from txl_lightning.command_config import SpeedConfig
-from txl_lightning.config import plain
+from txl_lightning.config import check_logger, plain
 from txl_lightning.data.published import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.device import chosen_device
@@ -107,7 +107,7 @@ def speed(options: SpeedConfig, directory: Path, say: Say = print_now) -> list[s
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(options))))
     (directory / "speed.json").write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
-    return write_report(results, directory)
+    return write_report(results, directory, options.logger, plain(options))
 
 
 def check_options(options: SpeedConfig) -> None:
@@ -130,6 +130,7 @@ def check_options(options: SpeedConfig) -> None:
     require(options.clock in CLOCKS, "clock", options.clock, f"must be one of {', '.join(CLOCKS)}")
     alone = options.clock == "wall" or (options.num_threads == 1 and options.accelerator == "cpu")
     require(alone, "clock", options.clock, "needs num_threads=1 (threads that wait for each other are busy too)")
+    check_logger(options.logger, ("wandb", "none"))
     if options.checkpoint is not None:
         default = SpeedConfig()
         for name in OF_THE_CHECKPOINT:

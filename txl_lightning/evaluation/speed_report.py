@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from txl_lightning.config import LoggerConfig
 from txl_lightning.reporting.speed_figure import speed_figure
 from txl_lightning.reporting.tables import markdown_table
 
@@ -17,9 +18,22 @@ NAMES = {
 LEVELS = {"char": "characters", "word": "words"}
 
 
-def write_report(results: dict[str, Any], directory: Path) -> list[str]:
-    """Write `speed.md` and `speed.svg|png`, and return the table and what was measured as lines to print."""
-    lines = [*table_9(results).splitlines(), "", *notes(results)]
+def write_report(
+    results: dict[str, Any], directory: Path, logger: LoggerConfig, config: dict[str, Any] | None = None
+) -> list[str]:
+    """Write `speed.md` and `speed.svg|png`.
+
+    Args:
+        results: what `speed.json` holds.
+        directory: where the files go.
+        logger: `wandb` gets the same table and figure, and the ratios as line series.
+        config: what the run there is known by.
+
+    Returns:
+        The table and what was measured, as lines to print.
+    """
+    header, rows = table_9(results)
+    lines = [*markdown_table(header, rows).splitlines(), "", *notes(results)]
     (directory / "speed.md").write_text("\n".join(lines) + "\n")
     panels: dict[str, dict[str, list[tuple[int, float, float, float]]]] = {}
     ratios: dict[str, list[float]] = {}
@@ -30,11 +44,33 @@ def write_report(results: dict[str, Any], directory: Path) -> list[str]:
             point = (result["attention_len"], *(1000 * times[key] for key in ("median", "min", "max")))
             curves[NAMES[name]].append(point)
         ratios.setdefault(panel, []).append(result["ratios"]["vanilla/cached"]["median"])
-    speed_figure(directory / "speed", panels, ratios, "Time of a token by attention length; ×: vanilla / cached")
+    title = "Time of a token by attention length; ×: vanilla / cached"
+    speed_figure(directory / "speed", panels, ratios, title)
+    if logger.name == "wandb":
+        from txl_lightning.reporting.wandb_panels import log_image, log_line_series, log_table, wandb_run
+
+        with wandb_run(directory, logger, "speed", {**(config or {}), "machine": results["machine"]}) as run:
+            log_table(run, "speed/table", header, rows)
+            for level, (lengths, slower) in ratio_curves(results).items():
+                how_many = f"{LEVELS[level]}: how many times slower"
+                log_line_series(run, f"speed/ratios_{level}", lengths, slower, "attention length", how_many)
+            log_image(run, "speed/times", directory / "speed.png", title)
     return lines
 
 
-def table_9(results: dict[str, Any]) -> str:
+def ratio_curves(results: dict[str, Any]) -> dict[str, tuple[list[int], dict[str, list[float]]]]:
+    """By level the attention lengths, and at each the median ratios and, where the paper has them, its own."""
+    curves: dict[str, tuple[list[int], dict[str, list[float]]]] = {}
+    for level in results["models"]:
+        measured = [result for result in results["results"] if result["level"] == level]
+        ratios = {name: [result["ratios"][name]["median"] for result in measured] for name in measured[0]["ratios"]}
+        if all(result["paper"] for result in measured):
+            ratios["paper"] = [result["paper"] for result in measured]
+        curves[level] = ([result["attention_len"] for result in measured], ratios)
+    return curves
+
+
+def table_9(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Milliseconds a token of every scheme, and how many times slower the vanilla model is."""
     header = ["level", "attention length", "vanilla, ms a token", "fused", "hidden states", "cached"]
     header += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)", "fused / cached", "paper"]
@@ -52,7 +88,7 @@ def table_9(results: dict[str, Any]) -> str:
                 f"{result['paper']:,}×" if result["paper"] else "–",
             ]
         )
-    return markdown_table(header, rows)
+    return header, rows
 
 
 def shown(ratio: dict[str, float]) -> str:

@@ -84,14 +84,15 @@ class TrainingCurves(Callback):
         }
         log(trainer, {**self.latest, "tokens": self.tokens})
         self._nll_sum, self._tokens = 0.0, 0
-        self._restart_clock()
+        self.restart_clock()
 
-    def _restart_clock(self) -> None:
+    def restart_clock(self) -> None:
+        """What was done since the last time something was logged is not part of tokens/s."""
         self._since, self._tokens_before = time.perf_counter(), self._tokens
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Validation is not part of tokens/s."""
-        self._restart_clock()
+        self.restart_clock()
 
     def state_dict(self) -> dict[str, Any]:
         """Tokens and seconds so far, and what every rank has summed since the last time."""
@@ -132,7 +133,8 @@ class ValidationCurve(Callback):
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what the test split gave."""
         assert isinstance(pl_module, LanguageModelModule)
-        log(trainer, {name: value for name, value in pl_module.figures.items() if name.startswith("test/")})
+        values = {name: value for name, value in pl_module.figures.items() if name.startswith("test/")}
+        log(trainer, {**values, "tokens": self.curves.tokens})
 
 
 class ProgressBar(LightningProgressBar):

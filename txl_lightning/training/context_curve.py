@@ -13,9 +13,10 @@ from lightning.pytorch.loggers import WandbLogger
 from txl_lightning.config import ContextCurveConfig
 from txl_lightning.data.streams import Segment
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.contexts import context_curve, evenly_spaced
+from txl_lightning.evaluation.contexts import ContextCurve, context_curve, evenly_spaced
 from txl_lightning.evaluation.recl import check_definition
 from txl_lightning.runs.metrics import figures
+from txl_lightning.training.callbacks import TrainingCurves
 from txl_lightning.training.curve_file import CurveFile
 from txl_lightning.training.loggers import log
 from txl_lightning.training.module import LanguageModelModule
@@ -36,13 +37,16 @@ class ContextCurves(Callback):
         tokens: the validation split.
         trained_len: tokens that absolute positions were trained with.
         path: file that takes a line each time.
+        curves: know the tokens seen so far; measuring is not part of their tokens/s.
 
     Raises:
         OptionError: an option cannot be measured on this split.
     """
 
-    def __init__(self, options: ContextCurveConfig, tokens: np.ndarray, trained_len: int, path: Path) -> None:
-        self.options, self.tokens, self.trained_len = options, tokens, trained_len
+    def __init__(
+        self, options: ContextCurveConfig, tokens: np.ndarray, trained_len: int, path: Path, curves: TrainingCurves
+    ) -> None:
+        self.curves, self.options, self.tokens, self.trained_len = curves, options, tokens, trained_len
         try:
             for name in ("every_n_steps", "first_context", "step"):
                 value = getattr(options, name)
@@ -77,18 +81,22 @@ class ContextCurves(Callback):
             threshold=RECL_THRESHOLD,
             bootstrap=0,
         )
-        if not trainer.is_global_zero:
-            return
+        if trainer.is_global_zero:
+            self._log(trainer, pl_module, curve)
+        self.curves.restart_clock()
+
+    def _log(self, trainer: L.Trainer, pl_module: LanguageModelModule, curve: ContextCurve) -> None:
         unit = "ppl" if pl_module.level == "word" else "bpc"
         values = [figures(nll, pl_module.level)[unit] for nll in curve.nll]
         scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
-        log(trainer, scalars | {f"recl/{r}": float(found["value"]) for r, found in recl.items()})
+        scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
+        log(trainer, {**scalars, "tokens": self.curves.tokens})
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 from txl_lightning.reporting.wandb_panels import log_line_series
 
                 curves, title = {unit: values}, "Validation loss by context"
-                log_line_series(logger.experiment, "context curve", self.contexts, curves, "context", title)
+                log_line_series(logger.experiment, "context/curve", self.contexts, curves, "context", title)
         row = {"steps": trainer.global_step, "contexts": self.contexts, "nll": curve.nll}
         self.file.append({**row, "standard_error": curve.standard_error, unit: values, "recl": recl})

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
 
-from txl_lightning.config import Config, plain
+from txl_lightning.config import Config
+from txl_lightning.training import wandb_curves
 
 
 def make_logger(
@@ -25,27 +26,15 @@ def make_logger(
         step: after which this run goes on.
         run_id: the W&B run that it goes on with. Offline that is another folder with the same id: the curves
             join at `wandb sync`.
+
+    Raises:
+        OptionError: W&B does not take the run.
     """
     if config.logger.name == "csv":
         return continued_csv(directory, step)
     if config.logger.name == "none":
         return False
-    import wandb
-
-    run = wandb.init(
-        dir=directory,
-        project=config.logger.project,
-        group=config.logger.group,
-        tags=config.logger.tags,
-        mode=config.logger.mode,  # type: ignore[arg-type]
-        id=run_id,
-        resume=None if run_id is None else "allow",
-        config={**plain(config), "parameters": n_parameters},
-        settings=wandb.Settings(silent=True, console="off", disable_git=True),
-    )
-    for metric in ("val/nll", "val/bpc", "val/ppl"):
-        run.define_metric(metric, step_metric="trainer/global_step", summary="min")
-    return WandbLogger(experiment=run)
+    return wandb_curves.start(config, directory, n_parameters, run_id)
 
 
 def log(trainer: L.Trainer, values: dict[str, float]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config import Config, from_plain, plain
+from txl_lightning.config import Config, check_logger, from_plain, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.lengths import architecture
@@ -80,10 +80,7 @@ def check_options(config: Config) -> None:
         "evaluation.max_segments": evaluation.max_segments,
     }.items():
         require(value is None or value >= 1, option, value, "must be an integer >= 1")
-    names = ("wandb", "csv", "none")
-    require(config.logger.name in names, "logger", config.logger.name, f"must be one of {', '.join(names)}")
-    modes = ("offline", "online")
-    require(config.logger.mode in modes, "logger.mode", config.logger.mode, f"must be one of {', '.join(modes)}")
+    check_logger(config.logger, ("wandb", "csv", "none"))
 
 
 def check_same_everywhere(config: Config, ranks: Ranks) -> None:

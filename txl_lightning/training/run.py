@@ -26,6 +26,7 @@ from txl_lightning.lengths import evaluation_lengths, extended_context
 from txl_lightning.runs.checkpoints import read_checkpoint
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints
+from txl_lightning.training import wandb_curves
 from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
 from txl_lightning.training.context_curve import ContextCurves
 from txl_lightning.training.loggers import make_logger
@@ -84,7 +85,8 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         module = make_module(config, data, ranks, resumed_from, resume)
         if ranks.rank:  # the weights are drawn alike, everything else is not
             torch.manual_seed(ranks.seed(config.seed))
-        contexts = make_context_curves(config, data, directory)
+        curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
+        contexts = make_context_curves(config, data, directory, curves)
         step, run_id = (resume["global_step"], resume["txl_lightning"].get("wandb_id")) if resume else (0, None)
         resume = None  # large
 
@@ -97,7 +99,6 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
         record |= {"corpus": data.corpus.checksum}
         record |= {"wandb_id": logger.experiment.id if isinstance(logger, WandbLogger) else run_id}
         options, every = config.trainer, config.trainer.val_every_n_steps
-        curves = TrainingCurves(options.log_every_n_steps, ranks)
         if config.checkpoint.enabled:
             lengths = (config.checkpoint.every_n_steps, every and min(every, options.max_steps))
             stop.checkpoints = Checkpoints(directory / "checkpoints", *lengths, ranks, resumed_from, step)
@@ -119,22 +120,25 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             stop.checkpoints.save(trainer)
         metrics: dict[str, Any] = {"steps": trainer.global_step, "tokens": curves.tokens}
         metrics |= {"seconds": round(curves.seconds, 2), "skipped_steps": skipped.total}
-        metrics |= evaluate_best(trainer, module, data, stop.checkpoints.best_path if stop.checkpoints else None)
+        best = stop.checkpoints.best_path if stop.checkpoints else None
+        metrics |= evaluate_best(trainer, module, data, best)
         metrics |= {"parameters": count_parameters(module), "processes": ranks.world_size}
         if ranks.rank == 0:
             (directory / "metrics.json").write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
             if isinstance(logger, WandbLogger):
-                logger.experiment.finish()
+                wandb_curves.finish(logger, config, metrics, best)
     return metrics
 
 
-def make_context_curves(config: Config, data: StreamsDataModule, directory: Path) -> ContextCurves | None:
+def make_context_curves(
+    config: Config, data: StreamsDataModule, directory: Path, curves: TrainingCurves
+) -> ContextCurves | None:
     """What measures the context curve, if it is asked for."""
     if config.context_curve.every_n_steps is None:
         return None
     trained_len = config.data.segment_len + extended_context(config)
     path = directory / "context_curve.jsonl"
-    return ContextCurves(config.context_curve, data.corpus.splits["valid"], trained_len, path)
+    return ContextCurves(config.context_curve, data.corpus.splits["valid"], trained_len, path, curves)
 
 
 def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any] | None]:

@@ -1,0 +1,1 @@
+"""W&B sweeps, multirun recipes and the dashboard as code."""

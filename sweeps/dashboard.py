@@ -1,0 +1,203 @@
+"""The dashboard as code: `python -m sweeps.dashboard [--project P] [--entity E] [--output FILE] [--push]`.
+
+A W&B workspace with the ablation (runs grouped by arm, a table and bars), learning curves by arm, RECL and context
+curves, speed and attention. Without `--push` it needs neither a network nor a key: the workspace is written as JSON,
+the same bytes every time. Panels name what `txl train`, `evaluate`, `recl`, `speed` and `attention` log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from txl_lightning.config import LoggerConfig
+from txl_lightning.errors import UserError
+
+try:
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+except ImportError as error:
+    sys.exit(f"dashboard: needs pip install 'txl_lightning[dashboard]' ({error})")
+
+NAME = "Transformer-XL"
+RUNSET_ID = "txl-runs"
+BY_ARM: dict[str, Any] = {"groupby": wr.Config("arm"), "groupby_aggfunc": "mean", "groupby_rangefunc": "stderr"}
+UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
+LINES = {"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"}  # the columns of `wandb.plot.line_series`
+FRACTIONS = ("0.1", "0.5", "1.0")  # r of hardest positions
+PINNED = (
+    *("config:arm.value", "summary:final/test/bpc", "summary:final/test/ppl", "summary:val/bpc.min"),
+    *("summary:val/ppl.min", "config:memory.value.mem_len", "config:data.value.segment_len"),
+    *("config:optimizer.value.lr", "config:seed.value", "summary:final/parameters", "summary:final/tokens"),
+)
+
+
+def workspace(entity: str, project: str) -> ws.Workspace:
+    """The workspace, with ids that depend on nothing but what stands here."""
+    built = ws.Workspace(
+        entity=entity,
+        project=project,
+        name=NAME,
+        sections=[ablation(), learning_curves(), recl_and_context(), speed(), attention(), sweep_results()],
+        settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=50),
+        runset_settings=ws.RunsetSettings(groupby=[ws.Config("arm")], pinned_columns=list(PINNED)),
+    )
+    built._internal_runset_id = RUNSET_ID
+    for section in built.sections:
+        panels: list[Any] = section.panels
+        for i, panel in enumerate(panels):  # W&B draws an id at random for each
+            panel._id = f"{re.sub('[^a-z]+', '-', section.name.lower())}-{i}"
+    return built
+
+
+def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
+    """An open section whose curves are over tokens."""
+    rows = max(1, -(-len(panels) // columns))
+    layout = ws.SectionLayoutSettings(columns=columns, rows=rows)
+    settings = ws.SectionPanelSettings(x_axis="tokens")
+    return ws.Section(name=name, panels=panels, is_open=True, layout_settings=layout, panel_settings=settings)
+
+
+def curve(metric: str, title: str, unit: str, **options: Any) -> Any:
+    """A metric over tokens, a line an arm: the mean of its runs and the standard error."""
+    return wr.LinePlot(title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options})
+
+
+def line_series(key: str, title: str, x_name: str) -> Any:
+    """What `log_line_series` logged under this key."""
+    return wr.CustomChart(
+        query={"summaryTable": {"tableKey": f"{key}_table"}},
+        chart_name="wandb/lineseries/v0",
+        chart_fields=LINES,
+        chart_strings={"title": title, "xname": x_name},
+    )
+
+
+def ablation() -> ws.Section:
+    """Table 6: test loss by arm, init and best attention length, and what else differs between the runs."""
+    bars = [
+        wr.BarPlot(title=f"Test {name}, best weights", metrics=[f"final/test/{unit}"], title_x=name, **BY_ARM)
+        for unit, name in UNITS.items()
+    ]
+    tables = [wr.WeavePanelSummaryTable(table_name=f"evaluate/{name}") for name in ("table", "table_6")]
+    lengths = line_series("evaluate/attention_lengths", "Loss by attention length", "attention length")
+    return section("Ablation", [*bars, *tables, lengths, wr.RunComparer(diff_only="split")])
+
+
+def learning_curves() -> ws.Section:
+    """Validation and training loss by arm, and what an unstable run shows first."""
+    losses = [
+        curve(f"{split}/{unit}", f"{title} loss", name)
+        for split, title in (("val", "Validation"), ("train", "Training"))
+        for unit, name in UNITS.items()
+    ]
+    others = [
+        curve("train/learning_rate", "Learning rate", "learning rate"),
+        curve("train/gradient_norm", "Gradient norm before clipping", "L2 norm"),
+        curve("train/memory_length", "Memory", "tokens"),
+    ]
+    return section("Learning curves by arm", [*losses, *others], columns=2)
+
+
+def recl_and_context() -> ws.Section:
+    """Table 8, Figures 3 and 4, and how far a model looks while it trains."""
+    gains = [line_series(f"recl/gains_r{r}", f"Perplexity gain, r = {r}", "c") for r in FRACTIONS]
+    contexts = [line_series(f"recl/{unit}", f"{name} by context", "context") for unit, name in UNITS.items()]
+    training = line_series("context/curve", "Validation loss by context, in training", "context")
+    growth = [curve(f"recl/{r}", f"RECL of the model alone, r = {r}", "tokens of context") for r in FRACTIONS]
+    table = wr.WeavePanelSummaryTable(table_name="recl/table")
+    return section("RECL and context", [table, *gains, *contexts, training, *growth])
+
+
+def speed() -> ws.Section:
+    """Training speed by arm, and Table 9."""
+    trained = curve("train/tokens_per_second", "Training", "tokens/s")
+    table = wr.WeavePanelSummaryTable(table_name="speed/table")
+    ratios = [
+        line_series(f"speed/ratios_{level}", f"{name}: how many times slower", "attention length")
+        for level, name in (("char", "Characters"), ("word", "Words"))
+    ]
+    times = wr.MediaBrowser(title="Time of a token", media_keys=["speed/times"])
+    return section("Speed", [trained, table, *ratios, times])
+
+
+def attention() -> ws.Section:
+    """Figures 5, 6 and 7, and all heads in a table."""
+    figures = {"by_distance": "Figure 5: by distance", "text": "Figure 6: on a text", "terms": "Figure 7: by term"}
+    images = [wr.MediaBrowser(title=title, media_keys=[f"attention/{name}"]) for name, title in figures.items()]
+    return section("Attention", [*images, wr.WeavePanelSummaryTable(table_name="attention/heads")], columns=2)
+
+
+def sweep_results() -> ws.Section:
+    """Which option moves the validation loss (nats a token), for the sweeps of this folder."""
+    options = ("optimizer.lr", "memory.mem_len", "data.segment_len")
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(name)) for name in options]
+    columns.append(wr.ParallelCoordinatesPlotColumn(metric="final/val/nll", inverted=True))
+    coordinates = wr.ParallelCoordinatesPlot(title="Options and validation nll", columns=columns)
+    importance = wr.ParameterImportancePlot(with_respect_to="final/val/nll")
+    return section("Sweeps", [coordinates, importance], columns=2)
+
+
+def as_json(entity: str, project: str) -> str:
+    """The workspace as W&B stores it, with where it belongs."""
+    view = workspace(entity, project)._to_model()
+    spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document = {"entity": entity, "project": project, "name": NAME, "type": "project-view", "spec": spec}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def push(entity: str, project: str) -> str:
+    """Save the workspace as a new view of the project, and return where it is.
+
+    Raises:
+        UserError: there is no key, or W&B does not take it.
+    """
+    return asked(lambda: workspace(entity or wandb.Api().default_entity or "", project).save().url)
+
+
+def asked(request: Callable[[], str]) -> str:
+    """What W&B answers; what it refuses as one line.
+
+    Raises:
+        UserError: it refuses, or cannot be reached.
+    """
+    try:
+        has_key = wandb.login(prompt=False)
+        if has_key:
+            return request()
+    except Exception as error:  # W&B's, requests' and GraphQL's have no common type
+        lines: Iterable[str] = str(error).strip().splitlines()
+        raise UserError(f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}") from error
+    raise UserError("--push: needs an API key: run `wandb login` or set WANDB_API_KEY")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the JSON, or push; exit status 2 and one line on bad input."""
+    parser = argparse.ArgumentParser(prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--project", default=LoggerConfig.project, help="default: %(default)s, as logger.project")
+    parser.add_argument("--entity", default="", help="user or team; default: the key's own")
+    parser.add_argument("--output", type=Path, help="file for the JSON; default: the terminal, and nothing with --push")
+    parser.add_argument("--push", action="store_true", help="save it as a view of the project; needs an API key")
+    options = parser.parse_args(arguments)
+    try:
+        if options.output is not None:
+            options.output.write_text(as_json(options.entity, options.project))
+        elif not options.push:
+            sys.stdout.write(as_json(options.entity, options.project))
+        if options.push:
+            print(push(options.entity, options.project))
+    except (UserError, OSError) as error:
+        print(f"dashboard: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

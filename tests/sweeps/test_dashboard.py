@@ -1,0 +1,156 @@
+"""The dashboard: the same JSON every time, and no panel of something that no command logs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.dashboard import PINNED, as_json, main, workspace
+from tests.training.small_run import tiny_config
+from tests.wandb_files import media, run_files, summary, table
+from txl_lightning.command_config import AttentionConfig, EvaluateConfig, ReclConfig, SpeedConfig
+from txl_lightning.config import LoggerConfig
+from txl_lightning.evaluation.attention_command import attention
+from txl_lightning.evaluation.command import evaluate
+from txl_lightning.evaluation.recl_command import recl
+from txl_lightning.evaluation.speed_command import speed
+from txl_lightning.training.run import train
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).with_name("dashboard.json")  # python -m sweeps.dashboard --entity lab --output FILE
+COMMANDS = ("train", "evaluate", "recl", "speed", "attention")
+CONTEXTS = ("first_context=2", "step=2", "max_context=6", "n_positions=10", "every_n_steps=2")
+
+
+def test_the_json_is_the_golden_one() -> None:
+    assert as_json("lab", "txl_lightning") == GOLDEN.read_text()
+
+
+@pytest.mark.slow
+def test_the_command_writes_it_in_another_process_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sweeps.dashboard", "--entity", "lab", "--output", str(tmp_path / "d.json")]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+    assert (tmp_path / "d.json").read_bytes() == GOLDEN.read_bytes()
+
+
+def test_every_section_that_a_reader_looks_for_is_there() -> None:
+    built = workspace("lab", "ours")
+    names = ["Ablation", "Learning curves by arm", "RECL and context", "Speed", "Attention", "Sweeps"]
+    assert [section.name for section in built.sections] == names
+    ids = re.findall(r'"__id__": "([^"]+)"', as_json("lab", "ours"))
+    assert len(ids) == len(set(ids)) == sum(len(section.panels) for section in built.sections)
+    grouping = json.loads(as_json("lab", "ours"))["spec"]["section"]["runSets"][0]["grouping"]
+    assert [(key["section"], key["name"]) for key in grouping] == [("config", "arm.value")]
+
+
+def test_pushing_needs_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # no netrc
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert main(["--push"]) == 2
+    assert capsys.readouterr().err == "dashboard: --push: needs an API key: run `wandb login` or set WANDB_API_KEY\n"
+
+
+def test_what_wandb_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("permission denied\nwith a long story")
+
+    monkeypatch.setattr("wandb.login", lambda **_: True)
+    monkeypatch.setattr("wandb_workspaces.workspaces.internal.upsert_view2", refuse)
+    assert main(["--push", "--entity", "lab"]) == 2
+    assert capsys.readouterr().err == "dashboard: --push: Weights & Biases says: permission denied\n"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--output", str(tmp_path / "absent/d.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The offline run of every command that logs, by command, on one small model of characters."""
+    directory = tmp_path_factory.mktemp("dashboard")
+    logger = LoggerConfig(name="wandb")
+    contexts = [f"context_curve.{option}" for option in CONTEXTS]
+    steps = ("trainer.max_steps=4", "trainer.val_every_n_steps=4", "trainer.log_every_n_steps=2", "logger=wandb")
+    train(tiny_config(directory, *steps, "data.level=char", *contexts), directory / "train")
+    best = str(directory / "train/checkpoints/best.ckpt")
+    for command in COMMANDS[1:]:
+        (directory / command).mkdir()
+    evaluate(EvaluateConfig(best, attention_lengths=[4, 8], block_len=20, logger=logger), directory / "evaluate")
+    small = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 20}
+    store = str(directory / "store")
+    recl(ReclConfig([best], names=["ours"], store=store, logger=logger, **small), directory / "recl")
+    attention(AttentionConfig(best, max_segments=4, logger=logger), directory / "attention")
+    timed = SpeedConfig(checkpoint=best, segment_len=4, attention_lengths=[6, 800], rounds=2, logger=logger)
+    speed(timed, directory / "speed", say=lambda _: None)
+    runs = {}
+    for command in COMMANDS:
+        (runs[command],) = run_files(directory / command)
+    return runs
+
+
+def keys_of_panels() -> Iterator[str]:
+    """Every key that a panel or a column shows."""
+    for section in workspace("lab", "ours").sections:
+        for panel in section.panels:
+            yield from getattr(panel, "y", [])
+            yield from getattr(panel, "metrics", [])
+            yield from getattr(panel, "media_keys", [])
+            yield from [panel.table_name] if hasattr(panel, "table_name") else []
+            yield from [panel.query["summaryTable"]["tableKey"]] if hasattr(panel, "query") else []
+            yield from [panel.with_respect_to] if hasattr(panel, "with_respect_to") else []
+
+
+@pytest.mark.slow
+def test_every_panel_and_column_shows_what_a_command_logs(logged: dict[str, Path]) -> None:
+    there: set[str] = set()
+    for run in logged.values():
+        for name, value in summary(run)["summary"].items():
+            there |= {name, *(f"{name}.{inner}" for inner in value)} if isinstance(value, dict) else {name}
+    columns = [name.removeprefix("summary:") for name in PINNED if name.startswith("summary:")]
+    asked = {re.sub("ppl", "bpc", key).replace("_word", "_char") for key in (*keys_of_panels(), *columns)}
+    assert len(asked) >= 30
+    assert asked <= there
+    config = summary(logged["train"])["config"]
+    for name in PINNED:
+        if name.startswith("config:"):
+            first, *rest = name.removeprefix("config:").replace(".value", "", 1).split(".")
+            assert rest == [] or rest[0] in config[first], name
+            assert first in config
+
+
+@pytest.mark.slow
+def test_every_command_is_a_run_with_tables_line_series_and_images(logged: dict[str, Path]) -> None:
+    for command, run in logged.items():
+        assert summary(run)["state"] == "finished"
+        assert command == "train" or summary(run)["name"] == command
+    evaluated = table(logged["evaluate"], "evaluate/table")
+    assert evaluated["columns"] == ["split", "nll", "bpc", "bpc standard error", "tokens"]
+    assert [row[0] for row in evaluated["data"]] == ["valid", "test"]
+    results = json.loads((logged["evaluate"].parents[2] / "evaluation.json").read_text())
+    assert summary(logged["evaluate"])["summary"]["test/bpc"] == results["test"]["bpc"]
+    assert table(logged["evaluate"], "evaluate/table_6")["columns"][:2] == ["split", "bpc init"]
+    lengths = table(logged["evaluate"], "evaluate/attention_lengths_table")
+    assert {row[lengths["columns"].index("lineKey")] for row in lengths["data"]} == {"valid", "test"}
+    for r in ("0.1", "0.5", "1.0"):
+        gains = table(logged["recl"], f"recl/gains_r{r}_table")
+        assert {row[gains["columns"].index("lineKey")] for row in gains["data"]} >= {"ours"}
+    assert table(logged["recl"], "recl/table")["columns"][0] == "model"
+    ratios = table(logged["speed"], "speed/ratios_char_table")
+    times = json.loads((logged["speed"].parents[2] / "speed.json").read_text())["results"]
+    measured = {(name, time["attention_len"]): r["median"] for time in times for name, r in time["ratios"].items()}
+    line, x, y = (ratios["columns"].index(name) for name in ("lineKey", "step", "lineVal"))
+    assert {(row[line], row[x]): row[y] for row in ratios["data"]} == measured
+    assert table(logged["speed"], "speed/table")["columns"][:2] == ["level", "attention length"]
+    assert len(media(logged["speed"], "images", "speed/times")) == 1
+    for name in ("by_distance", "text", "terms"):
+        assert len(media(logged["attention"], "images", f"attention/{name}")) == 1
+    assert table(logged["attention"], "attention/heads")["columns"][:2] == ["layer", "head"]

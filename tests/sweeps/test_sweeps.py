@@ -1,0 +1,143 @@
+"""Every sweep file and every one-liner beside it: parsed, composed, and its first arm trained."""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+from tests.training.small_run import TINY, tiny_config
+from txl_lightning.command_config import register_schemas
+from txl_lightning.config import CONF, Config, typed
+from txl_lightning.training.options import check_options
+from txl_lightning.training.run import train
+from txl_lightning.training.wandb_curves import arm, run_name
+
+ROOT = Path(__file__).parents[2]
+SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
+README = (ROOT / "sweeps/README.md").read_text()
+ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith(".venv/bin/txl train -m")]
+MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
+SHORT = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "evaluation.max_segments=2", "logger=none")
+register_schemas()
+
+
+def arms(sweep: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a grid is made of, in the order in which W&B hands it out."""
+    values = [parameter["values"] for parameter in sweep["parameters"].values()]
+    return [dict(zip(sweep["parameters"], row, strict=True)) for row in itertools.product(*values)]
+
+
+def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
+    """The words behind `txl train` of the command that W&B's own agent makes."""
+    words = create_sweep_command(list(sweep["command"]))
+    given = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
+    macros = {"${env}": ["/usr/bin/env"], "${program}": [sweep["program"]]}
+    macros["${args_no_hyphens}"] = given["args_no_hyphens"]
+    command = [word for chunk in words for word in macros.get(chunk, [chunk])]
+    assert command[:3] == ["/usr/bin/env", "txl", "train"]
+    return command[3:]
+
+
+def multirun_arms(words: list[str]) -> list[list[str]]:
+    """The jobs of a grid, as overrides."""
+    parsed = OverridesParser.create().parse_overrides(words)
+    sweeps = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+        for o in parsed
+        if o.is_sweep_override()
+    ]
+    fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
+    return [[*fixed, *row] for row in itertools.product(*sweeps)]
+
+
+def untyped(words: list[str]) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[word for word in words if not word.startswith("hydra.")])
+
+
+def composed(words: list[str]) -> Config:
+    config = typed(untyped(words))
+    check_options(config)
+    return config
+
+
+def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
+    """Every arm, without composing anew: only values differ, which a typed configuration checks as it takes them."""
+    config = untyped(overrides(sweep, {}))
+    for chosen in arms(sweep):
+        for name, value in chosen.items():
+            OmegaConf.update(config, name, value)
+        check_options(typed(config))
+        yield typed(config)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_file_says_what_it_answers_and_has_what_wandb_wants(name: str) -> None:
+    sweep, text = SWEEPS[name], (ROOT / "sweeps" / f"{name}.yaml").read_text()
+    heading = re.match(r"((?:#.*\n)+)", text)
+    assert heading is not None
+    for word in ("?", "Costs:", "Look at:"):
+        assert word in heading[1]
+    assert set(sweep) == {"program", "command", "project", "name", "method", "metric", "parameters"}
+    assert (sweep["program"], sweep["method"], sweep["project"]) == ("txl", "grid", "txl_lightning")
+    assert sweep["metric"] == {"name": "final/val/nll", "goal": "minimize"}
+    assert f"[{name}.yaml]({name}.yaml)" in README
+    number = re.search(r"Costs: (\d+) runs", heading[1])
+    assert number is not None
+    assert int(number[1]) == len(arms(sweep))
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_arm_composes_and_has_a_name_of_its_own(name: str) -> None:
+    configs = list(all_arms(SWEEPS[name]))
+    assert len({run_name(config) for config in configs}) == len(configs)
+    assert {config.logger.mode for config in configs} == {"online"}  # an agent's runs report to its sweep
+    assert len({config.logger.group for config in configs}) == 1
+    if name in ("table_6", "terms"):
+        assert len({tuple(arm(config)) for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_one_liner_has_the_same_arms(name: str) -> None:
+    jobs, grid = multirun_arms(MULTIRUNS[name]), arms(SWEEPS[name])
+    assert len(jobs) == len(grid)
+    for job, chosen in ((jobs[0], grid[0]), (jobs[-1], grid[-1])):
+        ours, theirs = composed(job), composed(overrides(SWEEPS[name], chosen))
+        assert (ours.logger.mode, theirs.logger.mode) == ("offline", "online")
+        ours.logger.mode = theirs.logger.mode
+        assert ours == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MULTIRUNS)
+def test_the_first_arm_trains(name: str, tmp_path: Path) -> None:
+    words = overrides(SWEEPS[name], arms(SWEEPS[name])[0]) if name in SWEEPS else multirun_arms(MULTIRUNS[name])[0]
+    (tmp_path / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(600)))
+    given = [word for word in words if not word.startswith("hydra.")]
+    config = tiny_config(tmp_path, *given, *SHORT)
+    assert train(config, tmp_path / "run")["steps"] == 2
+
+
+@pytest.mark.slow
+def test_an_agents_command_trains_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    sweep = SWEEPS["learning_rate"]
+    tiny_config(tmp_path)  # writes the text
+    paths = [f"data.path={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}", "memory.mem_len=8"]
+    words = [*overrides(sweep, arms(sweep)[0]), *TINY, *paths, "trainer.max_steps=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "run1"}
+    command = [sys.executable, "-m", "txl_lightning.cli", "train", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "outputs/sweeps/sweep1/run1/metrics.json").exists()

@@ -1,0 +1,54 @@
+"""What an offline run of Weights & Biases holds, read back from its file once it has ended."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+WANDB = str(Path(sys.executable).parent / "wandb")
+
+
+def run_files(directory: Path) -> list[Path]:
+    """The files of all runs that were logged from this run directory, the oldest first."""
+    return sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Every record of a run."""
+    return [json.loads(line) for line in _inspect(run).splitlines()]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """Name, tags, configuration and summary of a run as W&B would show them."""
+    return json.loads(_inspect(run, "--summary"))
+
+
+def history(run: Path, metric: str) -> list[dict[str, Any]]:
+    """The rows of a curve."""
+    rows = [record["history"]["item"] for record in records(run) if record["type"] == "history"]
+    return [row for row in rows if metric in row]
+
+
+def artifacts(run: Path) -> dict[str, dict[str, Any]]:
+    """By type, the last artifact."""
+    return {record["artifact"]["type"]: record["artifact"] for record in records(run) if record["type"] == "artifact"}
+
+
+def media(run: Path, kind: str, key: str) -> list[Path]:
+    """The files of a table or an image; a line series is the table `KEY_table`."""
+    folder, name = (run.parent / "files/media" / kind / key).parent, Path(key).name
+    return [path for path in folder.iterdir() if path.name.rsplit("_", 2)[0] == name]
+
+
+def table(run: Path, key: str) -> dict[str, Any]:
+    """Columns and rows of a table."""
+    (path,) = media(run, "table", key)
+    return json.loads(path.read_text())
+
+
+@cache
+def _inspect(run: Path, *arguments: str) -> str:
+    command = [WANDB, "leet", "inspect", *arguments, "--json", str(run)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
