@@ -136,7 +136,7 @@ GPU = Profile(
 
 PAPER = Profile(
     name="paper",
-    note="These are the published settings. What the paper does not publish (the model of its ablation) is our proposal.",
+    note="These are the published settings. The model of the ablation, which is not published, is our proposal.",
     needs="eight GPUs of 80 GB for weeks, or a cluster (--prefix 'srun …'); 200 GB of disk, all corpora",
     seeds=(1, 2),
     attention_lengths=(120, 180, 256, 260, 300, 340, 400, 450, 460, 500, 640, 800),

@@ -47,7 +47,7 @@ SECTIONS: dict[str, ModuleType] = {
     "figures_5_to_7": figures_5_to_7,
     "appendix_e": appendix_e,
 }
-LOGGING = ("train", "recl", "attention", "speed")
+LOGGING = ("train", "evaluate", "recl", "attention", "speed")
 MOST_AT_ONCE = 8
 
 

@@ -264,7 +264,8 @@ def one_line(error: BaseException, schema: type) -> str:
         if extra := EXTRAS.get(choice[2]):
             return f"{choice[1]}={choice[2]}: needs pip install 'txl_lightning[{extra}]'"
         allowed = [option for option in choice[3].split() if not option.endswith("schema")]
-        return f"{choice[1]}={choice[2]}: must be one of {', '.join(allowed)}"
+        own = f" (one of your own: encoding.name={choice[2]})" if choice[1] == "encoding" else ""
+        return f"{choice[1]}={choice[2]}: must be one of {', '.join(allowed)}{own}"
     if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
         return f"{value[1]}: {value[2]}"
     return text.strip().splitlines()[0]

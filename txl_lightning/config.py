@@ -55,7 +55,7 @@ class RecurrentModelConfig(ModelConfig):
 
 @dataclass
 class EncodingConfig:
-    """Group `encoding`: how positions enter.
+    """Group `encoding`: how positions enter. `name` may be one's own (`own_encodings`).
 
     `table_len` null means what training needs: segment + extended context, and for shaw the memory too.
     """

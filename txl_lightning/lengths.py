@@ -6,14 +6,16 @@ from typing import Any
 
 from txl_lightning.config import Config, EvaluationConfig, RecurrentModelConfig, TransformerXLModelConfig
 from txl_lightning.errors import OptionError, require
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.config import EncodingKind, TransformerXLConfig
 from txl_lightning.model.recurrent import RecurrentConfig
+from txl_lightning.own_encodings import VARIABLE, kind_named
 
 OPTION_OF_FIELD = {
     "mem_len": "memory.mem_len",
     "memory_start": "memory.start",
     "encoding": "encoding",
     "table_len": "encoding.table_len",
+    VARIABLE: VARIABLE,
 }
 
 
@@ -31,7 +33,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             require(recurs, "mem_len", config.memory.mem_len, f"must be > 0: {config.model.name} carries its state")
             return RecurrentConfig(**sizes)
         return TransformerXLConfig(
-            encoding=config.encoding.name,  # type: ignore[arg-type]
+            encoding=config.encoding.name,
             table_len=table_len(config),
             mem_len=config.memory.mem_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
@@ -42,12 +44,22 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
         raise OptionError(option, error.value, error.allowed) from error
 
 
+def encoding_kind(config: Config) -> EncodingKind:
+    """What of the chosen encoding, the package's or one's own, is known without a model.
+
+    Raises:
+        OptionError: there is no such encoding.
+    """
+    return kind_named(config.encoding.name)
+
+
 def table_len(config: Config) -> int | None:
     """Rows of a trained position table: as given, or what training needs."""
-    if config.encoding.table_len is not None or config.encoding.name not in ("shaw", "al_rfou"):
+    table = encoding_kind(config).table
+    if config.encoding.table_len is not None or table is None:
         return config.encoding.table_len
     positions = config.data.segment_len + extended_context(config)
-    return positions + config.memory.mem_len if config.encoding.name == "shaw" else positions
+    return positions + config.memory.mem_len if table == "distances" else positions
 
 
 def extended_context(config: Config) -> int:
@@ -65,7 +77,7 @@ def position_limit(config: Config) -> int | None:
 
     A converted `al_rfou` was trained as far as its table reaches.
     """
-    if not isinstance(config.model, TransformerXLModelConfig) or config.encoding.name not in ("absolute", "al_rfou"):
+    if not isinstance(config.model, TransformerXLModelConfig) or not encoding_kind(config).absolute:
         return None
     return max(table_len(config) or 0, config.data.segment_len + extended_context(config))
 

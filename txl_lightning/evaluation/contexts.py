@@ -23,7 +23,6 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
 LONG_WINDOW = 1_024
-ABSOLUTE = ("absolute", "al_rfou")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
         return WindowReader(model)
     clamp_len = model.config.clamp_len if clamp_len is None else clamp_len
     plain = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
-    if model.config.encoding not in ABSOLUTE:
+    if not model.config.kind.absolute:
         return WindowReader(model.with_lengths(mem_len=0, **plain))
     if trained_len is None:
         raise OptionError("trained_len", None, f"must be given for encoding={model.config.encoding}")

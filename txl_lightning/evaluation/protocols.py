@@ -12,10 +12,10 @@ from txl_lightning.config import Config, EvaluationConfig, TransformerXLModelCon
 from txl_lightning.data.corpora import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.contexts import ABSOLUTE, WindowReader, window_reader
+from txl_lightning.evaluation.contexts import WindowReader, window_reader
 from txl_lightning.evaluation.scoring import TokenLosses, token_losses
 from txl_lightning.evaluation.sliding import sliding_losses, visible_window
-from txl_lightning.lengths import evaluation_lengths, extended_context, position_limit
+from txl_lightning.lengths import encoding_kind, evaluation_lengths, extended_context, position_limit
 from txl_lightning.model.cached import CachedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.checkpoints import TrainedModel
@@ -106,7 +106,7 @@ class StateReuse(Protocol):
     def knob(self) -> str:
         """`mem_len` or `ext_len`."""
         config = self.trained.config
-        return "ext_len" if config.encoding.name in ABSOLUTE and not config.memory.mem_len else "mem_len"
+        return "ext_len" if encoding_kind(config).absolute and not config.memory.mem_len else "mem_len"
 
     @property
     def limit(self) -> int | None:

@@ -166,9 +166,9 @@ def subjects_of_checkpoint(options: SpeedConfig) -> list[Subject]:
     """
     trained = load_trained(options.checkpoint or "")
     model = trained.model
-    if not isinstance(model, TransformerXL) or model.config.encoding not in ("relative", "shaw"):
+    if not isinstance(model, TransformerXL) or model.config.kind.absolute:
         kind = model.config.encoding if isinstance(model, TransformerXL) else trained.config.model.name
-        allowed = f"is {kind}; must be a Transformer-XL with encoding relative or shaw, which can reuse states"
+        allowed = f"is {kind}; must be a Transformer-XL with distances (relative, shaw), which can reuse states"
         raise OptionError("checkpoint", options.checkpoint, allowed)
     level = "word" if trained.vocabulary.level == "word" else "char"
     return [Subject(level, model, vanilla_of(model, options.vanilla_n_layer))]

@@ -2,6 +2,7 @@
 
 from txl_lightning.model.cached import CachedTransformerXL
 from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.encodings import Encoding, LayerPositions, register_encoding
 from txl_lightning.model.generation import generate
 from txl_lightning.model.key_value_memory import KeyValueMemory
 from txl_lightning.model.language_model import LanguageModel
@@ -12,8 +13,10 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 __all__ = [
     "CachedTransformerXL",
+    "Encoding",
     "KeyValueMemory",
     "LanguageModel",
+    "LayerPositions",
     "Memory",
     "RecurrentConfig",
     "RecurrentLanguageModel",
@@ -22,4 +25,5 @@ __all__ = [
     "TransformerXL",
     "TransformerXLConfig",
     "generate",
+    "register_encoding",
 ]

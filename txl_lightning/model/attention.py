@@ -32,7 +32,7 @@ class Attention(nn.Module):
         has_query, has_key = bool(set("ab") & set(self.terms)), bool(set("ac") & set(self.terms))
         self.n_query, self.n_key = int(has_query), int(has_key)
         self.qkv = nn.Linear(config.d_model, (self.n_query + self.n_key + 1) * width, bias=False)
-        projects = config.encoding == "relative" and bool(set("bd") & set(self.terms))
+        projects = config.kind.projects and bool(set("bd") & set(self.terms))
         self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
         self.output = nn.Linear(width, config.d_model, bias=False)
         self.dropout = Dropout(config.attention_dropout)

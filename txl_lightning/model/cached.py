@@ -196,7 +196,7 @@ class Distances:
         config, K = self.model.config, M + T
         if self.n_keys < K:
             self.n_keys, self.mask_TK = max(K, min(2 * K, config.mem_len + T)), None
-            positions = self.model.encoding(self.n_keys, config.clamp_len, like)
+            positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like)
             self.positions = [
                 layer.attention.projected(of_layer)  # type: ignore[union-attr, operator]
                 for layer, of_layer in zip(self.model.layers, positions, strict=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.errors import UserError
-from txl_lightning.model.config import TERMS, TransformerXLConfig
+from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.correspondence import Family, correspondence
 from txl_lightning.model.softmax import TieProjections
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -86,9 +86,11 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
     absolute positions), so that nothing is lost on the way back; the code itself would ignore it.
 
     Raises:
-        CheckpointError: the model has terms switched off, which that code cannot.
+        CheckpointError: the model has another encoding or terms switched off, which that code cannot.
     """
     config = model.config
+    if config.encoding not in ATTENTION_TYPES:
+        raise CheckpointError(f"encoding={config.encoding}: the paper's code has only {', '.join(ATTENTION_TYPES)}")
     _require_all_terms(config, "the paper's code")
     if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
         raise CheckpointError(f"d_head={config.d_head}: the paper's code needs n_head·d_head = d_model for al_rfou")
@@ -228,5 +230,5 @@ def _policy(tied: list[bool] | None) -> TieProjections:
 
 
 def _require_all_terms(config: TransformerXLConfig, who: str) -> None:
-    if config.active_terms != TERMS[config.encoding]:
+    if config.active_terms != config.kind.terms:
         raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")

@@ -9,8 +9,27 @@ from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
-EncodingName = Literal["relative", "shaw", "absolute", "al_rfou"]
-TERMS: dict[str, str] = {"relative": "abcd", "shaw": "abcd", "absolute": "a", "al_rfou": "a"}
+
+
+@dataclass(frozen=True)
+class EncodingKind:
+    """What of an encoding others need to know, without its module (`model.encodings.register_encoding`).
+
+    Args:
+        terms: which of the four terms (a)-(d) of the score it has.
+        absolute: positions belong to a segment and mean nothing beyond the length that was trained.
+        projects: every layer has a W_{k,R}, for `LayerPositions.sinusoids_SD`.
+        table: what its trained table, if any, has a row for: `distances` (segment, extended context and
+            memory) or `positions` (segment and extended context).
+    """
+
+    terms: str = "a"
+    absolute: bool = False
+    projects: bool = False
+    table: Literal["distances", "positions"] | None = None
+
+
+KINDS: dict[str, EncodingKind] = {}  # by name; filled where the encodings are registered
 
 
 @dataclass(frozen=True)
@@ -32,12 +51,12 @@ class TransformerXLConfig:
         attention_dropout: probability at the attention probabilities.
         pre_norm: LayerNorm in front of each sublayer instead of behind the residual sum.
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
-        encoding: how positions enter, see `model.encodings`.
+        encoding: how positions enter: the name of one of `model.encodings`, or of a registered one.
         terms: which of the four terms (a)-(d) of the score there are, in any order; what a term alone
             needs does not exist without it. Absolute encodings have only (a), so the others mean nothing
             there. Without any term attention is uniform over what the mask leaves.
         table_len: rows of the trained tables of `shaw` (distances: segment + extended context + memory)
-            and `al_rfou` (positions: segment + extended context).
+            and `al_rfou` (positions: segment + extended context), or of a registered encoding's.
         d_embed: width of the embedding; None for D.
         cutoffs: first token of every cluster of the adaptive embedding and softmax but the first.
         div_val: by how much each cluster's embedding is narrower than the one before.
@@ -67,7 +86,7 @@ class TransformerXLConfig:
     attention_dropout: float = 0.0
     pre_norm: bool = False
     untie_biases: bool = False
-    encoding: EncodingName = "relative"
+    encoding: str = "relative"
     terms: str = "abcd"
     table_len: int | None = None
     d_embed: int | None = None
@@ -99,16 +118,21 @@ class TransformerXLConfig:
             require(value >= 0, name, value, "must be an integer >= 0")
         require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
         require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")
-        require(self.encoding in TERMS, "encoding", self.encoding, f"must be one of {', '.join(TERMS)}")
+        require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)
         require(good_terms, "terms", self.terms, "must be letters of abcd, each at most once")
         require(self.table_len is None or self.table_len >= 1, "table_len", self.table_len, "must be an integer >= 1")
         check_clusters(self)
 
     @property
+    def kind(self) -> EncodingKind:
+        """What of the encoding is known without its module."""
+        return KINDS[self.encoding]
+
+    @property
     def active_terms(self) -> str:
         """The chosen terms that the encoding has, in alphabetical order."""
-        return "".join(term for term in TERMS[self.encoding] if term in self.terms)
+        return "".join(term for term in self.kind.terms if term in self.terms)
 
     @property
     def required_table_len(self) -> int:

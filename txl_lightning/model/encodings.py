@@ -1,4 +1,6 @@
-"""The four position encodings of the ablation (paper Table 6), each a module that the model asks for positions.
+"""Position encodings: the four of the ablation (paper Table 6), and how to add one's own (`register_encoding`).
+
+Each is a module that the model asks for positions.
 
     relative   terms (a)-(d) with the sinusoid of the distance                       (section 3.3; attn_type 0)
     shaw       a trained table of distances per layer, no extrapolation              (Shaw et al. 2018; attn_type 1)
@@ -12,13 +14,15 @@ it had then, and positions are never added to it again (section 3.3).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.errors import require
+from txl_lightning.model.config import KINDS, EncodingKind, TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.positions import sinusoids_of_distances
 
@@ -53,7 +57,7 @@ class LayerPositions(NamedTuple):
 
 
 class Encoding(nn.Module):
-    """An encoding that says nothing: the base of the others.
+    """An encoding that says nothing: the base of the others, and of one's own (`register_encoding`).
 
     Args:
         config: sizes and terms.
@@ -61,7 +65,11 @@ class Encoding(nn.Module):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.n_layer = config.n_layer
+        self.n_layer, self.n_head, self.d_head = config.n_layer, config.n_head, config.d_head
+        self.terms = config.active_terms
+
+    def initialize(self) -> None:
+        """Set parameters that should not start as the paper's code has it: N(0, 0.02²), and zero if `…bias`."""
 
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
         """The input of the first layer before dropout, from the scaled embedding."""
@@ -72,10 +80,64 @@ class Encoding(nn.Module):
         return hidden_BTD
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Positions for every layer's attention over K keys."""
+        """Positions for every layer's attention over K keys: functions of the distance alone, K, …, 0.
+
+        Args:
+            n_keys: K.
+            clamp_len: distances beyond it share its position; -1 or 0 for none.
+            like: has the type and device of the result.
+        """
         return [LayerPositions()] * self.n_layer
 
+    def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
+        """What `forward` says, without the terms that are off."""
+        return [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
 
+
+ENCODINGS: dict[str, type[Encoding]] = {}
+
+
+def register_encoding(
+    name: str,
+    terms: str = "a",
+    *,
+    absolute: bool = False,
+    projects: bool = False,
+    table: Literal["distances", "positions"] | None = None,
+) -> Callable[[type[Encoding]], type[Encoding]]:
+    """A decorator that makes a subclass of `Encoding` known as `encoding=name` of a configuration.
+
+    The score of a pair adds what the class gives by distance: `table_HSE` or `sinusoids_SD` to term (b),
+    `bias_HS` to term (d), before the division by sqrt(E); or the class changes the inputs (`embed`,
+    `layer_input`). A checkpoint holds the name only, so whoever loads one registers the class before.
+
+    Args:
+        name: letters, digits and underscores.
+        terms: which of (a)-(d) it has; a term that `model.terms` leaves out is left out of what it gives.
+        absolute: its positions belong to a segment and mean nothing beyond the trained length.
+        projects: every layer has a W_{k,R}, for `sinusoids_SD`.
+        table: what `encoding.table_len` counts by default: see `EncodingKind`.
+
+    Raises:
+        OptionError: the name is another class's, or a value is not allowed.
+    """
+    require(name.isidentifier(), "name", name, "must be letters, digits and underscores")
+    good_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
+    require(good_terms, "terms", terms, "must be letters of abcd, each at most once")
+    require(table in (None, "distances", "positions"), "table", table, "must be None, distances or positions")
+
+    def register(encoding: type[Encoding]) -> type[Encoding]:
+        there = ENCODINGS.get(name, encoding)
+        same = (there.__module__, there.__qualname__) == (encoding.__module__, encoding.__qualname__)  # a cell run anew
+        require(same, "name", name, f"is the name of another encoding, {there.__module__}.{there.__qualname__}")
+        ENCODINGS[name] = encoding
+        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table)
+        return encoding
+
+    return register
+
+
+@register_encoding("relative", "abcd", projects=True)
 class RelativeEncoding(Encoding):
     """The paper's: sinusoids of distances, u and v shared by all layers or one each (`untie_biases`)."""
 
@@ -102,6 +164,7 @@ class RelativeEncoding(Encoding):
         ]
 
 
+@register_encoding("shaw", "abcd", table="distances")
 class ShawEncoding(Encoding):
     """A trained vector (b) and bias (d) of every distance below `table_len`, and u (c), for every layer.
 
@@ -134,6 +197,7 @@ class ShawEncoding(Encoding):
         ]
 
 
+@register_encoding("absolute", absolute=True)
 class AbsoluteEncoding(Encoding):
     """The sinusoid of the distance to the segment's end, added to the scaled embedding."""
 
@@ -143,6 +207,7 @@ class AbsoluteEncoding(Encoding):
         return hidden_BTD + sinusoids_of_distances(T, D, clamp_len, hidden_BTD)[1:]
 
 
+@register_encoding("al_rfou", absolute=True, table="positions")
 class AlRfouEncoding(Encoding):
     """A trained row for every position, counted from the segment's end, added to every layer's input.
 
@@ -158,11 +223,3 @@ class AlRfouEncoding(Encoding):
         n_rows, T = self.table.shape[1], hidden_BTD.shape[1]
         rows = torch.arange(n_rows - T, n_rows, device=hidden_BTD.device).clamp(min=0)
         return hidden_BTD + self.table[n][rows]
-
-
-ENCODINGS: dict[str, type[Encoding]] = {
-    "relative": RelativeEncoding,
-    "shaw": ShawEncoding,
-    "absolute": AbsoluteEncoding,
-    "al_rfou": AlRfouEncoding,
-}

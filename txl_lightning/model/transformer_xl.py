@@ -42,6 +42,7 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         initialize(self)
+        self.encoding.initialize()
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """A view on the same weights with other values of `mem_len`, `same_length`, `clamp_len`, `ext_len`
@@ -93,7 +94,7 @@ class TransformerXL(nn.Module):
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         M = memory.length
-        positions = self.encoding(M + T, config.clamp_len, hidden_BTD)
+        positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD)
         attention_len = config.mem_len if config.same_length and config.mem_len else None
         mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
 

@@ -44,12 +44,19 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
-    """The model of a checkpoint in evaluation mode, with the configuration and vocabulary of its run."""
+    """The model of a checkpoint in evaluation mode, with the configuration and vocabulary of its run.
+
+    Raises:
+        OptionError: as `read_checkpoint`, or its encoding is not known here (`own_encodings`).
+    """
     contents = read_checkpoint(path, option)
     record = contents["txl_lightning"]
     config = from_plain(record["config"])
     vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
-    model = make_model(config, len(vocabulary))
+    try:
+        model = make_model(config, len(vocabulary))
+    except OptionError as error:  # an encoding of the user's own that is not there
+        raise OptionError(option, path, str(error)) from error
     model.load_state_dict(model_weights(contents))
     return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]))
 

@@ -1,0 +1,231 @@
+"""examples/: an encoding of one's own is used by every command, without a change of the package."""
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.training.small_run import TINY, tiny_config
+from txl_lightning import TransformerXL, TransformerXLConfig, own_encodings, register_encoding
+from txl_lightning.command_config import AttentionConfig, EvaluateConfig, GenerateConfig, ReclConfig
+from txl_lightning.config import LoggerConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.attention_command import attention
+from txl_lightning.evaluation.command import evaluate
+from txl_lightning.evaluation.contexts import window_reader
+from txl_lightning.evaluation.generate_command import generate
+from txl_lightning.evaluation.recl_command import recl
+from txl_lightning.lengths import architecture, position_limit
+from txl_lightning.model.cached import CachedTransformerXL
+from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
+from txl_lightning.model.config import KINDS
+from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding
+from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.training.run import train
+
+ALIBI = Path(__file__).parent.parent / "examples/alibi.py"
+NO_LOGGER = LoggerConfig("none")
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Before and after each test, as in a new process."""
+    monkeypatch.delenv("TXL_ENCODINGS", raising=False)
+    yield
+    for name in set(KINDS) - {"relative", "shaw", "absolute", "al_rfou"}:
+        del KINDS[name], ENCODINGS[name]
+    for name in [name for name in sys.modules if name.startswith("txl_encodings:")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def alibi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user names it."""
+    monkeypatch.setenv("TXL_ENCODINGS", str(ALIBI))
+    own_encodings.kind_named("alibi")
+
+
+def test_the_example_is_short() -> None:
+    assert len(ALIBI.read_text().splitlines()) < 40
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ALIBI.parent)
+    config = tiny_config(tmp_path)  # writes the text
+    tiny = [*TINY, f"data.path={config.data.path}", f"data.cache_dir={config.data.cache_dir}", "trainer.max_steps=2"]
+    export, *commands = [line.strip() for line in ALIBI.read_text().splitlines() if line.startswith("    ")][:3]
+    assert export.startswith("export ")
+    named = dict([export.removeprefix("export ").split("=")])
+
+    def txl(command: str, *more: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "txl_lightning.cli", *shlex.split(command)[1:], *more]
+        everything = {**os.environ, **env}
+        return subprocess.run(words, cwd=tmp_path, env=everything, capture_output=True, text=True, timeout=120)
+
+    for command, more in zip(commands, [tiny, []], strict=True):
+        done = txl(command, *more, env=named)
+        assert done.returncode == 0, done.stderr
+    done = txl(commands[0], *tiny, "resume=auto", "trainer.max_steps=3", "trainer.devices=2", env=named)
+    assert "after 3 steps" in done.stdout, done.stderr
+    done = txl(commands[1], env={})
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "best.ckpt: encoding=alibi: must be one of relative" in done.stderr
+    done = txl("txl train encoding=alibi", env=named)
+    assert "one of your own: encoding.name=alibi" in done.stderr
+
+
+def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
+    """Attention of the first layer in loops over i and j, as Press et al. 2021 (section 3) write it."""
+    layer, H, E = model.layers[0].attention, model.config.n_head, model.config.d_head
+    W_q, W_k, W_v = (w.view(H, E, -1) for w in layer.qkv.weight.chunk(3))
+    outputs = []
+    for b in range(len(hidden)):
+        states, M = [*memory[b], *hidden[b]], memory.shape[1]
+        for i in range(hidden.shape[1]):
+            heads = []
+            for h in range(H):
+                slope, keys = 2 ** (-8 * (h + 1) / H), range(M + i + 1)
+                distance = [M + i - j if clamp_len <= 0 else min(M + i - j, clamp_len) for j in keys]
+                content = [(W_q[h] @ states[M + i]) @ (W_k[h] @ states[j]) / math.sqrt(E) for j in keys]
+                scores = torch.stack([content[j] - slope * distance[j] for j in keys])
+                heads.append(sum(p * (W_v[h] @ states[j]) for p, j in zip(scores.softmax(0), keys, strict=True)))
+            outputs.append(layer.output.weight @ torch.cat(heads))
+    return torch.stack(outputs).view_as(hidden)
+
+
+@pytest.mark.parametrize("clamp_len", [-1, 3])
+@pytest.mark.parametrize("n_head", [1, 3, 4])
+def test_alibi_is_the_naive_one(alibi: None, n_head: int, clamp_len: int) -> None:
+    model = tiny_model(encoding="alibi", n_head=n_head, clamp_len=clamp_len, mem_len=4)
+    tokens, seen = random_stream(2, 5), []
+    _, memory = model(tokens)
+    model.layers[0].attention.register_forward_hook(lambda _, given, output: seen.append((given, output)))
+    model(tokens, memory)
+    (hidden, states, *_), output = seen[0]
+    assert states.shape[1] == 4
+    torch.testing.assert_close(output, naive_alibi(model, hidden, states, clamp_len), **EXACT)
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+@pytest.mark.parametrize("clamp_len", [-1, 3])
+def test_recurrence_is_the_whole_context_cached_or_not(alibi: None, clamp_len: int, same_length: bool) -> None:
+    model = tiny_model(encoding="alibi", clamp_len=clamp_len, same_length=same_length, mem_len=16)
+    stream = random_stream(2, 13)
+    with torch.no_grad():
+        whole, _ = score_segments(model, stream, [12])
+        segments, _ = score_segments(model, stream, [3, 1, 1, 5, 2])
+        cached, _ = score_segments(CachedTransformerXL(model), stream, [3, 1, 1, 5, 2])
+    torch.testing.assert_close(segments, whole, **EXACT)
+    torch.testing.assert_close(cached, whole, **EXACT)
+
+
+def test_the_term_of_the_bias_can_be_off(alibi: None) -> None:
+    without, with_bias = (tiny_model(encoding="alibi", terms=terms) for terms in ("a", "ad"))
+    nothing = tiny_model(encoding="absolute")  # the same parameters
+    nothing.encoding = Encoding(nothing.config)  # no position at all
+    tokens = random_stream(2, 5)
+    assert torch.equal(without(tokens)[0], nothing(tokens)[0])
+    assert not torch.allclose(with_bias(tokens)[0], nothing(tokens)[0])
+
+
+def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=2", "data.level=char"), run)
+    longer = tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=4", "data.level=char", "resume=auto")
+    assert train(longer, run)["steps"] == 4
+    path = str(run / "checkpoints/best.ckpt")
+    (tmp_path / "evaluate").mkdir()
+    lines = evaluate(EvaluateConfig(path, splits=["test"], mem_len=32, same_length=True), tmp_path / "evaluate")
+    assert "memory 32" in lines[0]
+    grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 0}
+    assert recl(ReclConfig([path], **grid, store=str(tmp_path / "losses"), logger=NO_LOGGER), tmp_path / "recl")
+    assert attention(AttentionConfig(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
+    text = generate(GenerateConfig(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
+    assert len(text["samples"]) == 1
+    for convert in (to_original, to_huggingface):
+        with pytest.raises(CheckpointError, match="encoding=alibi"):
+            convert(load_trained(path).model)
+
+
+BROKEN = "import no_such_library\n"
+UNKNOWN = r"^encoding=alibi: must be one of relative, shaw, absolute, al_rfou, or one that a file in the variable "
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        (None, UNKNOWN + r"TXL_ENCODINGS registers \(not set\)$"),
+        ("other.py", UNKNOWN + r"TXL_ENCODINGS registers \(other.py\)$"),
+        ("missing.py", r"^TXL_ENCODINGS=missing.py: no such file$"),
+        ("no_such_module", r"^TXL_ENCODINGS=no_such_module: cannot be imported: ModuleNotFoundError: "),
+        ("other.py, broken.py", r"^TXL_ENCODINGS=broken.py: cannot be imported: .*'no_such_library'$"),
+        ("taken.py", r"^TXL_ENCODINGS=taken.py: cannot be imported: OptionError: name=shaw: is the name of another"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alibi.py").write_text("raise SystemExit('imported though nobody asked for it')\n")
+    (tmp_path / "other.py").touch()
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "taken.py").write_text(ALIBI.read_text().replace('"alibi"', '"shaw"'))
+    if variable is not None:
+        monkeypatch.setenv("TXL_ENCODINGS", variable)
+    with pytest.raises(OptionError, match=message):
+        architecture(tiny_config(tmp_path, "encoding.name=alibi"), vocab_size=50)
+
+
+def test_a_checkpoint_brings_no_code_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alibi: None) -> None:
+    train(tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=1"), tmp_path / "run")
+    del KINDS["alibi"], ENCODINGS["alibi"]
+    monkeypatch.delenv("TXL_ENCODINGS")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "alibi.py").write_text("raise SystemExit('imported though nobody asked for it')\n")
+    with pytest.raises(OptionError, match=r"^checkpoint=.*last.ckpt: encoding=alibi: must be one of"):
+        load_trained(tmp_path / "run/checkpoints/last.ckpt")
+
+
+def test_one_of_ones_own_may_be_absolute_with_a_table_and_start_as_it_likes(tmp_path: Path) -> None:
+    @register_encoding("own", absolute=True, table="positions")
+    class Own(AlRfouEncoding):
+        def initialize(self) -> None:
+            nn.init.constant_(self.table, 7.0)
+
+    config = tiny_config(tmp_path, "encoding.name=own", "model.ext_len=2", "memory=off")
+    sizes = architecture(config, vocab_size=50)
+    assert isinstance(sizes, TransformerXLConfig)
+    model = TransformerXL(sizes)
+    assert isinstance(model.encoding, Own)
+    assert bool((model.encoding.table == 7).all())
+    assert model.encoding.table.shape[1] == position_limit(config) == 10
+    assert window_reader(model, trained_len=10).limit == 10
+
+
+def test_a_class_registered_anew_takes_the_place_of_the_old() -> None:
+    def cell() -> type[Encoding]:
+        @register_encoding("own", "d")
+        class Own(Encoding):
+            pass
+
+        return Own
+
+    cell()
+    again = cell()
+    assert ENCODINGS["own"] is again
+    with pytest.raises(OptionError, match="name=own: is the name of another encoding"):
+        register_encoding("own")(AlRfouEncoding)
+    with pytest.raises(OptionError, match="name=a-b: must be letters"):
+        register_encoding("a-b")
+    with pytest.raises(OptionError, match="terms=ae: must be letters of abcd"):
+        register_encoding("own", "ae")
