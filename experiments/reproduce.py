@@ -154,7 +154,7 @@ def make_runner(setup: Setup, jobs: list[Job], parallel: int, options: argparse.
         if options.logger != "wandb" or job.command not in LOGGING:
             return [f"logger={options.logger}"] if job.command == "train" else []
         words = ["logger=wandb", f"logger.group={job.sections[0]}"]
-        return [*words, f"logger.tags=[{','.join((setup.profile.name, *job.tags))}]"]
+        return [*words, f"logger.tags=[{','.join((setup.profile.name, *job.sections))}]"]
 
     threads = max(1, (os.cpu_count() or 1) // parallel)
     return Runner(setup.runs, keys(jobs, checksums), slots, threads, logging, shlex.split(options.prefix))
