@@ -10,7 +10,7 @@ TRANSFORMERS := .venv-transformers
 .PHONY: help reproduce test test-transformers lint format bench clean
 
 help:
-	@echo "make reproduce [PROFILE=smoke|laptop] [ARGS='data=file data.path=FILE']   reproduce the paper, print where the report is"
+	@echo "make reproduce [PROFILE=smoke|laptop|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make test | test-transformers | lint | format | bench | clean"
 
 # Stale when what it is made from changes. torch comes first, so that nothing pulls another build of it.

@@ -33,11 +33,11 @@ def _run(words: list[str], log: str, environment: dict[str, str]) -> None:
     os.setpgid(0, 0)  # Ctrl-C is for the runner, who passes one signal on
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())
     end_with_parent(parent)
-    lock = os.open(f"{log}.lock", os.O_WRONLY | os.O_CREAT)
+    lock = os.open(f"{log}.lock", os.O_WRONLY | os.O_CREAT, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX)  # a job of a runner that was killed ends within a second of it
     sys.argv = ["txl", *words]
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 import txl_lightning
 from txl_lightning.command_config import register_schemas
@@ -99,14 +101,29 @@ def composed(overrides: tuple[str, ...]) -> Config:
 
 @cache
 def code_version() -> str:
-    """SHA-256 over the package's sources and its configuration files."""
-    folders = {Path(txl_lightning.__file__).parent, CONF}
-    files = sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml")})
+    """SHA-256 over what the package's sources and its configuration files say, comments and docstrings left out."""
+    package = Path(txl_lightning.__file__).parent
+    sources = [(path.relative_to(package), statements(path.read_text())) for path in package.rglob("*.py")]
+    choices = [(path.relative_to(CONF), values(path.read_text())) for path in CONF.rglob("*.yaml")]
     digest = hashlib.sha256()
-    for path in files:
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    for path, content in sorted({*sources, *choices}):
+        digest.update(f"{path} {len(content)} {content}\n".encode())
     return digest.hexdigest()
+
+
+def statements(source: str) -> str:
+    """A syntax tree without comments, layout and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def values(text: str) -> str:
+    """What Hydra reads of a configuration file: its values and its package."""
+    packages = [line for line in text.splitlines() if line.startswith("# @package")]
+    return json.dumps([packages, OmegaConf.to_container(OmegaConf.create(text))])
 
 
 def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:

@@ -93,7 +93,8 @@ def state(log: Path) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`3 min`, `2.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    """`45 s`, `3 min`, `2.5 h`, `12 days`."""
+    for longest, unit, name in ((90, 1, "s"), (5400, 60, "min")):
+        if seconds < longest:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

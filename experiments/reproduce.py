@@ -107,13 +107,7 @@ def reproduce(options: argparse.Namespace) -> int:
     with only_one(directory), Stopwatch(directory / "clock.json") as watch, terminated_as_interrupted():
         progress = Progress(jobs, estimate.seconds, parallel)
         runner.show = progress
-        left = [job for job in jobs if not runner.is_finished(job)]
-        print(
-            f"profile {profile.name}: {len(jobs)} jobs, {len(jobs) - len(left)} of them finished before, "
-            f"{parallel} side by side, into {directory}",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(opening(setup, jobs, runner, parallel), file=sys.stderr, flush=True)
         try:
             runner.run(jobs)
         finally:
@@ -125,6 +119,17 @@ def reproduce(options: argparse.Namespace) -> int:
     publish(setup, options.logger, report)
     print(f"report: {report}")
     return 0
+
+
+def opening(setup: Setup, jobs: list[Job], runner: Runner, parallel: int) -> str:
+    """What is there and what will be done."""
+    finished = [job for job in jobs if runner.is_finished(job)]
+    stale = [job for job in jobs if job not in finished and runner.record(job).get("done")]
+    again = f" ({len(stale)} more were made with other settings, code or text: they are run again)" if stale else ""
+    return (
+        f"profile {setup.profile.name}: {len(jobs)} jobs, {len(finished)} of them finished before{again}, "
+        f"{parallel} side by side, into {setup.directory}"
+    )
 
 
 def room(setup: Setup) -> int:
@@ -205,11 +210,13 @@ def terminated_as_interrupted() -> Iterator[None]:
     def stop(signum: int, frame: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    # A shell that put this into the background had SIGINT ignored, and processes inherit that.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,15 @@ def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
     assert changed() == {run.name, "read"}
 
 
+def test_comments_and_docstrings_are_no_other_version() -> None:
+    one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    assert jobs.statements(one) == jobs.statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')
+    assert jobs.statements(one) != jobs.statements("def f(x):\n    return x + 2\n")
+    header = "# @package _global_\n"
+    assert jobs.values(f"{header}# a\nx: 1\n") == jobs.values(f"{header}x: 1 # b\n") != jobs.values("x: 1\n")
+    assert jobs.values("x: 1\n") != jobs.values("x: 2\n")
+
+
 def test_two_jobs_of_one_name_must_be_the_same() -> None:
     one, other = Job("a", "train", ("seed=1",), "x"), Job("a", "train", ("seed=2",), "x")
     with pytest.raises(ValueError, match="two jobs are called a"):
