@@ -39,8 +39,10 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         "id": "appendix_e",
         "title": TITLE,
         "paper": PAPER,
-        "here": f"{options['n_tokens']} tokens from the top {options['top_k']}, temperature "
-        "{options['temperature']:g}.",
+        "here": (
+            f"{options['n_tokens']} tokens from the top {options['top_k']}, temperature {options['temperature']:g}, "
+            f"after {len(drawn['prompt']['tokens'])} tokens of the test split."
+        ),
         "tables": [],
         "figures": [],
         "samples": [

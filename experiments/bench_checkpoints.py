@@ -21,7 +21,10 @@ from txl_lightning.reporting.machine import processor
 from txl_lightning.training.run import train
 
 OPTIONS = (
-    "profile=laptop",
+    "model=txl_laptop",
+    "data.batch_size=16",
+    "data.segment_len=64",
+    "optimizer.lr=1e-3",
     "logger=none",
     "trainer.progress_bar=false",
     "trainer.val_every_n_steps=null",
@@ -61,8 +64,9 @@ def section(results: Sequence[dict[str, Any]], every: int, steps: int, threads: 
         [
             "## What checkpoints cost",
             "",
-            "`txl train profile=laptop` with and without checkpoints, in turns; written whole, flushed to the disk and",
-            f"checksummed each time. Medians of {len(results)} rounds, the ratio the median of the ratios in a round.",
+            "`txl train model=txl_laptop`, 16 streams, segments of 64, with and without checkpoints, in turns; written",
+            "whole, flushed to the disk and checksummed each time.",
+            f"Medians of {len(results)} rounds, the ratio the median of the ratios in a round.",
             "",
             aligned(rows),
             "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,8 +65,9 @@ def plan_text(setup: Setup, jobs: list[Job], runner: Runner, estimate: Estimate,
             alone, left = (alone + seconds, left) if job.alone else (alone, left + seconds)
         size = f"{tokens(job):,} tokens" if job.command == "train" else ""
         rows.append([job.name, job.command, size, ", ".join(job.sections), "finished" if finished else clock(seconds)])
-    trained = sum(job.command == "train" for job in jobs)
-    total = left / parallel + alone
+    trainings = [job for job in jobs if job.command == "train"]
+    trained = len(trainings)
+    total = left / min(parallel, os.cpu_count() or 1) + alone
     measured = setup.profile.measured
     rate = f"{estimate.tokens_per_second:,.0f} tokens/s of a training ({measured})"
     if estimate.tokens_per_second != setup.profile.tokens_per_second:
@@ -78,6 +80,6 @@ def plan_text(setup: Setup, jobs: list[Job], runner: Runner, estimate: Estimate,
             f"left: about {clock(total)}, at {rate}",
             f"needs: {setup.profile.needs}",
             f"into {setup.directory}",
-            *([] if trained == 0 else [f"a training: txl train {' '.join(jobs[0].overrides)}"]),
+            *(f"a training: txl {' '.join(job.words(setup.runs))}" for job in trainings[:1]),
         ]
     )

@@ -10,16 +10,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import txl_lightning
 from txl_lightning.command_config import register_schemas
 from txl_lightning.config import CONF, Config, plain, typed
+from txl_lightning.reporting.machine import processor
 
-RUNS = "{runs}"  # stands in overrides for the folder of all runs, which may move
+RUNS = "@runs"  # stands in overrides for the folder of all runs, which may move
 WITHOUT_INFLUENCE = (
     "logger",
+    "checkpoint.every_n_steps",
     "data.cache_dir",
     "data.path",
     "data.root",
@@ -36,7 +39,7 @@ class Job:
     Args:
         name: unique; the folder in `runs/`.
         command: of `txl`.
-        overrides: as they are typed behind the command; `{runs}` is the folder of all runs.
+        overrides: as they are typed behind the command; `@runs` is the folder of all runs.
         arm: what is compared, in words.
         seed: of initialisation and dropout, of trainings.
         tags: of the W&B run.
@@ -135,7 +138,8 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
     """
     made: dict[str, str] = {}
     for job in jobs:
-        depends: dict[str, Any] = {"code": code_version(), "command": job.command}
+        depends: dict[str, Any] = {"code": code_version(), "command": job.command, "torch": torch.__version__}
+        depends |= {"machine": processor()} if job.alone else {}
         depends |= {"needs": [made[name] for name in job.needs]}
         if job.command == "train":
             depends |= {"config": with_influence(composed(job.overrides)), "corpus": corpora[job.name]}

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
-SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "not judged": "–"}
+SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page would not show, or not bear
 
 

@@ -19,11 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+import torch
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import appendix_e, figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
-from experiments.arms import Setup
+from experiments.arms import Setup, check_overrides
 from experiments.assemble import assemble
 from experiments.corpora import at_hand
 from experiments.estimate import Estimate, plan_text
@@ -36,6 +37,7 @@ from experiments.runner import Runner
 from experiments.stopwatch import Stopwatch
 from txl_lightning.data.corpora import load_corpus
 from txl_lightning.errors import UserError
+from txl_lightning.training.options import check_options
 
 SECTIONS: dict[str, ModuleType] = {
     "main_results": main_results,
@@ -59,7 +61,7 @@ def main(words: list[str] | None = None) -> int:
     except UserError as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, OSError) as error:
         print(f"reproduce: {str(error).strip().splitlines()[0]}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -86,7 +88,11 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         options.overrides.remove(word)
         if options.profile not in PROFILES:
             parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
-    options.sections = list(SECTIONS) if options.only is None else options.only.split(",")
+    options.sections = list(SECTIONS) if options.only is None else list(dict.fromkeys(options.only.split(",")))
+    try:
+        shlex.split(options.prefix)
+    except ValueError as error:
+        parser.error(f"--prefix {options.prefix}: {error}")
     if unknown := [name for name in options.sections if name not in SECTIONS]:
         parser.error(f"--only {','.join(unknown)}: must be of {', '.join(SECTIONS)}")
     return options
@@ -97,17 +103,44 @@ def reproduce(options: argparse.Namespace) -> int:
     profile = PROFILES[options.profile]
     directory = (options.directory or Path("reports") / profile.name).resolve()
     setup = Setup(profile, tuple(options.overrides), directory, planning=options.plan)
-    jobs = merge({name: SECTIONS[name].jobs(setup) for name in options.sections})
+    check_overrides(setup.overrides)
     parallel = options.parallel or room(setup)
-    runner = make_runner(setup, jobs, parallel, options)
-    estimate = Estimate(profile, runner)
     if options.plan:
-        print(plan_text(setup, jobs, runner, estimate, parallel))
+        jobs, runner = prepare(setup, parallel, options)
+        print(plan_text(setup, jobs, runner, Estimate(profile, runner), parallel))
         return 0
-    with only_one(directory), Stopwatch(directory / "clock.json") as watch, terminated_as_interrupted():
-        progress = Progress(jobs, estimate.seconds, parallel)
-        runner.show = progress
+    with only_one(directory):
+        jobs, runner = prepare(setup, parallel, options)
+        for job in jobs:
+            if job.command == "train":
+                check_options(composed(tuple(job.words(setup.runs)[1:])))
         print(opening(setup, jobs, runner, parallel), file=sys.stderr, flush=True)
+        report = run(setup, jobs, runner, parallel, options)
+    publish(setup, options.logger, report)
+    print(f"report: {report}")
+    return 0
+
+
+def prepare(setup: Setup, parallel: int, options: argparse.Namespace) -> tuple[list[Job], Runner]:
+    """All jobs of the chosen sections, and what runs them."""
+    jobs = merge({name: SECTIONS[name].jobs(setup) for name in options.sections})
+    return jobs, make_runner(setup, jobs, parallel, options)
+
+
+def run(setup: Setup, jobs: list[Job], runner: Runner, parallel: int, options: argparse.Namespace) -> Path:
+    """Run what is left, and write the report."""
+    ended = setup.directory / "results.json"
+    is_new = ended.exists() and not all(runner.is_finished(job) for job in jobs)
+    with Stopwatch(setup.directory / "clock.json", is_new) as watch, terminated_as_interrupted():
+        if is_new:
+            ended.unlink()
+        progress = Progress(jobs, Estimate(setup.profile, runner).seconds, min(parallel, cores()))
+
+        def show(runner: Runner) -> None:
+            progress(runner)
+            watch.tick()
+
+        runner.show = show
         try:
             runner.run(jobs)
         finally:
@@ -115,10 +148,7 @@ def reproduce(options: argparse.Namespace) -> int:
         outcomes = Outcomes(setup.runs, setup.figures)
         sections = [SECTIONS[name].section(setup, outcomes) for name in options.sections]
         results = assemble(setup, jobs, runner, sections, command_line(options), watch)
-    report = write_report(results, directory)
-    publish(setup, options.logger, report)
-    print(f"report: {report}")
-    return 0
+    return write_report(results, setup.directory)
 
 
 def opening(setup: Setup, jobs: list[Job], runner: Runner, parallel: int) -> str:
@@ -128,41 +158,60 @@ def opening(setup: Setup, jobs: list[Job], runner: Runner, parallel: int) -> str
     again = f" ({len(stale)} more were made with other settings, code or text: they are run again)" if stale else ""
     return (
         f"profile {setup.profile.name}: {len(jobs)} jobs, {len(finished)} of them finished before{again}, "
-        f"{parallel} side by side, into {setup.directory}"
+        f"{parallel} side by side, into {os.path.relpath(setup.directory)}"
     )
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """That this process may use."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name for name in given.split(",") if name] if given else [str(i) for i in range(torch.cuda.device_count())]
 
 
 def room(setup: Setup) -> int:
     """How many jobs run at once: one a GPU, or one a core, which suits small models best."""
     if setup.profile.accelerator == "gpu":
-        import torch
+        return max(1, len(gpus()) // setup.profile.devices)
+    return max(1, min(MOST_AT_ONCE, cores()))
 
-        return max(1, torch.cuda.device_count() // setup.profile.devices)
-    return max(1, min(MOST_AT_ONCE, os.cpu_count() or 1))
+
+def make_slots(setup: Setup, parallel: int) -> list[dict[str, str]]:
+    """The environment of each of the jobs that run at once: a GPU or several of its own.
+
+    Raises:
+        UserError: there are too few GPUs.
+    """
+    devices, found = setup.profile.devices, gpus()
+    if setup.profile.accelerator != "gpu" or parallel == 1:
+        return [{} for _ in range(parallel)]
+    if parallel * devices > len(found):
+        raise UserError(f"--parallel {parallel}: needs {parallel * devices} GPUs, {len(found)} are visible")
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * devices : (i + 1) * devices])} for i in range(parallel)]
 
 
 def make_runner(setup: Setup, jobs: list[Job], parallel: int, options: argparse.Namespace) -> Runner:
     """What runs the jobs, and knows which are finished."""
-    corpora = {job.name: composed(job.overrides).data for job in jobs if job.command == "train"}
-    checksums = {
-        name: "" if setup.planning and not at_hand(data) else load_corpus(data).checksum
-        for name, data in corpora.items()
-    }
-    devices = setup.profile.devices
-    slots: list[dict[str, str]] = [{} for _ in range(parallel)]
-    if setup.profile.accelerator == "gpu" and parallel > 1:
-        slots = [
-            {"CUDA_VISIBLE_DEVICES": ",".join(str(i * devices + j) for j in range(devices))} for i in range(parallel)
-        ]
+    corpora = {job.name: composed(tuple(job.words(setup.runs)[1:])).data for job in jobs if job.command == "train"}
+    unknown = {name for name, data in corpora.items() if setup.planning and not at_hand(data)}
+    checksums = {name: "" if name in unknown else load_corpus(data).checksum for name, data in corpora.items()}
+    # One thread, however many jobs run at once: sums depend on how they are divided.
+    each = 1 if setup.profile.accelerator == "cpu" else max(1, cores() // parallel)
 
-    def logging(job: Job) -> list[str]:
+    def beside(job: Job) -> list[str]:
+        threads = cores() if job.alone else each
+        words = [f"trainer.num_threads={threads}" if job.command == "train" else f"num_threads={threads}"]
         if options.logger != "wandb" or job.command not in LOGGING:
-            return [f"logger={options.logger}"] if job.command == "train" else []
-        words = ["logger=wandb", f"logger.group={job.sections[0]}"]
-        return [*words, f"logger.tags=[{','.join((setup.profile.name, *job.sections))}]"]
+            return words + ([f"logger={options.logger}"] if job.command == "train" else [])
+        tags = ",".join((setup.profile.name, *job.sections))
+        return [*words, "logger=wandb", f"logger.group={job.sections[0]}", f"logger.tags=[{tags}]"]
 
-    threads = max(1, (os.cpu_count() or 1) // parallel)
-    return Runner(setup.runs, keys(jobs, checksums), slots, threads, logging, shlex.split(options.prefix))
+    slots = [{}] if setup.planning else make_slots(setup, parallel)
+    return Runner(setup.runs, keys(jobs, checksums), slots, beside, shlex.split(options.prefix))
 
 
 def command_line(options: argparse.Namespace) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from experiments import job_process
 from experiments.jobs import Job
@@ -49,9 +51,16 @@ class Handle(Protocol):
 class Program:
     """A process behind a prefix such as `srun …`, with the interface of multiprocessing's."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, lock: IO[str], environment: dict[str, str]) -> None:
         with log.open("a") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | environment,
+                pass_fds=(lock.fileno(),),  # held as long as it runs, also when the runner is gone
+            )
         self.terminate, self.kill = self.process.terminate, self.process.kill
 
     @property
@@ -78,16 +87,14 @@ class Runner:
         runs: the folder of all runs.
         keys: what each job depends on, hashed.
         slots: the environment of each job that may run at once, such as its GPU.
-        threads: of each job on the processor; a job that runs alone has those of all slots.
         options: behind every call of a command, that change no number (logger and so on).
-        prefix: put in front of the command of every training, such as `srun --nodes 2`.
+        prefix: put in front of every command, such as `srun --nodes 2`.
         show: told after every change and four times a second.
     """
 
     runs: Path
     keys: dict[str, str]
     slots: list[dict[str, str]]
-    threads: int
     options: Callable[[Job], list[str]]
     prefix: list[str] = field(default_factory=list)
     show: Callable[[Runner], None] = lambda runner: None
@@ -151,23 +158,23 @@ class Runner:
                 self._start(job, free[0])
 
     def _start(self, job: Job, slot: int) -> None:
-        directory = self.directory(job)
-        record = self.record(job)
-        if record.get("key") != self.keys[job.name]:
-            shutil.rmtree(directory, ignore_errors=True)
-            record = {}
-        directory.mkdir(parents=True, exist_ok=True)
-        self._write(job, {**record, "key": self.keys[job.name], "done": False})
-        words = [*job.words(self.runs), *self.options(job), f"hydra.run.dir={directory}"]
-        threads = self.threads * len(self.slots) if job.alone else self.threads
-        words += (
-            [f"trainer.num_threads={threads}", "resume=auto"] if job.command == "train" else [f"num_threads={threads}"]
-        )
-        if self.prefix and job.command == "train":
-            command = [*self.prefix, sys.executable, "-m", "txl_lightning.cli", *words]
-            handle: Handle = Program(command, directory / LOG)
-        else:
-            handle = job_process.start(words, directory / LOG, self.slots[slot])
+        directory, lock = self.directory(job), self.runs / f".{job.name}.lock"
+        self.runs.mkdir(parents=True, exist_ok=True)
+        with lock.open("w") as held:
+            wait_for_lock(held, job.name)
+            record = self.record(job)
+            if record.get("key") != self.keys[job.name]:
+                shutil.rmtree(directory, ignore_errors=True)
+                record = {}
+            directory.mkdir(parents=True, exist_ok=True)
+            self._write(job, {**record, "key": self.keys[job.name], "done": False})
+            words = [*job.words(self.runs), *self.options(job), f"hydra.run.dir={directory}"]
+            words += ["resume=auto"] if job.command == "train" else []
+            if self.prefix:
+                command = [*self.prefix, sys.executable, "-m", "txl_lightning.cli", *words]
+                handle: Handle = Program(command, directory / LOG, held, self.slots[slot])
+        if not self.prefix:
+            handle = job_process.start(words, directory / LOG, lock, self.slots[slot])
         self.running.append(Running(job, handle, slot))
 
     def _collect(self) -> None:
@@ -204,5 +211,20 @@ class Runner:
             if running.handle.exitcode is None:
                 running.handle.kill()
             seconds = self.record(running.job).get("seconds", 0.0) + time.perf_counter() - running.started
-            self._write(running.job, {"key": self.keys[running.job.name], "done": False, "seconds": round(seconds, 2)})
+            done = running.handle.exitcode == 0
+            self._write(running.job, {"key": self.keys[running.job.name], "done": done, "seconds": round(seconds, 2)})
         self.running.clear()
+
+
+def wait_for_lock(file: IO[str], name: str) -> None:
+    """Take a job's lock; one of a runner that was killed ends within a moment.
+
+    Raises:
+        UserError: it is still held.
+    """
+    for _ in range(100):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.1)
+    raise UserError(f"{name} is still running, started by a reproduction that was killed: stop it first")

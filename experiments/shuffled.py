@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import json
 import random
 
 from experiments.arms import OtherCorpus, Setup
 from experiments.corpora import at_hand
-from experiments.jobs import composed
+from experiments.jobs import RUNS, composed
 from txl_lightning.data.corpora import SPLITS, load_corpus
 
 NAME = "shuffled lines"
@@ -19,7 +19,8 @@ WORDS = 25
 def shuffled_lines(setup: Setup) -> OtherCorpus:
     """The lines of the user's corpus, blank ones left out, shuffled within each split, as one file.
 
-    The file is written once into the report's directory, under the checksum of what it was made from.
+    The file is written once into the report's directory, under the checksum of what it was made from; the sizes of
+    its splits beside it.
     """
     data = composed((f"profile={setup.profile.name}", *setup.overrides)).data
     unknown = OtherCorpus(NAME, ("data=file", "data.path=shuffled.txt", f"data.level={data.level}"))
@@ -27,22 +28,19 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
         return unknown
     corpus = load_corpus(data)
     level = corpus.vocabulary.level
-    folder = setup.directory / "corpora"
-    parts = {split: folder / f"shuffled-{corpus.checksum[:12]}.{split}" for split in SPLITS}
-    whole = folder / f"shuffled-{corpus.checksum[:12]}.txt"
+    whole = setup.directory / "corpora" / f"shuffled-{corpus.checksum[:12]}.txt"
     if setup.planning and not whole.exists():
         return unknown
-    if not whole.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for split, path in parts.items():
-            path.write_bytes(shuffle(corpus.vocabulary.decode(corpus.splits[split].tolist()), split))
-        part = whole.with_suffix(".part")
-        part.write_bytes(b"".join(path.read_bytes() for path in parts.values()))
-        os.replace(part, whole)
-    sizes = [path.stat().st_size for path in parts.values()]
-    fractions = ",".join(repr(size / sum(sizes)) for size in sizes)
-    words = ("data=file", f"data.path={whole}", f"data.level={level}", f"data.fractions=[{fractions}]")
-    return OtherCorpus(NAME, words)
+    sizes = whole.with_suffix(".json")
+    if not sizes.exists():  # written last
+        parts = [shuffle(corpus.vocabulary.decode(corpus.splits[split].tolist()), split) for split in SPLITS]
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_bytes(b"".join(parts))
+        sizes.write_text(json.dumps([len(part) for part in parts]))
+    found = json.loads(sizes.read_text())
+    fractions = ",".join(repr(size / sum(found)) for size in found)
+    path = f"{RUNS}/../{whole.parent.name}/{whole.name}"
+    return OtherCorpus(NAME, ("data=file", f"data.path={path}", f"data.level={level}", f"data.fractions=[{fractions}]"))
 
 
 def shuffle(text: str, split: str) -> bytes:

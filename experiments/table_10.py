@@ -12,8 +12,8 @@ from typing import Any
 
 from experiments import table_6
 from experiments.arms import Arm, Setup, trainings
-from experiments.jobs import Job
-from experiments.outcomes import DIGITS, Outcomes, Section, column, number, over_seeds, text, unit_of
+from experiments.jobs import Job, composed
+from experiments.outcomes import Outcomes, Section, column, number, text, unit_of
 from experiments.paper import TABLE_10
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
@@ -28,25 +28,13 @@ def runs(recurrence: bool, loss: str, setup: Setup) -> list[Job]:
     """The trainings of a row."""
     if recurrence:
         return table_6.runs(Arm(True, "relative", loss), setup)
-    segment_len, max_segments = setup.profile.longer_segments[loss]
-    arm = Arm(False, "relative", loss, segment_len=segment_len, max_segments=max_segments)
-    return trainings(arm, setup, one_seed=loss == "half")
-
-
-def sweep(run: Job, recurrence: bool, loss: str, setup: Setup) -> Job:
-    """Its evaluation, over about as much text as the others'."""
-    job = table_6.sweep(run, setup)
-    max_segments = setup.profile.longer_segments[loss][1]
-    if recurrence or max_segments is None:
-        return job
-    words = tuple(word for word in job.overrides if not word.startswith("max_segments="))
-    return Job(job.name, job.command, (*words, f"max_segments={max_segments}"), job.arm, needs=job.needs)
+    return trainings(Arm(False, "relative", loss, longer=True), setup, one_seed=loss == "half")
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Every run and its evaluation."""
-    found = [(run, arm) for arm in ARMS for run in runs(*arm, setup)]
-    return [job for run, arm in found for job in (run, sweep(run, *arm, setup))]
+    found = [run for arm in ARMS for run in runs(*arm, setup)]
+    return [job for run in found for job in (run, table_6.sweep(run, setup))]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
@@ -56,17 +44,14 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     rows: list[dict[str, Any]] = []
     for arm in ARMS:
         found = runs(*arm, setup)
-        results = {job.seed: outcomes.result(sweep(job, *arm, setup), "evaluation.json")["test"] for job in found}
-        sweeps = {seed: result["sweep"] for seed, result in results.items()}
+        by_seed = {run.seed: table_6.measured(run, setup, outcomes) for run in found}
         theirs = paper[arm]
         rows.append(
             {
                 "arm": text(f"{'recurrence' if arm[0] else 'no recurrence'}, {arm[1]} loss"),
-                "segment": number(outcomes.metrics(found[0])["evaluation"]["segment_len"], 0),
-                "init": over_seeds({seed: s["init"][unit] for seed, s in sweeps.items()}, DIGITS[unit]),
-                "best": over_seeds({seed: s["best"][unit] for seed, s in sweeps.items()}, DIGITS[unit]),
-                "length": over_seeds({seed: s["attention_length"] for seed, s in sweeps.items()}, 0),
-                "tokens": number(next(iter(results.values()))["tokens"], 0),
+                "segment": number(composed(found[0].overrides).data.segment_len, 0),
+                **table_6.cells(by_seed, unit),
+                "tokens": number(next(iter(by_seed.values())).tokens, 0),
                 "paper_segment": number(theirs.segment_len, 0),
                 "paper_init": number(theirs.ppl_init, 2),
                 "paper_best": number(theirs.ppl_best, 2),
@@ -98,7 +83,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
                     column("paper_length", "attention length", "paper", "tokens"),
                 ],
                 "rows": rows,
-                "notes": ["Mean and standard error over seeds; a row without an error has one seed."],
+                "notes": [],
             }
         ],
         "figures": [],

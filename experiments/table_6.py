@@ -11,10 +11,11 @@ Writes: the table, the rows' loss by attention length, and the learning curves w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from experiments.arms import Arm, Setup, trainings
-from experiments.jobs import Job
+from experiments.arms import Arm, Setup, scored_in, trainings
+from experiments.jobs import Job, composed
 from experiments.outcomes import (
     DIGITS,
     Cell,
@@ -49,11 +50,70 @@ def runs(arm: Arm, setup: Setup) -> list[Job]:
     return trainings(arm, setup, one_seed=arm in ONE_SEED)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A run at all attention lengths.
+
+    Args:
+        init: test loss as in training; with the half loss and no recurrence, of the half that was trained on.
+        trained: the attention length of training.
+        lengths: test loss by attention length.
+        tolerance: how near to the best counts as reaching it.
+        tokens: that were scored.
+        limit: the longest attention that the model can have; None for any.
+    """
+
+    init: float
+    trained: int
+    lengths: dict[int, float]
+    tolerance: float
+    tokens: int
+    limit: int | None
+
+    @property
+    def best(self) -> float:
+        """The lowest of all."""
+        return min([self.init, *self.lengths.values()])
+
+    @property
+    def attention_length(self) -> int:
+        """The shortest that reaches the best."""
+        points = [(self.trained, self.init), *self.lengths.items()]
+        return min(length for length, loss in points if loss <= self.best + self.tolerance)
+
+    @property
+    def beyond(self) -> float | None:
+        """What attention that is longer than in training gains; None for a model that cannot have it."""
+        known = [self.init, *(loss for length, loss in self.lengths.items() if length <= self.trained)]
+        longer = [loss for length, loss in self.lengths.items() if length > self.trained]
+        return min(known) - min(longer) if longer else None
+
+
 def sweep(run: Job, setup: Setup) -> Job:
     """The evaluation of a run at a grid of attention lengths."""
+    config = composed(run.overrides)
     lengths = f"attention_lengths=[{','.join(map(str, setup.profile.attention_lengths))}]"
-    words = (f"checkpoint={run.checkpoint}", *setup.profile.evaluate, lengths)
-    return Job(f"{run.name}-lengths", "evaluate", words, run.arm, needs=(run.name,))
+    words = [f"checkpoint={run.checkpoint}", *setup.profile.evaluate, lengths]
+    if config.evaluation.ext_len and config.encoding.name in ("relative", "shaw"):  # memory instead, in whole segments
+        segment_len = config.data.segment_len
+        whole = (word.removeprefix("evaluation.") for word in scored_in(segment_len, config))
+        words += ["ext_len=0", *whole]
+    return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
+
+
+def measured(run: Job, setup: Setup, outcomes: Outcomes) -> Measured:
+    """What the run and its evaluation left."""
+    metrics = outcomes.metrics(run)
+    found = outcomes.result(sweep(run, setup), "evaluation.json")["test"]
+    swept = found["sweep"]
+    return Measured(
+        init=metrics[f"test/{swept['unit']}"],
+        trained=swept["init"]["attention_length"],
+        lengths={row["attention_length"]: row[swept["unit"]] for row in swept["lengths"]},
+        tolerance=swept["tolerance"],
+        tokens=found["tokens"],
+        limit=swept["limit"],
+    )
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -65,16 +125,9 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """The table and its figures."""
     found = {arm: runs(arm, setup) for arm in ARMS}
-    sweeps = {
-        arm: {job.seed: outcomes.result(sweep(job, setup), "evaluation.json")["test"]["sweep"] for job in found[arm]}
-        for arm in ARMS
-    }
+    by_arm = {arm: {run.seed: measured(run, setup, outcomes) for run in found[arm]} for arm in ARMS}
     first = outcomes.metrics(found[ON][0])
     unit, level = unit_of(first), first["corpus"]["level"]
-    tables = [
-        table(sweeps, unit, setup),
-        table(sweeps, unit, setup, FULL_LOSS),
-    ]
     return {
         "id": "table_6",
         "title": TITLE,
@@ -82,94 +135,103 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         "here": (
             f"{first['corpus']['name']}, {first['parameters']:,} parameters, {first['steps']:,} steps, segments of "
             f"{first['evaluation']['segment_len']}. Every row is scored on the same "
-            f"{next(iter(sweeps[ON].values()))['init']['tokens']:,} tokens of the test split. Attention length: how "
+            f"{next(iter(by_arm[ON].values())).tokens:,} tokens of the test split. Attention length: how "
             "many tokens a token attends to; of absolute encodings without recurrence the segment and the context in "
-            "front of it, at most what training saw."
+            "front of it, at most what training saw. With the half loss and no recurrence, init is the half that was "
+            "trained on."
         ),
-        "tables": tables,
+        "tables": [table(by_arm, unit), full_loss_table(by_arm, unit)],
         "figures": [
-            lengths_figure(sweeps, unit_in_words(unit, level), outcomes),
+            lengths_figure(by_arm, unit_in_words(unit, level), outcomes),
             learning_curves({arm: found[arm] for arm in (ON, OFF)}, unit, level, outcomes),
         ],
         "samples": [],
     }
 
 
-def table(sweeps: dict[Arm, dict[Any, Any]], unit: str, setup: Setup, arms: list[Arm] | None = None) -> dict[str, Any]:
-    """The rows of the paper's table, or those that it leaves out."""
-    digits = DIGITS[unit]
-    columns = [
-        column("arm", "", "label"),
-        column("init", "init", "ours", unit),
-        column("best", "best", "ours", unit),
-        column("length", "attention length", "ours", "tokens"),
-        column("beyond", "gain beyond training's length", "ours", unit),
+def table(by_arm: dict[Arm, dict[Any, Measured]], unit: str) -> dict[str, Any]:
+    """The rows of the paper's table."""
+    rows = [
+        {
+            "arm": text(arm.title),
+            **cells(by_arm[arm], unit),
+            "beyond": beyond(by_arm[arm], unit),
+            "paper_init": number(theirs.ppl_init, 2),
+            "paper_best": number(theirs.ppl_best, 2),
+            "paper_length": number(theirs.attention_length, 0),
+        }
+        for arm, theirs in zip(ROWS, TABLE_6, strict=True)
     ]
-    paper = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
-    if arms is None:
-        columns += [
+    return {
+        "id": "table_6",
+        "caption": TITLE,
+        "columns": [
+            *columns(unit),
+            column("beyond", "gain beyond training's length", "ours", unit),
             column("paper_init", "init", "paper", "ppl"),
             column("paper_best", "best", "paper", "ppl"),
             column("paper_length", "attention length", "paper", "tokens"),
-        ]
-    rows = []
-    for arm in ROWS if arms is None else arms:
-        by_seed = sweeps[arm]
-        row: dict[str, Any] = {
-            "arm": text(arm.title),
-            "init": over_seeds({seed: s["init"][unit] for seed, s in by_seed.items()}, digits),
-            "best": over_seeds({seed: s["best"][unit] for seed, s in by_seed.items()}, digits),
-            "beyond": beyond({seed: gain_beyond(s, unit) for seed, s in by_seed.items()}, digits),
-            "length": over_seeds({seed: s["attention_length"] for seed, s in by_seed.items()}, 0),
-        }
-        if arms is None:
-            theirs = paper[arm]
-            row |= {
-                "paper_init": number(theirs.ppl_init, 2),
-                "paper_best": number(theirs.ppl_best, 2),
-                "paper_length": number(theirs.attention_length, 0),
-            }
-        rows.append(row)
-    some = next(iter(sweeps[ON].values()))
-    return {
-        "id": "table_6" if arms is None else "table_6_full_loss",
-        "caption": TITLE if arms is None else "Absolute encodings with the full loss, which Table 6 leaves out",
-        "columns": columns,
+        ],
         "rows": rows,
         "notes": [
-            f"Mean and standard error over seeds {', '.join(map(str, setup.profile.seeds))}; rows without an error "
-            "have one seed.",
-            f"Attention length: the shortest that is at most {some['tolerance']} {some['unit']} above the best.",
+            reached(by_arm, unit),
             "Gain beyond training's length: the best loss at attention lengths that training had, less the best at "
             "longer ones; none where the model cannot attend farther.",
         ],
     }
 
 
-def gain_beyond(sweep: dict[str, Any], unit: str) -> float | None:
-    """What attention that is longer than in training gains; None for a model that cannot have it."""
-    trained = sweep["init"]["attention_length"]
-    known = [sweep["init"][unit], *(row[unit] for row in sweep["lengths"] if row["attention_length"] <= trained)]
-    longer = [row[unit] for row in sweep["lengths"] if row["attention_length"] > trained]
-    return min(known) - min(longer) if longer else None
+def full_loss_table(by_arm: dict[Arm, dict[Any, Measured]], unit: str) -> dict[str, Any]:
+    """The rows that the paper leaves out."""
+    return {
+        "id": "table_6_full_loss",
+        "caption": "Absolute encodings with the full loss, which Table 6 leaves out",
+        "columns": columns(unit),
+        "rows": [{"arm": text(arm.title), **cells(by_arm[arm], unit)} for arm in FULL_LOSS],
+        "notes": [reached(by_arm, unit)],
+    }
 
 
-def beyond(gains: dict[Any, float | None], digits: int) -> Cell:
-    """Over seeds, if there is any."""
-    found = {seed: gain for seed, gain in gains.items() if gain is not None}
-    return over_seeds(found, digits) if found else None
+def columns(unit: str) -> list[dict[str, Any]]:
+    """Ours in both tables."""
+    return [
+        column("arm", "", "label"),
+        column("init", "init", "ours", unit),
+        column("best", "best", "ours", unit),
+        column("length", "attention length", "ours", "tokens"),
+    ]
 
 
-def lengths_figure(sweeps: dict[Arm, dict[Any, Any]], y_label: str, outcomes: Outcomes) -> dict[str, Any]:
+def cells(by_seed: dict[Any, Measured], unit: str) -> dict[str, Any]:
+    """Ours in both tables, and in Table 10."""
+    return {
+        "init": over_seeds({seed: run.init for seed, run in by_seed.items()}, DIGITS[unit]),
+        "best": over_seeds({seed: run.best for seed, run in by_seed.items()}, DIGITS[unit]),
+        "length": over_seeds({seed: run.attention_length for seed, run in by_seed.items()}, 0),
+    }
+
+
+def reached(by_arm: dict[Arm, dict[Any, Measured]], unit: str) -> str:
+    """What the attention length of a row is."""
+    tolerance = next(iter(by_arm[ON].values())).tolerance
+    return f"Attention length: the shortest that is at most {tolerance} {unit} above the best."
+
+
+def beyond(by_seed: dict[Any, Measured], unit: str) -> Cell:
+    """The gain of longer attention, if there is any to have."""
+    found = {seed: run.beyond for seed, run in by_seed.items() if run.beyond is not None}
+    return over_seeds(found, DIGITS[unit]) if found else None
+
+
+def lengths_figure(by_arm: dict[Arm, dict[Any, Measured]], y_label: str, outcomes: Outcomes) -> dict[str, Any]:
     """Loss by attention length, of the first seed of six rows."""
     shown = [ON, Arm(True, "shaw"), OFF, Arm(False, "relative", "half"), Arm(False, "absolute", "half")]
     shown.append(Arm(False, "al_rfou", "half"))
     curves = {}
     for arm in shown:
-        first = next(iter(sweeps[arm].values()))
-        points = [*first["lengths"], first["init"]] if first["limit"] else first["lengths"]
-        ordered = sorted({point["attention_length"]: point[first["unit"]] for point in points}.items())
-        curves[arm.title] = [([length for length, _ in ordered], [value for _, value in ordered])]
+        first = next(iter(by_arm[arm].values()))
+        points = sorted({**first.lengths, **({first.trained: first.init} if first.limit else {})}.items())
+        curves[arm.title] = [([length for length, _ in points], [loss for _, loss in points])]
     path = outcomes.figures / "table_6_attention_lengths.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     line_figure(

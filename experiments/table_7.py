@@ -78,7 +78,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
                     column("paper_difference", "above the first row", "paper", "ppl"),
                 ],
                 "rows": rows,
-                "notes": ["Mean and standard error over seeds; a row without an error has one seed."],
+                "notes": [],
             }
         ],
         "figures": [],

@@ -10,7 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments import job_process
+from experiments import job_process, readme
+from experiments.report import read_results
 from tests.training.small_run import TINY
 from txl_lightning.command_config import register_schemas
 from txl_lightning.config import CONF
@@ -59,6 +60,11 @@ def tiny(words: list[str]) -> list[str]:
     return [command, *typed, *smaller]
 
 
+def test_the_readme_shows_the_committed_run() -> None:
+    shown = readme.part(read_results(readme.COMMITTED / "results.json"))
+    assert shown in (ROOT / "README.md").read_text(), "python -m experiments.readme"
+
+
 def test_every_command_of_the_readme_composes() -> None:
     register_schemas()
     found = commands()
@@ -89,7 +95,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
             continue
         environment = {"TXL_ENCODINGS": "examples/alibi.py"} if "alibi" in " ".join(words) else {}
         log = tmp_path / f"{n_run}.txt"
-        process = job_process.start(tiny(words), log, environment)
+        process = job_process.start(tiny(words), log, tmp_path / "lock", environment)
         process.join(300)
         assert process.exitcode == 0, f"{shlex.join(tiny(words))}\n{log.read_text()[-2000:]}"
         n_run += 1

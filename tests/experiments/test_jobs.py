@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from experiments import jobs, reproduce
-from experiments.arms import CORPUS_OPTIONS, Arm, Setup, training
+from experiments.arms import CORPUS_OPTIONS, Arm, OtherCorpus, Setup, check_overrides, training
 from experiments.estimate import Estimate
 from experiments.jobs import Job
 from experiments.profiles import PROFILES
 from experiments.runner import Runner
+from txl_lightning.config import Config
+from txl_lightning.errors import OptionError
 
 
 def planned(profile: str, tmp_path: Path, *overrides: str) -> tuple[Setup, list[Job]]:
@@ -31,8 +33,31 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
             config = jobs.composed(job.overrides)
             assert config.seed == job.seed
             assert config.trainer.accelerator == setup.profile.accelerator
+            check_batch(config)
     shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
     assert {"main_results", "table_6", "table_8", "table_10", "figures_5_to_7", "appendix_e"} <= set(shared.sections)
+
+
+def check_batch(config: Config) -> None:
+    assert config.data.batch_size % config.trainer.devices == 0
+    assert config.evaluation.batch_size >= config.trainer.devices
+
+
+def test_what_the_arms_set_is_refused_and_the_rest_reaches_the_arms_it_means(tmp_path: Path) -> None:
+    for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
+        with pytest.raises(OptionError, match="set by the experiments"):
+            check_overrides((word,))
+    words = ("memory.mem_len=48", "data.segment_len=64", "model.n_layer=2", "evaluation.clamp_len=10")
+    check_overrides(words)
+    setup = Setup(PROFILES["laptop"], words, tmp_path)
+    on, off, lstm, longer = (
+        jobs.composed(training(arm, 1, setup).overrides)
+        for arm in (Arm(True), Arm(False), Arm(baseline="lstm"), Arm(False, longer=True))
+    )
+    assert (on.memory.mem_len, off.memory.mem_len) == (48, 0)
+    assert (on.data.segment_len, longer.data.segment_len) == (64, 88)
+    assert (on.model.n_layer, lstm.model.n_layer, lstm.model.name) == (2, 1, "lstm")
+    assert (on.evaluation.clamp_len, lstm.evaluation.clamp_len) == (10, None)
 
 
 def test_claimed_rows_have_two_seeds_at_laptop_size(tmp_path: Path) -> None:
@@ -46,7 +71,7 @@ def test_claimed_rows_have_two_seeds_at_laptop_size(tmp_path: Path) -> None:
         "recurrence, ours, half loss",
         "no recurrence, Shaw, full loss",
         "recurrence, Shaw, full loss, shuffled lines",
-        "no recurrence, ours, half loss, segment 43",
+        "no recurrence, ours, half loss, longer segments",
         "LSTM",
         "QRNN",
     }
@@ -111,8 +136,6 @@ def test_two_jobs_of_one_name_must_be_the_same() -> None:
 
 def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> None:
     setup = Setup(PROFILES["smoke"], ("data=file", "data.path=book.txt", "optimizer.lr=1e-3"), tmp_path, planning=True)
-    from experiments.arms import OtherCorpus
-
     run = training(Arm(corpus=OtherCorpus("other", ("data=text8",))), 1, setup)
     chosen = [word for word in run.overrides if word.split("=")[0] in CORPUS_OPTIONS]
     assert chosen == ["data=text8"]
@@ -122,7 +145,7 @@ def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> Non
 def test_an_estimate_learns_from_what_has_run(tmp_path: Path) -> None:
     setup = Setup(PROFILES["smoke"], (), tmp_path)
     run = training(Arm(), 1, setup)
-    runner = Runner(setup.runs, {run.name: "k"}, [{}], 1, lambda job: [])
+    runner = Runner(setup.runs, {run.name: "k"}, [{}], lambda job: [])
     guessed = Estimate(setup.profile, runner).seconds(run)
     (setup.runs / run.name).mkdir(parents=True)
     (setup.runs / run.name / "metrics.json").write_text('{"tokens": 1000, "seconds": 10.0}')
