@@ -83,6 +83,7 @@ def all_of(marks: list[Mark]) -> Mark:
 def shown(cell: dict[str, Any]) -> str:
     """`2.585 ± 0.004`."""
     value = f"{cell['value']:,.{cell['digits']}f}"
+    value = value.removeprefix("-") if float(value.replace(",", "")) == 0 else value.replace("-", "−")
     return f"{value} ± {cell['standard_error']:.{cell['digits']}f}" if "standard_error" in cell else value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -33,7 +34,7 @@ def line_figure(
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for (name, lines), colour, marker in zip(curves.items(), COLOURS, MARKERS, strict=False):
+    for (name, lines), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         for i, (x, y) in enumerate(lines):
             axes.plot(x, y, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name if i == 0 else None)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
