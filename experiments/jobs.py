@@ -65,7 +65,8 @@ class Job:
 
     def words(self, runs: Path) -> list[str]:
         """What is typed behind `txl`, but for where it writes."""
-        return [self.command, *(word.replace(RUNS, str(runs)) for word in self.overrides)]
+        beside, inside = (f"{RUNS}/..", str(runs.parent)), (RUNS, str(runs))
+        return [self.command, *(word.replace(*beside).replace(*inside) for word in self.overrides)]
 
 
 def merge(jobs_by_section: dict[str, list[Job]]) -> list[Job]:

@@ -62,7 +62,7 @@ def published(setup: Setup) -> dict[str, Job]:
     places = tuple(word for word in setup.overrides if word.split("=")[0] in ("data.root", "data.cache_dir"))
     found = {}
     for name in setup.profile.main:
-        words = (f"experiment=paper/{name}", "evaluation.max_segments=null", *setup.profile.main_overrides, *places)
+        words = (f"experiment=paper/{name}", *setup.profile.main_overrides, *places)
         config = composed(words)
         if setup.profile.devices > 1:
             words += (f"trainer.devices={devices_for(config, setup.profile)}",)

@@ -107,8 +107,8 @@ def table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
         "columns": columns,
         "rows": rows,
         "notes": [
-            "In brackets: 95 % interval over resamples of the positions. ≥: still gaining where the grid of contexts "
-            "ends. The error of the loss is over positions.",
+            "Intervals are over resamples of the positions, the error of the loss over positions. ≥: still gaining "
+            "where the grid of contexts ends.",
         ],
     }
 

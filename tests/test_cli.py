@@ -37,7 +37,7 @@ def files(directory: Path) -> None:
         (["evaluate", "checkpoint=empty.txt"], "checkpoint=empty.txt: is not a checkpoint"),
         (["train", "model=large"], "model=large: must be one of"),
         (["train", "trainer.max_steps=many"], "trainer.max_steps=many"),
-        (["train", "trainer.devices=64"], "trainer.devices=64"),
+        (["train", "trainer.devices=48"], "trainer.devices=48"),
         (["train", "data=file"], "data.path=None: must be a file"),
         (["train", "data=file", "data.path=empty.txt"], "data.path=empty.txt: is an empty file"),
         (["train", "data=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),

@@ -64,7 +64,7 @@ def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_hea
             axes.axhline(n * n_head - 0.5, color="white", linewidth=1.2)
     name_heads(all_axes, n_layer, n_head)
     bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min")
-    bar.set_label(f"mean attention (share of 1, logarithmic; white line: evenly spread, 1/{n_distances})", fontsize=9)
+    bar.set_label(f"mean attention (share of 1)\nwhite line: evenly spread, 1/{n_distances}", fontsize=9)
     bar.ax.axhline(1 / n_distances, color="white", linewidth=1.6)
     figure.suptitle(title, fontsize=11)
     save_figure(figure, stem)
