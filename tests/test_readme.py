@@ -38,6 +38,7 @@ SMALLER = {
     "attention": ["max_segments=60"],
     "speed": ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"],
     "generate": [],
+    "convert": [],
 }
 REPLACED = {"trainer.max_steps": "24", "n_tokens": "30", "context_curve.every_n_steps": "6"}
 TRAINED = "runs/a/checkpoints/best.ckpt"

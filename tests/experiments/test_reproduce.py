@@ -125,20 +125,22 @@ def finished(directory: Path) -> dict[Path, int]:
 def test_interrupted_and_killed_it_goes_on_and_ends_alike(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = begin(whole, tmp_path)
-    assert done.wait(600) == 0, done.communicate()[1]
+    errors = done.communicate(timeout=600)[1]
+    assert done.returncode == 0, errors
 
     process = begin(broken, tmp_path)  # Ctrl-C in the first run
     wait_for(lambda: len(checkpoints(broken)) == 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130
-    assert "goes on from here" in process.communicate()[1]
+    errors = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert "goes on from here" in errors
     assert not finished(broken)
 
     process = begin(broken, tmp_path)  # kill -9 in the second
     wait_for(lambda: len(checkpoints(broken)) == 2)
     jobs = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.wait()
+    process.communicate()
     wait_for(lambda: not alive(jobs), 10)
     before = finished(broken)
     assert len(before) == 1
@@ -164,9 +166,7 @@ def test_what_cannot_work_is_said_in_a_line(tmp_path: Path, capsys: pytest.Captu
     assert reproduce.main([*where, "data=file", "data.path=nowhere.txt"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
     assert reproduce.main([*where, "optimizer.lr=-1", f"data.cache_dir={tmp_path}/cache"]) == 2
-    said = capsys.readouterr().err
-    assert "optimizer.lr=-1" in said
-    assert "log.txt" in said
+    assert "optimizer.lr=-1" in capsys.readouterr().err
     with reproduce.only_one(tmp_path):
         assert reproduce.main(where) == 2
     assert "another reproduction" in capsys.readouterr().err
