@@ -44,7 +44,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"after {len(drawn['prompt']['tokens'])} tokens of the test split."
         ),
         "tables": [],
-        "figures": [],
         "samples": [
             {
                 "title": f"sample {i}",

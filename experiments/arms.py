@@ -11,8 +11,6 @@ from txl_lightning.config import Config
 from txl_lightning.errors import require
 
 ENCODINGS = {"relative": "ours", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}
-
-
 LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: what takes the memory of a GPU that recurrence takes
 SET_HERE = (
     *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),

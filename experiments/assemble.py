@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 
 from experiments.arms import Setup
 from experiments.claims import judged
-from experiments.jobs import Job, code_version
+from experiments.estimate import cores
+from experiments.jobs import Job, code_version, composed
 from experiments.outcomes import Outcomes
 from experiments.runner import Runner
 from experiments.stopwatch import Stopwatch
@@ -70,7 +70,7 @@ def machine(setup: Setup) -> dict[str, Any]:
     gpus = setup.profile.accelerator == "gpu"
     return {
         "processor": processor(),
-        "cores": os.cpu_count() or 1,
+        "cores": cores(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if gpus else [],
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -90,8 +90,6 @@ def corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
 
 def settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[str]]:
     """What all runs have in common, in words."""
-    from experiments.jobs import composed
-
     first = next((job for job in jobs if job.command == "train"), None)
     if first is None:
         return [["profile", setup.profile.name]]

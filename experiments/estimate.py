@@ -49,6 +49,11 @@ class Estimate:
             return None
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def tokens(job: Job) -> int:
     """That a training reads."""
     config = composed(job.overrides)
@@ -67,7 +72,7 @@ def plan_text(setup: Setup, jobs: list[Job], runner: Runner, estimate: Estimate,
         rows.append([job.name, job.command, size, ", ".join(job.sections), "finished" if finished else clock(seconds)])
     trainings = [job for job in jobs if job.command == "train"]
     trained = len(trainings)
-    total = left / min(parallel, os.cpu_count() or 1) + alone
+    total = left / min(parallel, cores()) + alone
     measured = setup.profile.measured
     rate = f"{estimate.tokens_per_second:,.0f} tokens/s of a training ({measured})"
     if estimate.tokens_per_second != setup.profile.tokens_per_second:

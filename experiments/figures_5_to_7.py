@@ -70,7 +70,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         ),
         "tables": [table(by_distance)],
         "figures": [figure for figure in figures if figure.get("png")],
-        "samples": [],
     }
 
 

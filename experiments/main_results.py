@@ -96,8 +96,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"same kind of model on another corpus: nothing to compare ours with but their order.{notes}"
         ),
         "tables": [ours(setup, outcomes), *(theirs(*item, setup, outcomes) for item in sorted(by_table.items()))],
-        "figures": [],
-        "samples": [],
     }
 
 
@@ -130,7 +128,6 @@ def ours(setup: Setup, outcomes: Outcomes) -> dict[str, Any]:
             column("paper", f"test loss, {CORPORA[table]}", "paper", UNITS[table]),
         ],
         "rows": rows,
-        "notes": [],
     }
 
 
@@ -164,5 +161,4 @@ def theirs(table: int, names: list[str], setup: Setup, outcomes: Outcomes) -> di
             column("difference", "ours − paper", "ours", unit),
         ],
         "rows": rows,
-        "notes": [],
     }

@@ -27,7 +27,7 @@ from experiments import appendix_e, figures_5_to_7, main_results, table_6, table
 from experiments.arms import Setup, check_overrides
 from experiments.assemble import assemble
 from experiments.corpora import at_hand
-from experiments.estimate import Estimate, plan_text
+from experiments.estimate import Estimate, cores, plan_text
 from experiments.jobs import Job, composed, keys, merge
 from experiments.outcomes import Outcomes
 from experiments.profiles import PROFILES
@@ -78,7 +78,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
     parser.add_argument("--parallel", type=int, default=None, help="jobs side by side; default: a core or a GPU each")
     parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
-    parser.add_argument("--prefix", default="", help="in front of every training's command, such as 'srun --nodes 2'")
+    parser.add_argument("--prefix", default="", help="in front of every job's command, such as 'srun --nodes 2'")
     parser.add_argument("overrides", nargs="*", help="passed to every txl train, such as data=file data.path=…")
     options = parser.parse_intermixed_args(words)
     if options.parallel is not None and options.parallel < 1:
@@ -160,11 +160,6 @@ def opening(setup: Setup, jobs: list[Job], runner: Runner, parallel: int) -> str
         f"profile {setup.profile.name}: {len(jobs)} jobs, {len(finished)} of them finished before{again}, "
         f"{parallel} side by side, into {os.path.relpath(setup.directory)}"
     )
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus() -> list[str]:

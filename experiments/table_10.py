@@ -83,9 +83,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
                     column("paper_length", "attention length", "paper", "tokens"),
                 ],
                 "rows": rows,
-                "notes": [],
             }
         ],
-        "figures": [],
-        "samples": [],
     }

@@ -145,7 +145,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             lengths_figure(by_arm, unit_in_words(unit, level), outcomes),
             learning_curves({arm: found[arm] for arm in (ON, OFF)}, unit, level, outcomes),
         ],
-        "samples": [],
     }
 
 

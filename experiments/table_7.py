@@ -78,9 +78,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
                     column("paper_difference", "above the first row", "paper", "ppl"),
                 ],
                 "rows": rows,
-                "notes": [],
             }
         ],
-        "figures": [],
-        "samples": [],
     }

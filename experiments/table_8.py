@@ -76,7 +76,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         ),
         "tables": [table(results)],
         "figures": figures,
-        "samples": [],
     }
 
 

@@ -59,13 +59,11 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
                     column("paper", "vanilla / Transformer-XL", "paper", "×"),
                 ],
                 "rows": rows,
-                "notes": [],
             }
         ],
         "figures": [
             outcomes.figure(job(setup), "speed", "Time of a token by attention length.", "Time by attention length")
         ],
-        "samples": [],
     }
 
 
