@@ -48,8 +48,8 @@ $(TRANSFORMERS)/.ready: $(READY)
 	touch $@
 
 bench: $(TRANSFORMERS)/.ready
-	$(BIN)/python -m experiments.bench
-	$(BIN)/python -m experiments.bench_checkpoints
+	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.checkpoints
 
 clean:
 	rm -rf $(VENV) $(TRANSFORMERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

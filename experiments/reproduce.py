@@ -23,21 +23,23 @@ import torch
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import appendix_e, figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
-from experiments.arms import Setup, check_overrides
-from experiments.assemble import assemble
-from experiments.corpora import at_hand
-from experiments.estimate import Estimate, cores, plan_text
-from experiments.jobs import Job, composed, keys, merge
-from experiments.outcomes import Outcomes
-from experiments.profiles import PROFILES
-from experiments.progress import Progress
-from experiments.report import write_report
-from experiments.runner import Runner
-from experiments.stopwatch import Stopwatch
-from txl_lightning.data.corpora import load_corpus
+from experiments.claims.claims import judged
+from experiments.engine.corpora import at_hand
+from experiments.engine.estimate import Estimate, cores, plan_text
+from experiments.engine.jobs import Job, composed, keys, merge
+from experiments.engine.outcomes import Outcomes
+from experiments.engine.profiles import PROFILES
+from experiments.engine.progress import Progress
+from experiments.engine.runner import Runner
+from experiments.engine.setup import Setup
+from experiments.engine.stopwatch import Stopwatch
+from experiments.report.assemble import assemble
+from experiments.report.rendering import write_report
+from experiments.tables import appendix_e, figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
+from experiments.tables.arms import check_overrides
+from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import UserError
-from txl_lightning.training.options import check_options
+from txl_lightning.training.checks import check_options
 
 SECTIONS: dict[str, ModuleType] = {
     "main_results": main_results,
@@ -148,7 +150,7 @@ def run(setup: Setup, jobs: list[Job], runner: Runner, parallel: int, options: a
         outcomes = Outcomes(setup.runs, setup.figures)
         sections = [SECTIONS[name].section(setup, outcomes) for name in options.sections]
         results = assemble(setup, jobs, runner, sections, command_line(options), watch)
-    return write_report(results, setup.directory)
+    return write_report({**results, "claims": judged(results)}, setup.directory)
 
 
 def opening(setup: Setup, jobs: list[Job], runner: Runner, parallel: int) -> str:
@@ -222,7 +224,7 @@ def publish(setup: Setup, logger: str, report: Path) -> None:
     """The report as an artifact of a W&B run of its own."""
     if logger != "wandb":
         return
-    from txl_lightning.config import LoggerConfig
+    from txl_lightning.config.schemas import LoggerConfig
     from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 
     config = LoggerConfig(name="wandb", group="report", tags=[setup.profile.name])

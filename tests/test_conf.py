@@ -10,12 +10,12 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 
 from txl_lightning import TransformerXL
-from txl_lightning.command_config import register_schemas
-from txl_lightning.config import CONF, Config, typed
+from txl_lightning.cli import register_all
+from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.run import train
 
-register_schemas()
+register_all()
 CHOICES = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
 
 

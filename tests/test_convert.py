@@ -11,18 +11,19 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
-from txl_lightning.command_config import ConvertConfig, register_schemas
-from txl_lightning.config import CONF
-from txl_lightning.convert import convert
+from txl_lightning.config.composition import register_schemas
+from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.model.checkpoints import CheckpointError
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.model.checkpoints.formats import CheckpointError
+from txl_lightning.runs.convert.command import convert
+from txl_lightning.runs.convert.options import ConvertOptions
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 register_schemas()
 
 
-def options(directory: Path, *overrides: str) -> ConvertConfig:
+def options(directory: Path, *overrides: str) -> ConvertOptions:
     data = ["data=file", f"data.path={directory / 'text.txt'}", f"data.cache_dir={directory / 'cache'}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return OmegaConf.to_object(compose("convert", overrides=["profile=smoke", *data, *overrides]))

@@ -14,21 +14,27 @@ from torch import Tensor, nn
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from tests.training.small_run import TINY, tiny_config
-from txl_lightning import TransformerXL, TransformerXLConfig, own_encodings, register_encoding
-from txl_lightning.command_config import AttentionConfig, EvaluateConfig, GenerateConfig, ReclConfig
-from txl_lightning.config import LoggerConfig
+from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
+from txl_lightning.config import encoding_kinds as own_encodings
+from txl_lightning.config.encoding_kinds import KINDS
+from txl_lightning.config.lengths import position_limit
+from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.attention_command import attention
-from txl_lightning.evaluation.command import evaluate
-from txl_lightning.evaluation.contexts import window_reader
-from txl_lightning.evaluation.generate_command import generate
-from txl_lightning.evaluation.recl_command import recl
-from txl_lightning.lengths import architecture, position_limit
-from txl_lightning.model.cached import CachedTransformerXL
-from txl_lightning.model.checkpoints import CheckpointError, to_huggingface, to_original
-from txl_lightning.model.config import KINDS
-from txl_lightning.model.encodings import ENCODINGS, AlRfouEncoding, Encoding
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.evaluation.attention.command import attention
+from txl_lightning.evaluation.attention.options import AttentionOptions
+from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.generate.command import generate
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
+from txl_lightning.model.encodings import ENCODINGS, Encoding
+from txl_lightning.model.encodings.al_rfou import AlRfouEncoding
+from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.runs.models import architecture
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 ALIBI = Path(__file__).parent.parent / "examples/alibi.py"
@@ -145,12 +151,12 @@ def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
     assert train(longer, run)["steps"] == 4
     path = str(run / "checkpoints/best.ckpt")
     (tmp_path / "evaluate").mkdir()
-    lines = evaluate(EvaluateConfig(path, splits=["test"], mem_len=32, same_length=True), tmp_path / "evaluate")
+    lines = evaluate(EvaluateOptions(path, splits=["test"], mem_len=32, same_length=True), tmp_path / "evaluate")
     assert "memory 32" in lines[0]
     grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 0}
-    assert recl(ReclConfig([path], **grid, store=str(tmp_path / "losses"), logger=NO_LOGGER), tmp_path / "recl")
-    assert attention(AttentionConfig(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
-    text = generate(GenerateConfig(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
+    assert recl(ReclOptions([path], **grid, store=str(tmp_path / "losses"), logger=NO_LOGGER), tmp_path / "recl")
+    assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
+    text = generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
     assert len(text["samples"]) == 1
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="encoding=alibi"):
@@ -158,7 +164,7 @@ def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
 
 
 BROKEN = "import no_such_library\n"
-UNKNOWN = r"^encoding=alibi: must be one of relative, shaw, absolute, al_rfou, or one that a file in the variable "
+UNKNOWN = r"^encoding=alibi: must be one of absolute, al_rfou, relative, shaw, or one that a file in the variable "
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from hydra_plugins.txl_process_launcher import _outcomes
 from hydra_plugins.txl_process_launcher._outcomes import JobError, Outcome
 from tests.training.small_run import TINY
 from txl_lightning.cli import describe, one_line
-from txl_lightning.command_config import register_schemas
-from txl_lightning.config import CONF, Config
+from txl_lightning.config.composition import register_schemas
+from txl_lightning.config.schemas import CONF, Config
+from txl_lightning.distributed.multirun import multirun_name, report_failed_jobs
 from txl_lightning.errors import OptionError
-from txl_lightning.multirun import multirun_name, report_failed_jobs
 
 ROOT = Path(__file__).parents[1]
 DEVICES = (1, 2)
@@ -185,7 +185,9 @@ def test_more_failures_than_an_exit_status_can_say(
 ) -> None:
     failed = [Outcome(i, (f"seed={i}",), Path("nowhere"), JobError("was killed by SIGKILL")) for i in range(300)]
     monkeypatch.setattr(_outcomes, "OUTCOMES", [])
-    monkeypatch.setattr("txl_lightning.multirun.OUTCOMES", [*failed, Outcome(300, (), Path("nowhere"), None)])
+    monkeypatch.setattr(
+        "txl_lightning.distributed.multirun.OUTCOMES", [*failed, Outcome(300, (), Path("nowhere"), None)]
+    )
     assert report_failed_jobs("train", lambda error: describe(error, Config)) == 100
     lines = capsys.readouterr().err.splitlines()
     assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"

@@ -11,12 +11,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments import job_process, readme
-from experiments.report import read_results
+from experiments.engine import job_process
+from experiments.report import readme
+from experiments.report.rendering import read_results
 from tests.training.small_run import TINY
-from txl_lightning.cli import literal
-from txl_lightning.command_config import register_schemas
-from txl_lightning.config import CONF
+from txl_lightning.cli import literal, register_all
+from txl_lightning.config.schemas import CONF
 
 ROOT = Path(__file__).parents[1]
 NOT_HERE = {  # a word of the command: what it needs
@@ -66,11 +66,11 @@ def tiny(words: list[str]) -> list[str]:
 
 def test_the_readme_shows_the_committed_run() -> None:
     shown = readme.part(read_results(readme.COMMITTED / "results.json"))
-    assert shown in (ROOT / "README.md").read_text(), "python -m experiments.readme"
+    assert shown in (ROOT / "README.md").read_text(), "python -m experiments.report.readme"
 
 
 def test_every_command_of_the_readme_composes() -> None:
-    register_schemas()
+    register_all()
     found = commands()
     assert len(found) > 30
     for command, *words in found:

@@ -19,18 +19,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.command_config import (
-    AttentionConfig,
-    ConvertConfig,
-    EvaluateConfig,
-    GenerateConfig,
-    ReclConfig,
-    SpeedConfig,
-    register_schemas,
-)
-from txl_lightning.config import CONF, Config, plain, typed
+from txl_lightning.config.composition import register_command, register_schemas
+from txl_lightning.config.schemas import CONF, Config, plain, typed
+from txl_lightning.distributed.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 from txl_lightning.errors import Stopped, UserError
-from txl_lightning.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
+from txl_lightning.evaluation.attention.options import AttentionOptions
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.speed.options import SpeedOptions
+from txl_lightning.runs.convert.options import ConvertOptions
 
 USAGE = """usage: txl COMMAND [overrides]
 
@@ -54,7 +52,7 @@ def run_directory() -> Path:
 
 def train(config: DictConfig) -> float:
     """One training run; returns the validation loss for sweepers."""
-    from txl_lightning.training.ranks import leaving
+    from txl_lightning.distributed.ranks import leaving
     from txl_lightning.training.run import train as train_run
 
     with leaving():
@@ -67,7 +65,7 @@ def train(config: DictConfig) -> float:
 
 def evaluate(config: DictConfig) -> None:
     """Scores of a checkpoint."""
-    from txl_lightning.evaluation.command import evaluate as evaluate_checkpoint
+    from txl_lightning.evaluation.evaluate.command import evaluate as evaluate_checkpoint
 
     directory = run_directory()
     directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +77,7 @@ def evaluate(config: DictConfig) -> None:
 
 def recl(config: DictConfig) -> None:
     """Context curves and RECL of a group of checkpoints; of several processes the first speaks."""
-    from txl_lightning.evaluation.recl_command import recl as recl_of_group
+    from txl_lightning.evaluation.recl.command import recl as recl_of_group
 
     lines = recl_of_group(OmegaConf.to_object(config), run_directory())  # type: ignore[arg-type]
     for line in [*lines, run_directory()] if lines else []:
@@ -88,7 +86,7 @@ def recl(config: DictConfig) -> None:
 
 def attention(config: DictConfig) -> None:
     """Attention maps of a checkpoint."""
-    from txl_lightning.evaluation.attention_command import attention as attention_of_checkpoint
+    from txl_lightning.evaluation.attention.command import attention as attention_of_checkpoint
 
     for line in attention_of_checkpoint(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
         print(line)
@@ -97,7 +95,7 @@ def attention(config: DictConfig) -> None:
 
 def speed(config: DictConfig) -> None:
     """Table 9 on this machine."""
-    from txl_lightning.evaluation.speed_command import speed as speed_on_this_machine
+    from txl_lightning.evaluation.speed.command import speed as speed_on_this_machine
 
     for line in speed_on_this_machine(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
         print(line)
@@ -106,7 +104,7 @@ def speed(config: DictConfig) -> None:
 
 def generate(config: DictConfig) -> None:
     """Samples of a checkpoint."""
-    from txl_lightning.evaluation.generate_command import generate as generate_text
+    from txl_lightning.evaluation.generate.command import generate as generate_text
 
     generate_text(OmegaConf.to_object(config), run_directory())  # type: ignore[arg-type]
     print(run_directory())
@@ -114,24 +112,32 @@ def generate(config: DictConfig) -> None:
 
 def convert(config: DictConfig) -> None:
     """A checkpoint into another format."""
-    from txl_lightning.convert import convert as convert_checkpoint
+    from txl_lightning.runs.convert.command import convert as convert_checkpoint
 
     print(convert_checkpoint(OmegaConf.to_object(config)))  # type: ignore[arg-type]
 
 
 COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {
     "train": (train, "config", Config),
-    "evaluate": (evaluate, "evaluate", EvaluateConfig),
-    "recl": (recl, "recl", ReclConfig),
-    "attention": (attention, "attention", AttentionConfig),
-    "speed": (speed, "speed", SpeedConfig),
-    "generate": (generate, "generate", GenerateConfig),
-    "convert": (convert, "convert", ConvertConfig),
+    "evaluate": (evaluate, "evaluate", EvaluateOptions),
+    "recl": (recl, "recl", ReclOptions),
+    "attention": (attention, "attention", AttentionOptions),
+    "speed": (speed, "speed", SpeedOptions),
+    "generate": (generate, "generate", GenerateOptions),
+    "convert": (convert, "convert", ConvertOptions),
 }
 SHARED = ("train", "recl")  # among the processes that torchrun or SLURM starts
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choices that come with an extra of pyproject.toml
 NO_SLURM = 'Could not detect "srun"'  # submitit's, a RuntimeError
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
+
+
+def register_all() -> None:
+    """Register the schemas of every command with Hydra."""
+    register_schemas()
+    for name, (_, _, schema) in COMMANDS.items():
+        if name != "train":
+            register_command(name, schema)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +181,7 @@ def main() -> None:
     _, config_name, schema = COMMANDS[command]
     if command == "generate":
         sys.argv[1:] = [literal(word, "prompt") for word in sys.argv[1:]]
-    register_schemas()
+    register_all()
     # Hydra prints several lines and exits on its own unless it is told to raise; the user's wish is kept.
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -213,7 +219,7 @@ def is_further_rank() -> bool:
     """Whether torchrun or SLURM started this process beside the first one of its run."""
     if not {"RANK", "SLURM_PROCID"} & os.environ.keys():
         return False
-    from txl_lightning.training.ranks import environment
+    from txl_lightning.distributed.ranks import environment
 
     started = environment()
     return started is not None and started.global_rank() > 0

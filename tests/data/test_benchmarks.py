@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_lightning.config import CONF, DataConfig
-from txl_lightning.data import benchmarks, official, reading
-from txl_lightning.data.corpora import CORPORA, SPLITS, Corpus, load_corpus
+from txl_lightning.config.schemas import CONF, DataConfig
+from txl_lightning.data import reading
+from txl_lightning.data.corpora import benchmarks, official
+from txl_lightning.data.corpora.corpus import CORPORA, SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpora.published import PUBLISHED, Published
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.published import PUBLISHED, Published
-from txl_lightning.data.shuffled_streams import ShuffledStreams
+from txl_lightning.data.streams.shuffled import ShuffledStreams
 from txl_lightning.errors import OptionError, UserError
 
 WORDS = b" = A = \n\n the cat <unk> the \n"
@@ -212,7 +213,7 @@ def test_lm1b_from_its_shards_streams_sentences(root: Path, monkeypatch: pytest.
 
 
 def evaluation(**options: int):
-    from txl_lightning.config import EvaluationConfig
+    from txl_lightning.config.schemas import EvaluationConfig
 
     return EvaluationConfig(**options)
 

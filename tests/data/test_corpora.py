@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.config import DataConfig
-from txl_lightning.data import cache
-from txl_lightning.data.corpora import SPLITS, load_corpus
-from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpora import cache
+from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
+from txl_lightning.data.vocabulary.symbols import UNKNOWN, Vocabulary
 from txl_lightning.errors import UserError
 
 
@@ -141,7 +141,8 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(os.urandom(2_000_000))
     program = (
-        "import sys; from txl_lightning.config import DataConfig; from txl_lightning.data.corpora import load_corpus\n"
+        "import sys; from txl_lightning.config.schemas import DataConfig\n"
+        "from txl_lightning.data.corpora.corpus import load_corpus\n"
         "c = load_corpus(DataConfig(name='file', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
         "print(sum(len(s) for s in c.splits.values()))"
     )

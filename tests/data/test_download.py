@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from txl_lightning.config import DataConfig
-from txl_lightning.data import download, official
-from txl_lightning.data.corpora import SPLITS, load_corpus
-from txl_lightning.data.download import Expected
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpora import download, official
+from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
+from txl_lightning.data.corpora.download import Expected
 from txl_lightning.errors import UserError
 
 CONTENT = b"some text\n" * 1000

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_lightning.config import DataConfig
-from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
-from txl_lightning.data.shuffled_streams import ShuffledStreams
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.streams.shuffled import ShuffledStreams
 from txl_lightning.errors import OptionError
 
 ROOT = os.environ.get("TXL_DATA")

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from txl_lightning.command_config import EvaluateConfig
-from txl_lightning.evaluation.command import evaluate
+from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 
 KINDS = {
     "ours": ["data.level=char"],
@@ -24,5 +24,5 @@ def path(trained_runs: Path, kind: str = "ours") -> str:
 def result(trained_runs: Path, directory: Path, kind: str = "ours", **options: Any) -> dict[str, Any]:
     """What `evaluation.json` holds; the test split unless others are given."""
     options.setdefault("splits", ["test"])
-    evaluate(EvaluateConfig(path(trained_runs, kind), block_len=20, **options), directory)
+    evaluate(EvaluateOptions(path(trained_runs, kind), block_len=20, **options), directory)
     return json.loads((directory / "evaluation.json").read_text())

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.command_config import AttentionConfig
-from txl_lightning.config import LoggerConfig
+from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.attention_command import attention, wide_heads
+from txl_lightning.evaluation.attention.command import attention, wide_heads
+from txl_lightning.evaluation.attention.options import AttentionOptions
 from txl_lightning.training.run import train
 
 KINDS = {
@@ -37,9 +37,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def options(runs: Path, kind: str, **given: Any) -> AttentionConfig:
+def options(runs: Path, kind: str, **given: Any) -> AttentionOptions:
     small = {"num_threads": 1, "logger": LoggerConfig(name="none")}
-    return AttentionConfig(str(runs / kind / "checkpoints" / "best.ckpt"), **{**small, **given})
+    return AttentionOptions(str(runs / kind / "checkpoints" / "best.ckpt"), **{**small, **given})
 
 
 def written(directory: Path) -> set[str]:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.evaluation.small_runs import path, result
-from txl_lightning.command_config import EvaluateConfig
-from txl_lightning.data.corpora import load_corpus
-from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.evaluation.command import evaluate
-from txl_lightning.evaluation.scoring import score_streams
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.scoring.streams_losses import score_streams
+from txl_lightning.runs.trained import load_trained
 
 LENGTHS = [24, 4, 12, 12]
 
@@ -95,7 +95,7 @@ def test_the_window_is_what_slides(trained_runs: Path, tmp_path: Path) -> None:
 
 
 def test_table_and_figures_are_written(trained_runs: Path, tmp_path: Path) -> None:
-    options = EvaluateConfig(path(trained_runs), attention_lengths=[4, 8], num_threads=1)
+    options = EvaluateOptions(path(trained_runs), attention_lengths=[4, 8], num_threads=1)
     lines = evaluate(options, tmp_path)
     assert lines[0].startswith("valid: nll ")
     assert lines[1].startswith("test: nll ")

@@ -11,14 +11,14 @@ import torch
 
 from tests.evaluation.small_runs import KINDS, path, result
 from tests.training.small_run import tiny_config
-from txl_lightning.command_config import EvaluateConfig
-from txl_lightning.data.corpora import load_corpus
+from txl_lightning.config.lengths import evaluation_lengths
+from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.command import evaluate
-from txl_lightning.evaluation.scoring import score_streams
-from txl_lightning.lengths import evaluation_lengths
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.scoring.streams_losses import score_streams
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 
@@ -40,7 +40,7 @@ def test_a_checkpoint_scores_what_its_run_did(trained_runs: Path, tmp_path: Path
 def test_a_longer_memory_changes_the_score_and_is_stated(trained_runs: Path, tmp_path: Path) -> None:
     scores = []
     for mem_len in (0, 8, 40):
-        (line,) = evaluate(EvaluateConfig(path(trained_runs), splits=["test"], mem_len=mem_len), tmp_path)
+        (line,) = evaluate(EvaluateOptions(path(trained_runs), splits=["test"], mem_len=mem_len), tmp_path)
         ours = json.loads((tmp_path / "evaluation.json").read_text())
         assert ours["evaluation"]["mem_len"] == mem_len
         assert ours["streams_start"] == "without context"
@@ -144,16 +144,16 @@ def test_a_symbol_that_the_checkpoint_does_not_know_is_named(trained_runs: Path,
     other = tmp_path / "other.txt"
     other.write_text("line 1: the Ж square\n" * 40)
     with pytest.raises(OptionError, match=r"^data_path=.*other.txt: 'Ж' is not among the \d+ symbols"):
-        evaluate(EvaluateConfig(path(trained_runs), data_path=str(other)), tmp_path)
+        evaluate(EvaluateOptions(path(trained_runs), data_path=str(other)), tmp_path)
     with pytest.raises(OptionError, match=r"^data_path=.*nowhere.txt: cannot be read"):
-        evaluate(EvaluateConfig(path(trained_runs), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
+        evaluate(EvaluateOptions(path(trained_runs), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
 
 
 def test_a_corpus_that_is_no_longer_the_runs_is_refused(trained_runs: Path, tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "trainer.max_steps=1", "data.level=char"), tmp_path / "run")
     (tmp_path / "text.txt").write_text("completely different letters: zyxwvq\n" * 40)
     with pytest.raises(UserError, match=r"the vocabulary of text.txt is not the checkpoint's"):
-        evaluate(EvaluateConfig(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)
+        evaluate(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(trained_runs: Path, tmp_
 )
 def test_impossible_options_are_named(trained_runs: Path, tmp_path: Path, kind: str, options: dict, words: str) -> None:
     with pytest.raises(OptionError, match=words) as caught:
-        evaluate(EvaluateConfig(path(trained_runs, kind), **options), tmp_path)
+        evaluate(EvaluateOptions(path(trained_runs, kind), **options), tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "evaluation.json").exists()
 
@@ -190,4 +190,4 @@ def test_impossible_options_are_named(trained_runs: Path, tmp_path: Path, kind: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
 def test_a_gpu_that_is_not_there_is_no_silent_processor(trained_runs: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
-        evaluate(EvaluateConfig(path(trained_runs), accelerator="gpu"), tmp_path)
+        evaluate(EvaluateOptions(path(trained_runs), accelerator="gpu"), tmp_path)

@@ -10,10 +10,11 @@ import torch.multiprocessing as mp
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
+from txl_lightning.distributed.division import gathered, processes
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.contexts import context_curve, context_losses, evenly_spaced, window_reader
-from txl_lightning.evaluation.ranks import gathered, processes
-from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.evaluation.recl.curve import context_curve
+from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced, window_reader
+from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
 POSITIONS = evenly_spaced(len(TOKENS), 6, 30)

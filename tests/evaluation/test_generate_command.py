@@ -12,15 +12,15 @@ import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning.cli import literal
-from txl_lightning.command_config import GenerateConfig
-from txl_lightning.data.corpora import load_corpus
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation import generate_command
-from txl_lightning.evaluation.generate_command import generate
-from txl_lightning.evaluation.prompts import typed_prompt
+from txl_lightning.evaluation.generate import command as generate_command
+from txl_lightning.evaluation.generate.command import generate
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.generate.prompts import typed_prompt
 from txl_lightning.model import SlidingWindow
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 KINDS = {
@@ -42,11 +42,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def options(runs: Path, kind: str, **chosen: Any) -> GenerateConfig:
+def options(runs: Path, kind: str, **chosen: Any) -> GenerateOptions:
     path = str(runs / kind / "checkpoints/best.ckpt")
     if not {"prompt", "context"} & set(chosen):
         chosen["prompt"] = "line 7: the"
-    return GenerateConfig(path, **{"n_tokens": 12, "num_threads": 1, **chosen})
+    return GenerateOptions(path, **{"n_tokens": 12, "num_threads": 1, **chosen})
 
 
 def silent(text: str) -> None:
@@ -194,14 +194,14 @@ def test_a_prompt_is_what_was_typed(text: str) -> None:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from txl_lightning.command_config import register_schemas
-    from txl_lightning.config import CONF
+    from txl_lightning.config.composition import register_schemas
+    from txl_lightning.config.schemas import CONF
 
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", "prompt")])
     composed = OmegaConf.to_object(config)
-    assert isinstance(composed, GenerateConfig)
+    assert isinstance(composed, GenerateOptions)
     assert composed.prompt == text
     assert literal("seed=3", "prompt") == "seed=3"
 

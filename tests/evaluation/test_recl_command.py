@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.command_config import ReclConfig
-from txl_lightning.config import LoggerConfig
-from txl_lightning.data.corpora import load_corpus
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation import recl_command
-from txl_lightning.evaluation.contexts import context_losses, window_reader
-from txl_lightning.evaluation.loss_store import LossStore
-from txl_lightning.evaluation.recl_command import recl, run_names
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.evaluation.recl import command as recl_command
+from txl_lightning.evaluation.recl.command import recl, run_names
+from txl_lightning.evaluation.recl.loss_store import LossStore
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 KINDS = {
@@ -48,11 +48,11 @@ def checkpoint(runs: Path, kind: str) -> str:
     return str(runs / kind / "checkpoints" / "best.ckpt")
 
 
-def group(runs: Path, store: Path, *kinds: str, **options: Any) -> ReclConfig:
+def group(runs: Path, store: Path, *kinds: str, **options: Any) -> ReclOptions:
     small = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20, "num_threads": 1}
     logger = LoggerConfig(name="none")
     paths = [checkpoint(runs, kind) for kind in kinds]
-    return ReclConfig(paths, **{"store": str(store), "logger": logger, **small, **options})
+    return ReclOptions(paths, **{"store": str(store), "logger": logger, **small, **options})
 
 
 def test_models_of_different_kinds_make_a_group(runs: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 from tests.evaluation.test_contexts import TRAINED, attention, recurrent, token_by_token
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.contexts import WindowReader, window_reader
-from txl_lightning.evaluation.sliding import sliding_losses
+from txl_lightning.evaluation.scoring.sliding import sliding_losses
+from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 
 N = 21
 TOKENS = np.random.default_rng(5).integers(0, VOCABULARY, N).astype(np.uint8)

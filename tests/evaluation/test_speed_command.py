@@ -12,18 +12,18 @@ import torch
 from experiments.paper import TABLE_9
 from tests.model.tiny_model import random_stream, tiny_model
 from tests.training.small_run import tiny_config
-from txl_lightning.command_config import SpeedConfig
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation import speed_command
-from txl_lightning.evaluation.speed import RATIOS, SCHEMES, random_text, readings, vanilla_of
-from txl_lightning.evaluation.speed_command import speed
+from txl_lightning.evaluation.speed import command as speed_command
+from txl_lightning.evaluation.speed.command import speed
+from txl_lightning.evaluation.speed.options import SpeedOptions
+from txl_lightning.evaluation.speed.readings import RATIOS, SCHEMES, random_text, readings, vanilla_of
 from txl_lightning.training.run import train
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}
 
 
-def options(**chosen: Any) -> SpeedConfig:
-    return replace(SpeedConfig(**TINY), **{"levels": ["char"], "attention_lengths": [6, 800], "rounds": 2, **chosen})
+def options(**chosen: Any) -> SpeedOptions:
+    return replace(SpeedOptions(**TINY), **{"levels": ["char"], "attention_lengths": [6, 800], "rounds": 2, **chosen})
 
 
 def test_the_schemes_compute_the_losses_of_the_text() -> None:
@@ -126,7 +126,7 @@ def test_the_budget_is_refused_where_no_median_can_be_had(tmp_path: Path) -> Non
 def test_a_trained_model_has_its_own_sizes(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "trainer.max_steps=1"), tmp_path / "run")
     train(tiny_config(tmp_path, "trainer.max_steps=1", "model=lstm", "model.d_model=16"), tmp_path / "lstm")
-    chosen = replace(SpeedConfig(), attention_lengths=[20], rounds=1, segment_len=8)
+    chosen = replace(SpeedOptions(), attention_lengths=[20], rounds=1, segment_len=8)
     path = str(tmp_path / "run/checkpoints/best.ckpt")
     speed(replace(chosen, checkpoint=path), tmp_path / "speed", lambda line: None)
     results = json.loads((tmp_path / "speed/speed.json").read_text())
@@ -158,12 +158,12 @@ def test_a_trained_model_has_its_own_sizes(tmp_path: Path) -> None:
         ({"clock": "sun"}, "clock=sun: must be one of wall, cpu"),
         ({"clock": "cpu", "num_threads": 2}, "clock=cpu: needs num_threads=1"),
         ({"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
-        ({"checkpoint": "/nowhere.ckpt", **{k: getattr(SpeedConfig(), k) for k in TINY}}, "no such file"),
+        ({"checkpoint": "/nowhere.ckpt", **{k: getattr(SpeedOptions(), k) for k in TINY}}, "no such file"),
     ],
 )
 def test_what_cannot_be_timed_is_named(tmp_path: Path, chosen: dict[str, Any], words: str) -> None:
     if "checkpoint" in chosen:
-        chosen["levels"] = SpeedConfig().levels
+        chosen["levels"] = SpeedOptions().levels
     with pytest.raises(UserError, match=words) as caught:
         speed(options(**chosen), tmp_path / "run")
     assert "\n" not in str(caught.value)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from txl_lightning.evaluation.uncertainty import error_figures, standard_error, text_units
+from txl_lightning.evaluation.scoring.standard_errors import error_figures, standard_error, text_units
 
 
 def test_units_of_one_token_give_the_textbook_error() -> None:

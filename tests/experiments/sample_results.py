@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.paper import TABLE_6, TABLE_8
-from txl_lightning.reporting.figures import COLOURS, save_figure
+from txl_lightning.reporting.canvas import COLOURS, save_figure
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
 ENCODINGS = {"relative": "relative", "shaw": "Shaw et al.", "absolute": "absolute", "al_rfou": "Al-Rfou et al."}

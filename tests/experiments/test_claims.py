@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from experiments import claims, rules, table_6, table_7
-from experiments.arms import Arm
+from experiments.claims import claims, rules
 from experiments.paper import TABLE_6, TABLE_7, TABLE_8, TABLE_9, TABLE_10
+from experiments.tables import table_6, table_7
+from experiments.tables.arms import Arm
 
 COMMITTED = Path(__file__).parents[2] / "experiments" / "results" / "laptop" / "results.json"
 LARGEST = 1e6

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments import jobs, reproduce
-from experiments.arms import CORPUS_OPTIONS, Arm, OtherCorpus, Setup, check_overrides, training
-from experiments.estimate import Estimate
-from experiments.jobs import Job
-from experiments.profiles import PROFILES
-from experiments.runner import Runner
-from txl_lightning.config import Config
+from experiments import reproduce
+from experiments.engine import jobs
+from experiments.engine.estimate import Estimate
+from experiments.engine.jobs import Job
+from experiments.engine.profiles import PROFILES
+from experiments.engine.runner import Runner
+from experiments.engine.setup import Setup
+from experiments.tables.arms import CORPUS_OPTIONS, Arm, OtherCorpus, check_overrides, training
+from txl_lightning.config.schemas import Config
 from txl_lightning.errors import OptionError
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from experiments import report
-from experiments.report_markdown import escape
-from experiments.report_view import duration, number, visible
+from experiments.report import rendering as report
+from experiments.report.markdown import escape
+from experiments.report.view import duration, number, visible
 from tests.experiments.sample_results import HOSTILE, sample_results
 from txl_lightning.errors import UserError
 
@@ -208,7 +208,7 @@ def test_rendering_again_gives_the_same_bytes(
     (directory / "report.md").unlink()
     monkeypatch.setattr("sys.argv", ["report", str(directory)])
     with pytest.raises(SystemExit, match=r"^0$"):
-        runpy.run_path(report.__file__, run_name="__main__")  # as `python -m experiments.report` does
+        runpy.run_path(report.__file__, run_name="__main__")  # as `python -m experiments.report.rendering` does
     assert capsys.readouterr().out == f"report: {directory / 'report.html'}\n"
     assert {path.name: path.read_bytes() for path in directory.glob("re*")} == before
 

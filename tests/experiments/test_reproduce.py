@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from experiments import claims, reproduce
-from experiments.report import check_results
+from experiments import reproduce
+from experiments.claims import claims
+from experiments.report.rendering import check_results
 from tests import wandb_files
 
 ROOT = Path(__file__).parents[2]

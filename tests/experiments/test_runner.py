@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pytest
 
-from experiments import job_process
-from experiments.jobs import Job
-from experiments.progress import clock, state
-from experiments.runner import LOG, Runner, result_of
+from experiments.engine import job_process
+from experiments.engine.jobs import Job
+from experiments.engine.progress import clock, state
+from experiments.engine.runner import LOG, Runner, result_of
 from txl_lightning.errors import UserError
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import figures_5_to_7, main_results, shuffled, table_6
-from experiments.arms import Arm, Setup, training
-from experiments.jobs import RUNS, composed
-from experiments.outcomes import over_seeds
+from experiments.engine.jobs import RUNS, composed
+from experiments.engine.profiles import PROFILES
+from experiments.engine.setup import Setup
 from experiments.paper import result
-from experiments.profiles import PROFILES
-from txl_lightning.data.corpora import load_corpus
+from experiments.report.cells import over_seeds
+from experiments.tables import figures_5_to_7, main_results, shuffled, table_6
+from experiments.tables.arms import Arm, training
+from txl_lightning.data.corpora.corpus import load_corpus
 
 
 def test_the_gain_of_longer_attention_is_over_the_best_that_training_had() -> None:

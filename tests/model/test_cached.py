@@ -14,8 +14,8 @@ from torch.optim import optimizer
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model import cached as cached_inference
-from txl_lightning.model.cached import CachedTransformerXL
+from txl_lightning.model.inference import cached as cached_inference
+from txl_lightning.model.inference.cached import CachedTransformerXL
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 1, 1, 4, 4, 4]

@@ -5,7 +5,7 @@ import torch
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.errors import UserError
-from txl_lightning.model.checkpoints import (
+from txl_lightning.model.checkpoints.formats import (
     CheckpointError,
     from_huggingface,
     from_original,

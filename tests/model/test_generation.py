@@ -13,7 +13,7 @@ from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL, RecurrentConfig, RecurrentLanguageModel, generate
-from txl_lightning.model.generation import candidates
+from txl_lightning.model.inference.generation import candidates
 
 
 def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:

@@ -12,7 +12,7 @@ from torch import nn
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments
 from txl_lightning import LanguageModel
 from txl_lightning.errors import OptionError
-from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 both = pytest.mark.parametrize("cell", ["lstm", "qrnn"])

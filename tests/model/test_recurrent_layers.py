@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from txl_lightning.model.recurrent_layers import LSTMLayer, QRNNLayer, forget_mult
+from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer, forget_mult
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.evaluation.attention_maps import AttentionInputs, watched
+from txl_lightning.evaluation.attention.maps import AttentionInputs, watched
 from txl_lightning.model import attention as attention_module
 from txl_lightning.model.attention import Attention
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_lightning.reporting.attention_figures import distance_figure, piece_figure, shown
+from txl_lightning.evaluation.attention.figures import distance_figure, piece_figure, shown
 
 
 @pytest.mark.parametrize(

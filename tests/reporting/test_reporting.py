@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from txl_lightning.reporting.figures import line_figure, short
+from txl_lightning.reporting.canvas import line_figure, short
 from txl_lightning.reporting.tables import markdown_table
 
 

@@ -14,12 +14,15 @@ import pytest
 from sweeps.dashboard import PINNED, as_json, main, workspace
 from tests.training.small_run import tiny_config
 from tests.wandb_files import media, run_files, summary, table
-from txl_lightning.command_config import AttentionConfig, EvaluateConfig, ReclConfig, SpeedConfig
-from txl_lightning.config import LoggerConfig
-from txl_lightning.evaluation.attention_command import attention
-from txl_lightning.evaluation.command import evaluate
-from txl_lightning.evaluation.recl_command import recl
-from txl_lightning.evaluation.speed_command import speed
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.evaluation.attention.command import attention
+from txl_lightning.evaluation.attention.options import AttentionOptions
+from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.speed.command import speed
+from txl_lightning.evaluation.speed.options import SpeedOptions
 from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]
@@ -84,12 +87,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     best = str(directory / "train/checkpoints/best.ckpt")
     for command in COMMANDS[1:]:
         (directory / command).mkdir()
-    evaluate(EvaluateConfig(best, attention_lengths=[4, 8], block_len=20, logger=logger), directory / "evaluate")
+    evaluate(EvaluateOptions(best, attention_lengths=[4, 8], block_len=20, logger=logger), directory / "evaluate")
     small = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 20}
     store = str(directory / "store")
-    recl(ReclConfig([best], names=["ours"], store=store, logger=logger, **small), directory / "recl")
-    attention(AttentionConfig(best, max_segments=4, logger=logger), directory / "attention")
-    timed = SpeedConfig(checkpoint=best, segment_len=4, attention_lengths=[6, 800], rounds=2, logger=logger)
+    recl(ReclOptions([best], names=["ours"], store=store, logger=logger, **small), directory / "recl")
+    attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
+    timed = SpeedOptions(checkpoint=best, segment_len=4, attention_lengths=[6, 800], rounds=2, logger=logger)
     speed(timed, directory / "speed", say=lambda _: None)
     runs = {}
     for command in COMMANDS:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config import from_plain, plain
+from txl_lightning.config.schemas import from_plain, plain
+from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import Stopped
 from txl_lightning.training import run
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.processes import run_on_all
 
 ROOT = Path(__file__).parents[2]
 

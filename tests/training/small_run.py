@@ -4,8 +4,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from txl_lightning.command_config import register_schemas
-from txl_lightning.config import CONF, Config, typed
+from txl_lightning.config.composition import register_schemas
+from txl_lightning.config.schemas import CONF, Config, typed
 
 TINY = (
     "profile=smoke",

@@ -12,9 +12,10 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.contexts import context_curve, evenly_spaced
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.evaluation.recl.curve import context_curve
+from txl_lightning.evaluation.scoring.windows import evenly_spaced
 from txl_lightning.runs.storage import read_file
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 OPTIONS = (

@@ -7,8 +7,8 @@ import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
-from txl_lightning.config import OptimizerConfig
-from txl_lightning.data.streams import OrderedStreams, Segment
+from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.data.streams.ordered import OrderedStreams, Segment
 from txl_lightning.training.module import LanguageModelModule
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)

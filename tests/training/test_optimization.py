@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from txl_lightning.config import OptimizerConfig
+from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.training.optimization import check_optimizer, learning_rate, make_optimizer
 

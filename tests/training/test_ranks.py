@@ -11,10 +11,10 @@ import torch
 
 from tests.training.recorded_run import recorded_losses, recorded_run, recorded_runs
 from tests.training.small_run import tiny_config
-from txl_lightning.config import plain
+from txl_lightning.config.schemas import plain
+from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError
-from txl_lightning.training.processes import run_on_all
-from txl_lightning.training.ranks import Ranks
 from txl_lightning.training.run import train
 
 OPTIONS = (

@@ -13,10 +13,10 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
-from txl_lightning.training import saving
+from txl_lightning.training.callbacks import checkpointing as saving
+from txl_lightning.training.callbacks.checkpointing import last_good
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
-from txl_lightning.training.saving import last_good
 
 OPTIONS = ("checkpoint.every_n_steps=4", "evaluation.max_segments=2", "optimizer.schedule=constant")
 

@@ -12,12 +12,12 @@ import torch
 
 from tests.training.small_run import TINY, tiny_config
 from tests.wandb_files import artifacts, history, media, records, run_files, summary
-from txl_lightning.config import LoggerConfig, plain
+from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
-from txl_lightning.runs.checkpoints import load_trained
+from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.loggers.wandb_curves import arm, run_name
 from txl_lightning.training.run import train
-from txl_lightning.training.wandb_curves import arm, run_name
 
 ROOT = Path(__file__).parents[2]
 CONTEXTS = ("first_context=2", "step=2", "max_context=8", "n_positions=10", "every_n_steps=6")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import lightning as L
 
-from txl_lightning.config import DataConfig, EvaluationConfig
-from txl_lightning.data.corpora import SPLITS, Corpus, load_corpus
-from txl_lightning.data.shuffled_streams import ShuffledStreams
-from txl_lightning.data.streams import OrderedStreams, Streams
+from txl_lightning.config.lengths import evaluation_extended_context
+from txl_lightning.config.schemas import DataConfig, EvaluationConfig
+from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.streams.ordered import OrderedStreams, Streams
+from txl_lightning.data.streams.shuffled import ShuffledStreams
 from txl_lightning.errors import OptionError
-from txl_lightning.lengths import evaluation_extended_context
 
 
 class StreamsDataModule(L.LightningDataModule):

@@ -5,31 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
-
-
-@dataclass(frozen=True)
-class EncodingKind:
-    """What of an encoding others need to know, without its module (`model.encodings.register_encoding`).
-
-    Args:
-        terms: which of the four terms (a)-(d) of the score it has.
-        absolute: positions belong to a segment and mean nothing beyond the length that was trained.
-        projects: every layer has a W_{k,R}, for `LayerPositions.sinusoids_SD`.
-        table: what its trained table, if any, has a row for: `distances` (segment, extended context and
-            memory) or `positions` (segment and extended context).
-    """
-
-    terms: str = "a"
-    absolute: bool = False
-    projects: bool = False
-    table: Literal["distances", "positions"] | None = None
-
-
-KINDS: dict[str, EncodingKind] = {}  # by name; filled where the encodings are registered
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,8 @@ class TransformerXL(nn.Module):
 
         Args and errors: those of `txl_lightning.generate`, which gives every token as soon as it is drawn.
         """
-        from txl_lightning.model.generation import generated  # which runs this class with cached keys and values
+        from txl_lightning.model.inference.generation import (
+            generated,  # which runs this class with cached keys and values
+        )
 
         return generated(self, prompt_BT, n_tokens, **options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import wandb
 
-from txl_lightning.config import LoggerConfig
+from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
 
 

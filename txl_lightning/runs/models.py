@@ -4,14 +4,50 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from txl_lightning.config import Config
-from txl_lightning.lengths import architecture
+from txl_lightning.config.encoding_kinds import VARIABLE
+from txl_lightning.config.lengths import table_len
+from txl_lightning.config.schemas import Config, RecurrentModelConfig
+from txl_lightning.errors import OptionError, require
+from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.transformer_xl import TransformerXL
 
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
+
+OPTION_OF_FIELD = {
+    "mem_len": "memory.mem_len",
+    "memory_start": "memory.start",
+    "encoding": "encoding",
+    "table_len": "encoding.table_len",
+    VARIABLE: VARIABLE,
+}
+
+
+def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
+    """The model's own configuration out of the groups `model`, `encoding` and `memory`.
+
+    Raises:
+        OptionError: naming the option as it is typed.
+    """
+    sizes = {name: value for name, value in vars(config.model).items() if name != "name"}
+    sizes |= {"vocab_size": vocab_size, "cutoffs": tuple(config.model.cutoffs)}
+    try:
+        if isinstance(config.model, RecurrentModelConfig):
+            recurs = config.memory.mem_len > 0
+            require(recurs, "mem_len", config.memory.mem_len, f"must be > 0: {config.model.name} carries its state")
+            return RecurrentConfig(**sizes)
+        return TransformerXLConfig(
+            encoding=config.encoding.name,
+            table_len=table_len(config),
+            mem_len=config.memory.mem_len,
+            memory_start=config.memory.start,  # type: ignore[arg-type]
+            **sizes,
+        )
+    except OptionError as error:
+        option = OPTION_OF_FIELD.get(error.option, f"model.{error.option}")
+        raise OptionError(option, error.value, error.allowed) from error
 
 
 def make_model(config: Config, vocab_size: int) -> Model:

@@ -10,12 +10,12 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.config import OptimizerConfig
-from txl_lightning.data.streams import Segment
+from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.metrics import TokenLoss, figures
 from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.training.optimization import make_optimizer
-from txl_lightning.training.ranks import Ranks
 
 
 class CarriedMemory:

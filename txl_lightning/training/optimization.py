@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from txl_lightning.config import OptimizerConfig
+from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import require
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -19,24 +19,24 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf
 
-from txl_lightning.config import Config, from_plain, plain
+from txl_lightning.config.lengths import evaluation_lengths, extended_context
+from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
 from txl_lightning.errors import OptionError, Stopped, require
-from txl_lightning.lengths import evaluation_lengths, extended_context
-from txl_lightning.runs.checkpoints import read_checkpoint
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints
-from txl_lightning.training import wandb_curves
-from txl_lightning.training.callbacks import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
-from txl_lightning.training.context_curve import ContextCurves
-from txl_lightning.training.loggers import make_logger
+from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training.callbacks.checkpointing import LAST, Checkpoints, last_good
+from txl_lightning.training.callbacks.context_curves import ContextCurves
+from txl_lightning.training.callbacks.curves import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
+from txl_lightning.training.callbacks.random_state import RandomState
+from txl_lightning.training.callbacks.stopping import CleanStop, SkippedSteps
+from txl_lightning.training.checks import check_options, check_same_everywhere, check_same_run, check_weights
+from txl_lightning.training.loggers import wandb_curves
+from txl_lightning.training.loggers.choice import make_logger
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.options import check_options, check_same_everywhere, check_same_run, check_weights
-from txl_lightning.training.processes import run_on_all
-from txl_lightning.training.random_state import RandomState
-from txl_lightning.training.ranks import Ranks, connect, environment, n_processes
-from txl_lightning.training.saving import LAST, Checkpoints, last_good
-from txl_lightning.training.stopping import CleanStop, SkippedSteps
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""Schemas under the names that `conf/` uses."""
+
+from __future__ import annotations
+
+from hydra.core.config_store import ConfigStore
+
+from txl_lightning.config.schemas import (
+    Config,
+    DataConfig,
+    EncodingConfig,
+    LoggerConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    RecurrentModelConfig,
+    TrainerConfig,
+    TransformerXLModelConfig,
+)
+
+
+def register_schemas() -> None:
+    """Register the schemas of `txl train` and of its groups with Hydra, under the names that `conf/` uses."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=Config)
+    store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
+    for group, node in {
+        "model": TransformerXLModelConfig,
+        "encoding": EncodingConfig,
+        "memory": MemoryConfig,
+        "data": DataConfig,
+        "optimizer": OptimizerConfig,
+        "trainer": TrainerConfig,
+        "logger": LoggerConfig,
+    }.items():
+        store.store(group=group, name="schema", node=node)
+
+
+def register_command(name: str, schema: type) -> None:
+    """Register the options of another command, which `conf/NAME.yaml` calls `NAME_schema`."""
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)

@@ -1,0 +1,139 @@
+"""Corpora: text in, memory-mapped tokens of three splits and their vocabulary out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpora import benchmarks, sources
+from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
+from txl_lightning.data.corpora.sources import SPLITS, Source, Split
+from txl_lightning.data.reading import fingerprint, read, unpacked
+from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
+from txl_lightning.errors import UserError, require
+
+__all__ = ["CORPORA", "SPLITS", "Corpus", "Split", "load_corpus"]
+
+CORPORA: dict[str, Callable[[DataConfig], Source]] = {
+    "python-stdlib": sources.python_stdlib,
+    "file": sources.file,
+    "enwik8": benchmarks.enwik8,
+    "text8": benchmarks.text8,
+    "wikitext-103": benchmarks.wikitext,
+    "wikitext-2": benchmarks.wikitext,
+    "lm1b": benchmarks.lm1b,
+    "ptb": benchmarks.ptb,
+    "wikipedia-2015": benchmarks.wikipedia_2015,
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Encoded tokens of three splits.
+
+    Args:
+        name: what was read, as reports name it.
+        splits: token numbers by split, memory-mapped.
+        vocabulary: their symbols.
+        checksum: SHA-256 over the SHA-256 of the files that were read and over where they were cut.
+        cutoffs: where the adaptive embedding and softmax usually divide this vocabulary; empty for none.
+        sentences: for a corpus of unordered sentences the position of every sentence's first token (`<S>`),
+            by split, memory-mapped; otherwise empty.
+    """
+
+    name: str
+    splits: dict[str, np.ndarray]
+    vocabulary: Vocabulary
+    checksum: str
+    cutoffs: tuple[int, ...] = ()
+    sentences: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Corpus:
+    """Find (or fetch), split, encode, check and cache the corpus that `config` names.
+
+    Args:
+        config: node `data`.
+        vocabulary: encode the text with this one instead of its own. A word that is not in it becomes
+            `<unk>`; a character or byte is an error, even if there is an `<unk>` that no training has seen.
+
+    Raises:
+        OptionError, UserError: unknown corpus or level, missing, empty or damaged file, text that is not
+            UTF-8, a symbol that `vocabulary` lacks, sizes other than the published ones.
+    """
+    require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
+    directory = Path(config.cache_dir).expanduser()
+    source = CORPORA[config.name](config)
+    checksum = _checksum(source, directory / "fingerprints")
+    key = cache_key(checksum, source.recipe, source.published)
+    if vocabulary is not None:
+        key = cache_key(checksum, "given vocabulary", vocabulary)
+    try:
+        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary))
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from error
+    vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
+    large = bool(source.cutoffs) and len(vocabulary) > source.cutoffs[-1]
+    return Corpus(
+        name=source.name,
+        splits={split: arrays[split] for split in SPLITS},
+        vocabulary=vocabulary,
+        checksum=checksum,
+        cutoffs=source.cutoffs if large else (),
+        sentences={split: arrays[f"{split}.sentences"] for split in SPLITS if f"{split}.sentences" in arrays},
+    )
+
+
+def _checksum(source: Source, memory: Path) -> str:
+    """Depends on the content that is read and on nothing else: not on names, places or times."""
+    digest = hashlib.sha256()
+    listed = [source.vocabulary_file[0]] if source.vocabulary_file else []
+    for name, parts in [*source.parts.items(), ("vocabulary", listed)]:
+        for part in parts:
+            cuts = (name, fingerprint(part.path, memory), part.start, part.stop, part.alignment, part.format)
+            digest.update(repr(cuts).encode())
+    return digest.hexdigest()
+
+
+def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str, Any]:
+    """Write the tokens of every split into `folder`, chunk by chunk, and return what describes them."""
+    parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
+    if given is not None:
+        vocabulary = given
+    elif source.vocabulary_file:
+        file, words_of = source.vocabulary_file
+        vocabulary = words_of(file)
+    else:
+        vocabulary = source.vocabulary(read(parts["train"]))
+    counts: dict[str, int] = {}
+    for split in SPLITS:
+        encoder = vocabulary if given is None else vocabulary.of_known_characters()
+        counts[split] = _write_tokens(encoder, read(parts[split]), folder, split)
+        if not counts[split]:
+            raise UserError(f"the {split} split is empty")
+    if source.published and given is None:
+        source.published.check(len(vocabulary), counts)
+    for path in folder.glob("*.unpacked"):
+        path.unlink()
+    return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
+
+
+def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str) -> int:
+    """The tokens of a split and, where sentences begin with `<S>`, their places; returns how many tokens."""
+    with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
+        if not vocabulary.starts_sentences:
+            for chunk in vocabulary.encode_chunks(chunks):
+                tokens.append(chunk)
+        else:
+            with ArrayWriter(folder / f"{split}.sentences.npy", np.dtype(np.int64)) as sentences:
+                for chunk in vocabulary.encode_chunks(chunks):
+                    sentences.append(tokens.length + np.flatnonzero(chunk == vocabulary.numbers[SENTENCE]))
+                    tokens.append(chunk)
+        return tokens.length

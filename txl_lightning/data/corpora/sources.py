@@ -1,0 +1,157 @@
+"""Where the text of a corpus comes from: the files of this Python, a file of the user, the benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpora.published import Published
+from txl_lightning.data.reading import Alignment, Part, fractions_of
+from txl_lightning.data.vocabulary import counting
+from txl_lightning.data.vocabulary.symbols import LEVELS, Level, Vocabulary
+from txl_lightning.errors import OptionError, UserError, require
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+NOT_TEXT_OF_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+PREFIX_FRACTIONS = (0.9, 0.05, 0.05)
+
+Parts = dict[Split, list[Part]]
+MakeVocabulary = Callable[[Iterable[bytes]], Vocabulary]
+OPEN_VOCABULARY: dict[Level, MakeVocabulary] = {
+    "byte": counting.all_bytes,
+    "char": counting.characters_and_unknown,
+    "word": counting.words,
+}
+ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text before its preparation.
+
+    Args:
+        name: what it is, as reports name it.
+        parts: where the bytes of every split are.
+        vocabulary: makes the vocabulary out of the training split, or out of `vocabulary_file`.
+        vocabulary_file: a file that lists the vocabulary.
+        published: what the prepared tokens must agree with.
+        cutoffs: the standard cut-offs of the adaptive softmax.
+    """
+
+    name: str
+    parts: Parts
+    vocabulary: MakeVocabulary
+    vocabulary_file: tuple[Part, Callable[[Part], Vocabulary]] | None = None
+    published: Published | None = None
+    cutoffs: tuple[int, ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        """What the tokens depend on besides the bytes."""
+        return f"{self.vocabulary.__name__} {self.vocabulary_file[1].__name__ if self.vocabulary_file else ''}"
+
+
+def by_split(parts: Iterable[Part]) -> Parts:
+    """One part for every split, in their order."""
+    return {split: [part] for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def python_stdlib(config: DataConfig) -> Source:
+    """The source files of the running Python's standard library, without its tests.
+
+    Files are ordered by a hash of their names, so that the splits are alike, and never cut: 90 % of the
+    bytes train, 5 % validate, 5 % test.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = [p for p in root.rglob("*.py") if not NOT_TEXT_OF_THE_LIBRARY & set(p.relative_to(root).parts)]
+    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
+    ends = np.cumsum([path.stat().st_size for path in paths])
+    if not paths or ends[-1] == 0:
+        raise UserError(f"data=python-stdlib: this Python has no source files under {root}; use data=file data.path=…")
+    cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(paths)]
+    parts = {split: [Part(p) for p in paths[a:b]] for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)}
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Source(f"python-stdlib {version}", parts, OPEN_VOCABULARY[level_of(config, LEVELS)])
+
+
+def file(config: DataConfig) -> Source:
+    """One file, cut into consecutive splits by `data.fractions`, never inside a character or a line of words."""
+    level = level_of(config, LEVELS)
+    if not config.path:
+        raise OptionError("data.path", config.path, "must be a file for data=file (data.path=PATH)")
+    path = Path(config.path).expanduser()
+    fractions = list(config.fractions)
+    good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
+    require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
+    try:
+        with path.open("rb") as opened:
+            content = opened.read(1)
+    except OSError as error:
+        raise OptionError("data.path", config.path, f"cannot be read ({error.strerror})") from error
+    require(bool(content), "data.path", config.path, "is an empty file")
+    return Source(path.name, by_split(fractions_of(path, fractions, ALIGNMENT[level])), OPEN_VOCABULARY[level])
+
+
+def level_of(config: DataConfig, levels: Sequence[Level]) -> Level:
+    """The level of the configuration.
+
+    Raises:
+        OptionError: it is none of those that the corpus has.
+    """
+    for level in levels:
+        if level == config.level:
+            return level
+    raise OptionError("data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
+
+
+class Folder:
+    """The folder of one corpus inside the folder of all data.
+
+    Args:
+        config: `root` names the folder of all data; without it the variable TXL_DATA does, and without
+            both there is one in `cache_dir`, for what is fetched.
+        names: what the corpus' folder may be called; the first one is used for what is fetched.
+
+    Raises:
+        OptionError: the folder of all data was named and is not there.
+    """
+
+    def __init__(self, config: DataConfig, names: Sequence[str]) -> None:
+        self.config = config
+        root = config.root or os.environ.get("TXL_DATA")
+        self.root = Path(root or Path(config.cache_dir) / "downloads").expanduser()
+        if root and not self.root.is_dir():
+            raise OptionError("data.root" if config.root else "TXL_DATA", root, "is not a folder")
+        found = [self.root / name for name in names if (self.root / name).is_dir()]
+        self.path = found[0] if found else self.root / names[0]
+
+    def splits(self, *patterns: str) -> dict[Split, Path] | None:
+        """The files of the three splits under the first naming that is complete, `{}` being the split."""
+        for pattern in patterns:
+            paths = {split: self.path / pattern.format(split) for split in SPLITS}
+            if all(path.is_file() for path in paths.values()):
+                return paths
+        return None
+
+    def find(self, pattern: str) -> list[Path]:
+        """Files by a glob pattern, in the order of their names."""
+        return sorted(self.path.glob(pattern))
+
+    def require_choice(self, part: Path) -> None:
+        """Only a part of the corpus is there: it is used only by who asked for it.
+
+        Raises:
+            OptionError: `data.prefix` was not chosen.
+        """
+        allowed = f"{self.path} has only a part of it ({part.name}): data.prefix=true uses that, under its own name"
+        require(self.config.prefix, "data", self.config.name, allowed)

@@ -1,0 +1,161 @@
+"""Figures 5, 6 and 7 of the paper: where heads look, on average and on a piece of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps, font_manager
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from txl_lightning.reporting.canvas import save_figure
+
+MOST_NAMED_HEADS = 48
+MOST_COLUMNS = 256
+MOST_LETTERS = 14
+FONT = "DejaVu Sans Mono"  # comes with matplotlib
+SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "<eos>": "↵"}
+# Both ends of a map stay clear of white and black: everything that is drawn can be told from what is not.
+GREYS = ListedColormap(colormaps["Greys"](np.linspace(0.05, 0.6, 256)))
+ORANGES = ListedColormap(colormaps["Oranges"](np.linspace(0.45, 1.0, 256)))
+UNSEEN = "#CFE3F5"
+
+
+def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_head: int, title: str) -> None:
+    """Figure 5, and with a panel for each term Figure 7: a row a head, a column a relative position; SVG and PNG.
+
+    Args:
+        stem: files to write, without their suffix.
+        panels: by name, [R, L]: the average attention of R = N·H heads on the distances 0, …, L - 1.
+        n_head: H; the layers are told apart.
+        title: what the figure shows.
+    """
+    n_rows, n_distances = next(iter(panels.values())).shape
+    n_layer = n_rows // n_head
+    width = 2.6 + len(panels) * (5.2 if len(panels) == 1 else 3.6)
+    figure = new_figure(width, min(13.0, 1.6 + max(0.065, 0.145 if n_rows <= MOST_NAMED_HEADS else 0) * n_rows))
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    largest = max(float(panel.max()) for panel in panels.values())
+    least = 0.1 / n_distances
+    norm = LogNorm(least, largest)  # from a tenth of what every position has if none is preferred
+    for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
+        # Oldest on the left and the token itself on the right, as one reads.
+        image = axes.imshow(
+            np.maximum(rows[:, ::-1], least),
+            norm=norm,
+            cmap="viridis",
+            aspect="auto",
+            interpolation="nearest",
+            extent=(-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5),
+        )
+        axes.set(title=name, xlabel="relative position j − i (tokens)")
+        axes.title.set_fontsize(10)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}".replace("-", "−")))
+        for n in range(1, n_layer):
+            axes.axhline(n * n_head - 0.5, color="white", linewidth=1.2)
+    name_heads(all_axes, n_layer, n_head)
+    bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min")
+    bar.set_label(f"mean attention (share of 1)\nwhite line: evenly spread, 1/{n_distances}", fontsize=9)
+    bar.ax.axhline(1 / n_distances, color="white", linewidth=1.6)
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, stem)
+
+
+def name_heads(all_axes: Sequence[Axes], n_layer: int, n_head: int) -> None:
+    """On the first axes the layers in words, and in small figures their heads where there is room."""
+    first, rows = all_axes[0], range(n_layer * n_head)
+    few = len(rows) <= MOST_NAMED_HEADS
+    if few:
+        first.set_yticks(rows, [str(row % n_head + 1) for row in rows], minor=True)
+    centres = [n * n_head + (n_head - 1) / 2 for n in range(n_layer)]
+    first.set_yticks(centres, [f"layer {n + 1}" for n in range(n_layer)])
+    first.set_ylabel(f"heads 1 … {n_head} of each layer, from above")
+    for axes in all_axes:
+        axes.tick_params(axis="y", which="major", length=0, pad=16 if few else 3, labelsize=8.5)
+        axes.tick_params(axis="y", which="minor", length=1.5 if axes is first else 0, pad=2, labelsize=6.5)
+
+
+def piece_figure(
+    stem: Path,
+    weights: Mapping[str, NDArray[np.float64]],
+    marked: Mapping[str, NDArray[np.bool_]],
+    targets: Sequence[str],
+    context: Sequence[str],
+    title: str,
+) -> None:
+    """Figure 6: a panel a head, a row a target, a column a token of the memory, the marked ones in orange.
+
+    Of a context longer than 256 tokens the nearest 256 are drawn. SVG and PNG.
+
+    Args:
+        stem: files to write, without their suffix.
+        weights: by name of the head, [Q, C]: attention; 0 where a target does not see a token.
+        marked: the same shape: the tokens that the target looks at most.
+        targets: Q symbols.
+        context: C symbols, the oldest first.
+        title: what the figure shows.
+    """
+    columns = [shown(symbol) for symbol in context[-MOST_COLUMNS:]]
+    rows = [shown(symbol) for symbol in targets]
+    letters, longest = max(map(len, columns)), max(map(len, rows))
+    panel_width = len(columns) * (0.085 if letters == 1 else 0.115)
+    panel_height = len(rows) * 0.115
+    # Short panels of a word or two are still wide enough for their title.
+    width = max(6.5, panel_width) + 0.075 * longest + 1.6
+    height = len(weights) * (panel_height + 0.55 + 0.075 * (letters if letters > 1 else 1)) + 1.3
+    figure = new_figure(width, height)
+    all_axes = figure.subplots(len(weights), 1, squeeze=False)[:, 0]
+    largest = max(float(of_head.max()) for of_head in weights.values())
+    least = largest / 1e3
+    norm = LogNorm(least, largest)
+    images: list[Any] = []
+    for axes, (name, of_head) in zip(all_axes, weights.items(), strict=True):
+        values, is_marked = of_head[:, -len(columns) :], marked[name][:, -len(columns) :]
+        seen = np.ma.masked_equal(values, 0)
+        for hidden, colours in ((is_marked, GREYS), (~is_marked, ORANGES)):
+            shaded = np.ma.masked_where(hidden, np.ma.maximum(seen, least))
+            images.append(axes.imshow(shaded, norm=norm, cmap=colours, aspect="auto", interpolation="nearest"))
+        axes.set_facecolor(UNSEEN)
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_xticks(range(len(columns)), columns, rotation=0 if letters == 1 else 90)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.tick_params(length=0, pad=2)
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            label.set(fontfamily=FONT, fontsize=6.5, parse_math=False)
+        axes.set_ylabel("target (token to predict)", fontsize=9)
+    all_axes[-1].set_xlabel("token of the memory, oldest on the left")
+    for image, label in ((images[1], "attention of the marked"), (images[0], "attention of the others")):
+        bar = figure.colorbar(image, ax=list(all_axes), pad=0.01, fraction=0.03, aspect=30, extend="min")
+        bar.set_label(f"{label} (share of 1)")
+    meanings = [Patch(color=ORANGES(0.5), label="the 20 % of the memory that the target looks at most")]
+    if any((of_head == 0).any() for of_head in weights.values()):
+        meanings.append(Patch(color=UNSEEN, label="farther than the target sees"))
+    figure.legend(handles=meanings, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11, parse_math=False)
+    save_figure(figure, stem)
+
+
+def shown(symbol: str) -> str:
+    """A token that can be seen and has a glyph: signs for white space, escapes for the rest, long words cut."""
+    if symbol in SIGNS:
+        return SIGNS[symbol]
+    font = font_manager.get_font(font_manager.findfont(FONT))
+    has_glyph = font.get_char_index
+    word = "".join(SIGNS.get(c) or (c if c.isprintable() and has_glyph(ord(c)) else ascii(c)[1:-1]) for c in symbol)
+    return word if len(word) <= MOST_LETTERS else word[: MOST_LETTERS - 1] + "…"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that needs no display."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

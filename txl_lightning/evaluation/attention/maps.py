@@ -1,0 +1,195 @@
+"""Where the heads of a model look: attention by relative position, averaged over a split (Figures 5 and 7).
+
+The model itself runs, as in any evaluation; what its attentions are given is caught on the way in, and their
+own scores are computed from it once more, of all terms and of single ones. Only sums over queries are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from txl_lightning.data.streams.ordered import Streams
+from txl_lightning.errors import require
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.transformer_xl import TransformerXL
+
+ALL_TERMS = "all"
+SINGLE_TERMS = "abd"  # (c) does not know the query, so the paper shows no softmax of it alone
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Averages over queries, one row per head, layer by layer (R = N·H rows).
+
+    Args:
+        by_distance: for `all` terms and each single one, [R, L]: the share of attention at the distances
+            0, …, L - 1; every row sums to 1.
+        beyond: for the same, [R]: the share of attention at distances from L on, which the rows leave out.
+        entropy: [R], mean of -Σ_j P_ij log2 P_ij, in bits.
+        mean_distance: [R], mean of Σ_j P_ij (i - j), in tokens, those beyond L included.
+        in_memory: [R], share of attention on the memory; the query's own segment has the rest.
+        queries: how many queries the averages are over.
+    """
+
+    by_distance: dict[str, Array]
+    beyond: dict[str, Array]
+    entropy: Array
+    mean_distance: Array
+    in_memory: Array
+    queries: int
+
+    @property
+    def reach(self) -> int:
+        """L."""
+        return self.by_distance[ALL_TERMS].shape[1]
+
+
+def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
+    """L: attention is averaged over the queries that see all the distances 0, …, L - 1.
+
+    With `same_length` every query behind the first tokens sees M keys, itself among them: L = M. Without, it
+    sees M keys and those of its segment: L = M + 1. Without memory a query sees its segment only, and L is
+    half a segment: the queries of the second half count.
+    """
+    if config.mem_len == 0:
+        return (segment_len + 1) // 2
+    return config.mem_len if config.same_length else config.mem_len + 1
+
+
+@torch.no_grad()
+def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | None = None) -> AttentionMaps:
+    """Averages over the streams of a split, the memory carried from segment to segment.
+
+    Queries that do not yet see L keys (`attention_reach`), at the start of a stream or of a segment without
+    memory, are left out. Besides one batch it takes O(N·H·(M + T)) memory, in float64.
+
+    Args:
+        model: in evaluation mode, with the lengths to look at.
+        streams: one split.
+        max_segments: stop after so many segments.
+
+    Raises:
+        OptionError: no query sees L keys, because the streams are too short.
+    """
+    config, device = model.config, next(model.parameters()).device
+    reach = attention_reach(config, streams.segment_len)
+    n_segments = min(len(streams), max_segments or len(streams))
+    n_streams = len(streams[0].targets)
+    longest = min(streams.n_targets // n_streams, n_segments * streams.segment_len)
+    most = longest - (reach - config.mem_len)
+    allowed = f"must be at most {most}: each stream has {longest} tokens to read (batch_size, max_segments)"
+    require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
+    sums = AttentionSums(config, config.mem_len + streams.segment_len + config.ext_len, device)
+    memory, read = None, 0
+    for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
+        segment = streams[index]
+        tokens_BT = segment.tokens.to(device)
+        B, T = tokens_BT.shape
+        # Query i sees what was read into the memory, and i + 1 tokens more; extended context is no target.
+        extended = T - segment.targets.shape[1]
+        first = min(T, max(extended, reach - 1 - min(read, config.mem_len)))
+        with watched(model, partial(sums.add, first)):
+            _, memory = model(tokens_BT, memory)
+        sums.queries += B * (T - first)
+        read += max(0, T - config.ext_len)
+    return sums.averages(reach)
+
+
+class AttentionInputs(NamedTuple):
+    """What `Attention.forward`, and so `Attention.scores`, is given."""
+
+    hidden_BTD: Tensor
+    memory_BMD: Tensor
+    positions: LayerPositions
+    mask_TK: Tensor
+
+
+@contextmanager
+def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs], None]) -> Iterator[None]:
+    """Within it, `see` is called with layer n, its attention and what that is given, whenever the model runs."""
+
+    def hook(n: int, attention: nn.Module, inputs: tuple[Any, ...]) -> None:
+        assert isinstance(attention, Attention)
+        see(n, attention, AttentionInputs(*inputs))
+
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    with ExitStack() as hooks:
+        for n, attention in enumerate(attentions):
+            hooks.enter_context(attention.register_forward_pre_hook(partial(hook, n)))
+        yield
+
+
+class AttentionSums:
+    """Sums over queries, in float64.
+
+    Args:
+        config: layers, heads and terms.
+        n_distances: S, as many as there can be.
+        device: where the model is.
+    """
+
+    def __init__(self, config: TransformerXLConfig, n_distances: int, device: torch.device) -> None:
+        shape = (config.n_layer, config.n_head)
+        zeros = partial(torch.zeros, dtype=torch.float64, device=device)
+        self.terms: dict[str, str | None] = {ALL_TERMS: None}
+        self.terms |= {term: term for term in SINGLE_TERMS if term in config.active_terms}
+        self.by_distance_NHS = {name: zeros(*shape, n_distances) for name in self.terms}
+        self.entropy_NH, self.in_memory_NH = zeros(shape), zeros(shape)
+        self.queries = 0
+
+    def add(self, first: int, n: int, attention: Attention, inputs: AttentionInputs) -> None:
+        """Queries from `first` on of one layer and segment."""
+        n_memory = inputs.memory_BMD.shape[1]
+        for name, terms in self.terms.items():
+            weights_HBTK = attention.scores(*inputs, terms=terms).softmax(-1)[:, :, first:]
+            weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
+            of_distance_HS = by_distance(weights_HTK, n_memory + first).sum(dim=1)
+            self.by_distance_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
+            if name == ALL_TERMS:
+                self.entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
+                self.in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
+
+    def averages(self, reach: int) -> AttentionMaps:
+        """What the sums say of the distances below `reach`."""
+
+        def rows(sums: Tensor) -> Array:
+            return sums.flatten(0, 1).cpu().numpy() / self.queries
+
+        means = {name: rows(sums) for name, sums in self.by_distance_NHS.items()}
+        within = {name: mean[:, :reach] for name, mean in means.items()}
+        return AttentionMaps(
+            by_distance={name: mean / mean.sum(axis=1, keepdims=True) for name, mean in within.items()},
+            beyond={name: mean[:, reach:].sum(axis=1) for name, mean in means.items()},
+            entropy=rows(self.entropy_NH) / np.log(2),
+            mean_distance=means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
+            in_memory=rows(self.in_memory_NH),
+            queries=self.queries,
+        )
+
+
+def by_distance(weights_XTK: Tensor, n_before: int) -> Tensor:
+    """Columns that count keys turned into columns that count distances 0, …, K - 1: the inverse of `relative_shift`.
+
+    Args:
+        weights_XTK: attention of T queries, zero on keys of the future.
+        n_before: keys in front of the first query's own.
+    """
+    T, K = weights_XTK.shape[-2:]
+    device = weights_XTK.device
+    keys_TS = n_before + torch.arange(T, device=device)[:, None] - torch.arange(K, device=device)
+    weights_XTS = weights_XTK.gather(-1, keys_TS.clamp(min=0).expand_as(weights_XTK))
+    return weights_XTS.masked_fill(keys_TS < 0, 0)

@@ -1,0 +1,146 @@
+"""What `txl evaluate` shows: a line for each split; of a sweep Table 6's columns, its grid and its figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.evaluation.evaluate.figures import attention_length_figure
+from txl_lightning.reporting.tables import markdown_table
+
+UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
+REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "behind max_segments"}
+DIGITS = {"ppl": 2, "bpc": 3}
+KNOBS = {
+    "mem_len": "The attention length is the memory (mem_len), {same_length}.",
+    "ext_len": "The attention length is segment and extended context (ext_len).",
+    "window": "The attention length is the window.",
+}
+
+
+def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
+    """Figures with standard error, tokens and how they were read, what was left out, in a line."""
+    unit = "ppl" if "ppl" in result else "bpc"
+    error, left_out = result["standard_error"], result["left_out"]
+    margin = "" if error[unit] is None else f" ± {error[unit]:.4f}"
+    over = "" if error[unit] is None else f"; ± over {error['units']:,} {error['over']}"
+    reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in left_out.items() if n)
+    return (
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin} over {result['tokens']:,} tokens of "
+        f"{corpus} ({lengths}; left out: {reasons}{over})"
+    )
+
+
+def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
+    """Write `attention_lengths.md` and `attention_lengths_SPLIT.svg|png`.
+
+    Returns:
+        The tables and what they mean, as lines to print.
+    """
+    sweeps = {split: results[split]["sweep"] for split in splits}
+    lines = markdown_table(*table_6(sweeps)).splitlines()
+    for split, sweep in sweeps.items():
+        lines += ["", *markdown_table(*grid_table(split, sweep)).splitlines()]
+        unit = sweep["unit"]
+        name = "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[unit]
+        attention_length_figure(
+            directory / f"attention_lengths_{split}",
+            [(row["attention_length"], row[unit], row["standard_error"][unit]) for row in sweep["lengths"]],
+            (sweep["init"]["attention_length"], sweep["init"][unit]),
+            (sweep["attention_length"], sweep["best"][unit]),
+            f"{name}, {results['corpus']['name']}, {split}",
+            "Loss by attention length",
+        )
+    lines += ["", *notes(results, next(iter(sweeps.values())))]
+    (directory / "attention_lengths.md").write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def table_6(sweeps: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Init, best, and the shortest attention length that reaches it, a row for each split."""
+    unit = next(iter(sweeps.values()))["unit"]
+    header = ["split", f"{unit} init", f"{unit} best", "best below init", "attention length"]
+    rows = []
+    for split, sweep in sweeps.items():
+        init, best = sweep["init"], sweep["best"]
+        below = best["below_init"]
+        cells = [shown(row[unit], row["standard_error"][unit], DIGITS[unit]) for row in (init, best)]
+        gain = "–" if below is None else shown(below[unit], below["standard_error"][unit], DIGITS[unit] + 1)
+        rows.append([split, *cells, gain, str(sweep["attention_length"])])
+    return header, rows
+
+
+def grid_table(split: str, sweep: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The loss at every attention length."""
+    unit = sweep["unit"]
+    rows = [
+        [
+            str(row["attention_length"]),
+            shown(row[unit], row["standard_error"][unit], DIGITS[unit]),
+            f"{row['tokens']:,}",
+        ]
+        for row in sweep["lengths"]
+    ]
+    return ["attention length", f"{unit}, {split}", "tokens"], rows
+
+
+def shown(value: float, error: float | None, digits: int) -> str:
+    """Value ± standard error, behind the point so many digits."""
+    margin = "" if error is None else f" ± {error:.{digits}f}"
+    return f"{value:.{digits}f}{margin}"
+
+
+def notes(results: dict[str, Any], sweep: dict[str, Any]) -> list[str]:
+    """What was varied, and what the columns mean."""
+    same_length = "the same for all tokens (same_length)" if sweep["same_length"] else "at least (same_length=false)"
+    init = sweep["init"]["evaluation"]
+    names = ("segment_len", "mem_len", "ext_len", "window", "stride")
+    lengths = ", ".join(f"{name} {init[name]}" for name in names if name in init)
+    lines = [
+        KNOBS[sweep["knob"]].format(same_length=same_length),
+        f"Init: lengths of training ({lengths}). Attention length: the shortest at most {sweep['tolerance']:g} "
+        f"{sweep['unit']} above the best. Streams start {results['streams_start']}.",
+    ]
+    if sweep["limit"] is not None:
+        lines.append(f"The model knows {sweep['limit']} positions; longer attention would give it nothing more.")
+    over = next(result["standard_error"]["over"] for result in results.values() if has_error(result))
+    lines.append(f"±: standard error over {over}; that of the difference is of the losses' difference, token by token.")
+    return lines
+
+
+def log_results(
+    results: dict[str, Any], splits: list[str], directory: Path, logger: LoggerConfig, config: dict[str, Any]
+) -> None:
+    """The run in W&B: figures of every split as summaries and in a table; of a sweep its table and curves.
+
+    Args:
+        results: what `evaluation.json` holds.
+        splits: those that were scored.
+        directory: where the run's files go.
+        logger: of the command.
+        config: what the run is known by.
+    """
+    from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
+
+    unit = "ppl" if "ppl" in results[splits[0]] else "bpc"
+    header = ["split", "nll", unit, f"{unit} standard error", "tokens"]
+    scored = {split: results[split] for split in splits}
+    rows = [[split, r["nll"], r[unit], r["standard_error"][unit], r["tokens"]] for split, r in scored.items()]
+    known = {**config, "corpus": results["corpus"], "evaluation": results["evaluation"]}
+    with wandb_run(directory, logger, "evaluate", known) as run:
+        for split in splits:
+            run.summary.update({f"{split}/{name}": results[split][name] for name in ("nll", unit, "tokens")})
+        log_table(run, "evaluate/table", header, rows)
+        sweeps = {split: results[split]["sweep"] for split in splits if "sweep" in results[split]}
+        if sweeps:
+            log_table(run, "evaluate/table_6", *table_6(sweeps))
+            lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
+            curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
+            title = f"{unit} by attention length"
+            log_line_series(run, "evaluate/attention_lengths", lengths, curves, "attention length", title)
+
+
+def has_error(result: Any) -> bool:
+    """Whether this part of the results is a split's."""
+    return isinstance(result, dict) and "standard_error" in result

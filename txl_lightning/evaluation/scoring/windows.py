@@ -1,0 +1,180 @@
+"""Losses with exactly c tokens of context: l(c, t) = -log P(x_t | x_{t-1}, …, x_{t-c}) (appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from txl_lightning.distributed.division import gathered, rank_and_world_size
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.scoring.device import device_of
+from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.model.transformer_xl import TransformerXL
+
+BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
+LONG_WINDOW = 1_024
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class WindowReader:
+    """A model as it reads a window of c tokens from a fresh state, for the loss of the last tokens it predicts.
+
+    Args:
+        model: with the lengths it reads windows with.
+        segment_len: windows longer than this are read in segments, the last one whole; None for one segment.
+        limit: of longer windows only the last `limit` tokens are read; None for no limit.
+    """
+
+    model: LanguageModel
+    segment_len: int | None = None
+    limit: int | None = None
+
+    def visible(self, context: int) -> int:
+        """How many of c tokens the model can see."""
+        return context if self.limit is None else min(context, self.limit)
+
+    def last_loss(self, windows_BT: Tensor) -> Tensor:
+        """Loss in nats, [B], of each window's last token given the c = T - 1 before it."""
+        return self.last_losses(windows_BT, 1)[:, 0]
+
+    def last_losses(self, windows_BT: Tensor, n: int) -> Tensor:
+        """Losses in nats, [B, n], of each window's last n tokens, 1 <= n < T, given those before them in it."""
+        context = windows_BT.shape[1] - 1
+        longest = self.segment_len or context
+        state: Any = None
+        losses = []
+        for stop in range((context - 1) % longest + 1, context + 1, longest):
+            start = max(0, stop - longest)
+            n_here = min(n - (context - stop), stop - start)
+            # A segment without a target that counts still moves the state on.
+            targets = windows_BT[:, stop + 1 - max(n_here, 1) : stop + 1]
+            nll, state = self.model.score(windows_BT[:, start:stop], targets, state)
+            if n_here > 0:
+                losses.append(nll)
+        return torch.cat(losses, dim=1)
+
+
+def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
+    """How a model reads exactly c tokens.
+
+    Attention reads the window as one segment in which every token attends to all before it: the same as
+    shorter segments with a memory that drops nothing. There is no memory before the window, so
+    `memory_start="zeros"` puts no attended zeros there: they would be context that is no token.
+
+    Absolute positions (`absolute`, `al_rfou`) mean nothing beyond the length they were trained with. Without
+    recurrence such a model is capped there; with recurrence it reads segments of that length, the memory
+    of its training between them. The distances of `relative` extend to any length and those of `shaw` repeat
+    its table's farthest row, so neither has a limit (Table 8 has both beyond their trained lengths).
+
+    Args:
+        model: any language model. Of what is no TransformerXL (a recurrent state starts from zeros) only
+            `score` is used.
+        trained_len: tokens of a training segment with its extended context; needed for absolute positions.
+        clamp_len: of the distances; None for the model's own.
+
+    Raises:
+        OptionError: absolute positions without `trained_len`, or `clamp_len` is not allowed.
+    """
+    if not isinstance(model, TransformerXL):
+        return WindowReader(model)
+    clamp_len = model.config.clamp_len if clamp_len is None else clamp_len
+    plain = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
+    if not model.config.kind.absolute:
+        return WindowReader(model.with_lengths(mem_len=0, **plain))
+    if trained_len is None:
+        raise OptionError("trained_len", None, f"must be given for encoding={model.config.encoding}")
+    if model.config.mem_len:
+        return WindowReader(model.with_lengths(**plain), segment_len=trained_len)
+    return WindowReader(model.with_lengths(**plain), limit=trained_len)
+
+
+def evenly_spaced(n_tokens: int, n_positions: int, max_context: int) -> NDArray[np.int64]:
+    """Positions t of a split, evenly spaced up to its last token, each with `max_context` tokens before it.
+
+    As long as the steps between them are longer than `max_context` the positions do not depend on it, so that
+    losses measured for a shorter grid serve a longer one.
+
+    Raises:
+        OptionError: the split has fewer such positions.
+    """
+    require(max_context >= 1, "max_context", max_context, "must be an integer >= 1")
+    allowed = f"must be below the {n_tokens} tokens of the split"
+    require(max_context < n_tokens, "max_context", max_context, allowed)
+    there = n_tokens - max_context
+    allowed = f"must be in 1 … {there}, the positions of the split with {max_context} tokens before them"
+    require(1 <= n_positions <= there, "n_positions", n_positions, allowed)
+    before_first = 0 if (n_tokens - 1) // n_positions >= max_context else max_context - 1
+    steps = np.arange(1, n_positions + 1, dtype=np.int64)
+    return before_first + steps * (n_tokens - 1 - before_first) // n_positions
+
+
+def context_losses(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    positions: NDArray[np.int64],
+    context: int,
+    batch_tokens: int | None = None,
+) -> Array:
+    """l(c, t) in nats at the given positions, [P], with exactly c tokens of context (or the reader's limit).
+
+    Every window starts from a fresh state. The windows of one length go through the model in batches of
+    about `batch_tokens` tokens (fewer for windows beyond 1,024 tokens: attention takes c² of each). With
+    `torch.distributed` the positions are divided over the ranks, all of which must call this, and all get
+    the whole result.
+
+    Args:
+        reader: from `window_reader`; its model is put into evaluation mode meanwhile.
+        tokens: the split, one-dimensional.
+        positions: t of the targets x_t.
+        context: c.
+        batch_tokens: context tokens a batch; None for what suits the model's device.
+
+    Raises:
+        ValueError: a position has fewer than c tokens before it.
+    """
+    context = reader.visible(context)
+    if len(positions) and not context <= positions.min() <= positions.max() < len(tokens):
+        raise ValueError(f"positions must be in {context} … {len(tokens) - 1} for a context of {context} tokens")
+    rank, world_size = rank_and_world_size()
+    own = positions[rank::world_size]
+    device = device_of(reader.model)
+    part = np.empty(len(own))
+    n_windows = windows_at_once(context, device, batch_tokens)
+    with torch.no_grad(), evaluating(reader.model):
+        for start in range(0, len(own), n_windows):
+            ends = own[start : start + n_windows, None]
+            windows_BT = torch.from_numpy(tokens[ends + np.arange(-context, 1)].astype(np.int64)).to(device)
+            part[start : start + n_windows] = reader.last_loss(windows_BT).double().cpu().numpy()
+    losses = np.empty(len(positions))
+    for other, of_rank in enumerate(gathered(part)):
+        losses[other::world_size] = of_rank
+    return losses
+
+
+def windows_at_once(context: int, device: torch.device, batch_tokens: int | None = None) -> int:
+    """How many windows of c tokens make a batch: about `batch_tokens` tokens, fewer for windows beyond 1,024."""
+    batch_tokens = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
+    return max(1, batch_tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
+
+
+@contextmanager
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """Without dropout, and afterwards as it was."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode

@@ -1,0 +1,227 @@
+"""Recurrent baselines of the paper's Table 8: LSTM and QRNN language models with a carried state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from txl_lightning.errors import require
+from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer
+from txl_lightning.model.config import check_clusters
+from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.inference.generation import generated
+from txl_lightning.model.initialization import initialize
+from txl_lightning.model.softmax import TieProjections, TokenSoftmax
+
+Cell = Literal["lstm", "qrnn"]
+LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn": QRNNLayer}
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Everything that decides which function a recurrent baseline computes.
+
+    Args:
+        vocab_size: V, number of tokens.
+        cell: `lstm` or `qrnn`.
+        n_layer: N, layers.
+        d_model: D, width of the embedding and of every layer.
+        d_embed: width of the first embedding table; None for D.
+        cutoffs: first token of every further cluster of adaptive embedding and softmax, ascending.
+        div_val: by how much each cluster's embeddings are narrower than the one's before.
+        tie_projections: clusters whose softmax projects with the embedding's projection.
+        dropout: probability at the embedding and at the output of the last layer.
+        hidden_dropout: probability between layers.
+        weight_dropout: probability at single weights, one mask a segment: the hidden-to-hidden weights of
+            an LSTM, all weights of a QRNN layer.
+
+    Raises:
+        OptionError: a value is not allowed; the message names it.
+    """
+
+    vocab_size: int
+    cell: Cell = "lstm"
+    n_layer: int = 2
+    d_model: int = 512
+    d_embed: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    tie_projections: TieProjections = "all_but_first"
+    dropout: float = 0.1
+    hidden_dropout: float = 0.1
+    weight_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.cell in LAYERS, "cell", self.cell, f"must be one of {', '.join(LAYERS)}")
+        for name in ("vocab_size", "n_layer", "d_model", "div_val"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
+        check_clusters(self)
+        for name in ("dropout", "hidden_dropout", "weight_dropout"):
+            value = getattr(self, name)
+            require(0.0 <= value < 1.0, name, value, "must be a probability in [0, 1)")
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """What every layer carries from one segment to the next: a value without gradient, as `Memory` is.
+
+    Args:
+        previous: of the last token, what the recurrence reads again: the output h of an LSTM layer, the
+            input x of a QRNN layer.
+        cells: c of the last token.
+        first_column: index of the first stream among all columns of the global batch.
+    """
+
+    previous: Float[Tensor, "N B D"]
+    cells: Float[Tensor, "N B D"]
+    first_column: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """B, streams."""
+        return self.cells.shape[1]
+
+    def columns(self, start: int, stop: int) -> RecurrentState:
+        """The state of streams `start` to `stop` (exclusive), counted within this state."""
+        return RecurrentState(self.previous[:, start:stop], self.cells[:, start:stop], self.first_column + start)
+
+    @staticmethod
+    def join(parts: Sequence[RecurrentState]) -> RecurrentState:
+        """Put the states of neighbouring columns together, in the order of their columns.
+
+        Raises:
+            ValueError: the parts leave a gap or overlap.
+        """
+        parts = sorted(parts, key=lambda part: part.first_column)
+        column = parts[0].first_column
+        for part in parts:
+            if part.first_column != column:
+                raise ValueError(
+                    f"state parts do not join: columns from {part.first_column}, expected columns from {column}"
+                )
+            column += part.batch_size
+        return RecurrentState(
+            previous=torch.cat([part.previous for part in parts], dim=1),
+            cells=torch.cat([part.cells for part in parts], dim=1),
+            first_column=parts[0].first_column,
+        )
+
+    def to(self, device: torch.device | str) -> RecurrentState:
+        """The same state on another device."""
+        return replace(self, previous=self.previous.to(device), cells=self.cells.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers for a checkpoint."""
+        return {"previous": self.previous, "cells": self.cells, "first_column": self.first_column}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> RecurrentState:
+        """The inverse of `state_dict`."""
+        return cls(state["previous"], state["cells"], int(state["first_column"]))
+
+
+class RecurrentLanguageModel(nn.Module):
+    """N layers of LSTM or QRNN between the embedding and the softmax that Transformer-XL has too.
+
+        nll, state = model.score(tokens, targets, state)
+
+    Backpropagation is truncated at the start of the segment: no gradient enters a carried state. Embedding
+    and softmax start as Transformer-XL's, from N(0, 0.02²) with biases zero; the layers as torch's do.
+
+    Args:
+        config: architecture.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(
+            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
+        )
+        self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
+        self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
+        layer = LAYERS[config.cell]
+        self.layers = nn.ModuleList(layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer))
+        initialize(self.embedding)
+        initialize(self.softmax)
+
+    def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
+        """The model itself: a recurrent state has no length to choose.
+
+        Raises:
+            TypeError: a length is given.
+        """
+        if lengths:
+            raise TypeError(f"a recurrent model has no {', '.join(lengths)}")
+        return self
+
+    def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
+        """The state before the first token of B streams: zeros. Its shape never changes, `static` or not."""
+        zeros = self.embedding.tables[0].new_zeros(self.config.n_layer, batch_size, self.config.d_model)
+        return RecurrentState(zeros, zeros)
+
+    def forward(
+        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None
+    ) -> tuple[Float[Tensor, "B T D"], RecurrentState]:
+        """Outputs of the last layer, after dropout, and the state after the last token.
+
+        Args:
+            tokens_BT: T consecutive tokens of B streams.
+            state: what the previous segment returned; None for the start of the streams.
+
+        Raises:
+            ValueError: the state belongs to another number of streams.
+        """
+        if state is None:
+            state = self.start_memory(tokens_BT.shape[0])
+        if state.batch_size != tokens_BT.shape[0]:
+            raise ValueError(f"state of {state.batch_size} streams given with tokens of {tokens_BT.shape[0]} streams")
+        previous_NBD, cells_NBD = state.previous.detach(), state.cells.detach()
+        hidden_BTD = self.dropout(self.embedding(tokens_BT))
+        carried: list[tuple[Tensor, Tensor]] = []
+        for n, layer in enumerate(self.layers):
+            hidden_BTD, previous_BD, cell_BD = layer(
+                self.hidden_dropout(hidden_BTD) if n else hidden_BTD, previous_NBD[n], cells_NBD[n]
+            )
+            carried.append((previous_BD, cell_BD))
+        # Autocast computes the layers in another type; the state keeps that of the weights.
+        previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
+        return self.dropout(hidden_BTD), replace(state, previous=previous, cells=cells)
+
+    def score(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        targets_BT: Int[Tensor, "B T_targets"],
+        state: RecurrentState | None = None,
+    ) -> tuple[Float[Tensor, "B T_targets"], RecurrentState]:
+        """nll_t = -log P(target_t | its tokens, state) in nats, in token order, and the new state.
+
+        `tokens_BT` may be longer than `targets_BT`; the first tokens then are context without a loss. The
+        state is that after the last token, so the next segment must not feed tokens again.
+
+        Raises:
+            ValueError: there are fewer tokens than targets, or the state is of other streams.
+        """
+        if tokens_BT.shape[1] < targets_BT.shape[1]:
+            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
+        hidden_BTD, state = self(tokens_BT, state)
+        hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
+        return self.softmax(hidden_BTD, targets_BT, self.embedding), state
+
+    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
+        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+
+    def generate(self, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any) -> Int[Tensor, "B n_tokens"]:
+        """Continue B prompts of one length by `n_tokens` tokens, drawn one at a time from the model.
+
+        Args and errors: those of `txl_lightning.generate`, which gives every token as soon as it is drawn.
+        """
+        return generated(self, prompt_BT, n_tokens, **options)

@@ -1,0 +1,5 @@
+"""Weights of other implementations."""
+
+from txl_lightning.model.checkpoints.formats import from_huggingface, from_original, to_huggingface, to_original
+
+__all__ = ["from_huggingface", "from_original", "to_huggingface", "to_original"]

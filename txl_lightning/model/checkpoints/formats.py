@@ -1,0 +1,234 @@
+"""Weights of the other two implementations of Transformer-XL, in and out.
+
+    original      the PyTorch code of the paper, `MemTransformerLM`, all four of its `attn_type`
+    Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
+
+Which tensor of theirs is which of ours stands once, in `correspondence`, and is read in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from txl_lightning.errors import UserError
+from txl_lightning.model.checkpoints.weight_mapping import Family, correspondence
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.softmax import TieProjections
+from txl_lightning.model.transformer_xl import TransformerXL
+
+ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
+REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
+SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
+
+
+class CheckpointError(UserError, ValueError):
+    """A checkpoint is not what it should be, or cannot be held by the other format."""
+
+
+def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
+    """A model with the weights of the paper's PyTorch code (`MemTransformerLM.state_dict()`).
+
+    Args:
+        weights: tensors under that code's own names.
+        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start` may be added.
+
+    Raises:
+        CheckpointError: names or shapes do not fit, or an option is missing.
+    """
+    attention_type = config.get("attn_type", 0)
+    if attention_type not in range(len(ATTENTION_TYPES)):
+        raise CheckpointError(f"attn_type={attention_type}: must be 0, 1, 2 or 3")
+    encoding = ATTENTION_TYPES[attention_type]
+    table = weights.get("r_emb")
+    return _build(
+        _config_from(
+            config,
+            encoding=encoding,
+            table_len=None if table is None else table.shape[1],
+            untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
+            tie_projections=_policy(config.get("tie_projs")),
+        ),
+        weights,
+        "original",
+    )
+
+
+def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
+    """A model with the weights of Hugging Face's `TransfoXLLMHeadModel`, which starts from attended zeros.
+
+    Args:
+        weights: tensors under that class's own names.
+        config: the fields of its `TransfoXLConfig`.
+
+    Raises:
+        CheckpointError: names or shapes do not fit, or an option is missing.
+    """
+    shared = config.get("proj_share_all_but_first", True)
+    return _build(
+        _config_from(
+            {"memory_start": "zeros", **config},
+            untie_biases=config.get("untie_r", True),
+            tie_projections="all_but_first" if shared else "none",
+        ),
+        weights,
+        "Hugging Face",
+    )
+
+
+def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The inverse of `from_original`: weights and config of the paper's PyTorch code.
+
+    The config also says what that code has no option for (`untie_r`, `memory_start`, a memory beside
+    absolute positions), so that nothing is lost on the way back; the code itself would ignore it.
+
+    Raises:
+        CheckpointError: the model has another encoding or terms switched off, which that code cannot.
+    """
+    config = model.config
+    if config.encoding not in ATTENTION_TYPES:
+        raise CheckpointError(f"encoding={config.encoding}: the paper's code has only {', '.join(ATTENTION_TYPES)}")
+    _require_all_terms(config, "the paper's code")
+    if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
+        raise CheckpointError(f"d_head={config.d_head}: the paper's code needs n_head·d_head = d_model for al_rfou")
+    n_clusters = len(config.cutoffs) + 1
+    tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
+    return _weights(model, "original"), {
+        **_config_to(config),
+        "attn_type": ATTENTION_TYPES.index(config.encoding),
+        "pre_lnorm": config.pre_norm,
+        "untie_r": config.untie_biases,
+        "tie_weight": True,
+        "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
+        "ext_len": config.ext_len,
+        "memory_start": config.memory_start,
+    }
+
+
+def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The inverse of `from_huggingface`.
+
+    Raises:
+        CheckpointError: the model does something that class cannot: another encoding, terms switched off,
+            extended context, an empty start.
+    """
+    config = model.config
+    if config.encoding != "relative":
+        raise CheckpointError(f"encoding={config.encoding}: Hugging Face's class has only the relative encoding")
+    _require_all_terms(config, "Hugging Face's class")
+    if config.ext_len:
+        raise CheckpointError(f"ext_len={config.ext_len}: Hugging Face's class has no extended context")
+    if config.tie_projections == "all":
+        raise CheckpointError("tie_projections=all: Hugging Face's class never ties the first projection")
+    if config.memory_start != "zeros" and config.mem_len:
+        raise CheckpointError(
+            f"memory_start={config.memory_start}: Hugging Face's class always starts from attended zeros; "
+            "convert model.with_lengths(memory_start='zeros') if that is what you want"
+        )
+    return _weights(model, "Hugging Face"), {
+        **_config_to(config),
+        "architectures": ["TransfoXLLMHeadModel"],
+        "model_type": "transfo-xl",
+        "adaptive": True,
+        "pre_lnorm": config.pre_norm,
+        "untie_r": config.untie_biases,
+        "proj_share_all_but_first": config.tie_projections == "all_but_first",
+    }
+
+
+def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
+    """The model with these weights, in their precision."""
+    left = dict(weights)
+    state: dict[str, Tensor] = {}
+    for entry in correspondence(config, family):
+        there = {name: left.pop(name) for name in entry.theirs if name in left}
+        absent = [name for name in entry.theirs if name not in there]
+        if absent and not entry.optional and not (entry.repeated and there):
+            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {absent[0]!r}")
+        if entry.ours is None or not there:
+            continue
+        if not entry.repeated:
+            state[entry.ours] = entry.join(list(there.values()))
+            continue
+        for name, tensor in there.items():
+            tied = state.setdefault(entry.ours, entry.join([tensor]))
+            if not torch.equal(entry.join([tensor]), tied):
+                raise CheckpointError(f"{name} is not tied in this checkpoint, {entry.ours} always is")
+    if left:
+        raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
+    model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
+    for name, parameter in model.state_dict().items():
+        if parameter.shape != state[name].shape:
+            raise CheckpointError(
+                f"{name} has shape {list(state[name].shape)}, the config says {list(parameter.shape)}"
+            )
+    model.load_state_dict(state)
+    return model
+
+
+def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
+    """The model's weights under the names of a family."""
+    state = model.state_dict()
+    weights: dict[str, Tensor] = {}
+    for entry in correspondence(model.config, family):
+        if entry.ours is None:
+            continue
+        pieces = entry.split(state[entry.ours])
+        if entry.repeated:
+            pieces = pieces * len(entry.theirs)
+        weights |= dict(zip(entry.theirs, pieces, strict=True))
+    exponents = torch.arange(0, model.config.d_model, 2, dtype=torch.float64) / model.config.d_model
+    if model.config.encoding in ("relative", "absolute"):
+        name = "transformer.pos_emb.inv_freq" if family == "Hugging Face" else "pos_emb.inv_freq"
+        weights[name] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
+    return weights
+
+
+def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerXLConfig:
+    missing = [name for name in REQUIRED_OPTIONS if name not in config]
+    if missing:
+        raise CheckpointError(f"the config lacks {', '.join(missing)}")
+    start: Literal["zeros", "empty"] = "empty"
+    if str(config.get("memory_start", "empty")).startswith("zeros"):
+        start = "zeros"
+    return TransformerXLConfig(
+        **{name: config[name] for name in REQUIRED_OPTIONS},
+        dropout=config.get("dropout", 0.0),
+        attention_dropout=config.get("dropatt", 0.0),
+        pre_norm=bool(config.get("pre_lnorm", False)),
+        d_embed=None if config.get("d_embed") == config["d_model"] else config.get("d_embed"),
+        cutoffs=tuple(config.get("cutoffs") or ()),
+        div_val=config.get("div_val", 1),
+        same_length=bool(config.get("same_length", False)),
+        clamp_len=config.get("clamp_len", -1),
+        ext_len=config.get("ext_len", 0),
+        memory_start=start,
+        **architecture,
+    )
+
+
+def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
+    """The options both families name alike."""
+    return {
+        **{name: getattr(config, name) for name in SAME_OPTIONS},
+        "dropatt": config.attention_dropout,
+        "d_embed": config.d_embed or config.d_model,
+        "cutoffs": list(config.cutoffs),
+    }
+
+
+def _policy(tied: list[bool] | None) -> TieProjections:
+    """`tie_projections` of the original's list of one truth value a cluster."""
+    if not tied or (not tied[0] and all(tied[1:])):
+        return "all_but_first"
+    if all(tied) or not any(tied):
+        return "all" if tied[0] else "none"
+    raise CheckpointError(f"tie_projs={tied}: only all, none, or all but the first can be tied")
+
+
+def _require_all_terms(config: TransformerXLConfig, who: str) -> None:
+    if config.active_terms != config.kind.terms:
+        raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")

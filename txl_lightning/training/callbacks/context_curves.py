@@ -1,0 +1,103 @@
+"""Loss by length of context and the model's own RECL, while it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import WandbLogger
+
+from txl_lightning.config.schemas import ContextCurveConfig
+from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.recl.curve import ContextCurve, context_curve
+from txl_lightning.evaluation.recl.definition import check_definition
+from txl_lightning.evaluation.scoring.windows import evenly_spaced
+from txl_lightning.runs.metrics import figures
+from txl_lightning.training.callbacks.curve_file import CurveFile
+from txl_lightning.training.callbacks.curves import TrainingCurves
+from txl_lightning.training.loggers.choice import log
+from txl_lightning.training.module import LanguageModelModule
+
+RECL_THRESHOLD = 0.01  # of appendix C
+
+
+class ContextCurves(Callback):
+    """Scores the same positions of the validation split with exactly c tokens of context, for several c.
+
+    Logs `context/{nll, bpc or ppl}/{c}` and `recl/{r}`, the RECL of the model in a group of its own (appendix C;
+    in a group of several models it may differ), as lines over steps and, to W&B, each time as a curve over c.
+    Every rank scores its share of the positions. Memory, streams and random state of the training are not
+    touched.
+
+    Args:
+        options: how often, which contexts and how many positions.
+        tokens: the validation split.
+        trained_len: tokens that absolute positions were trained with.
+        path: file that takes a line each time.
+        curves: know the tokens seen so far; measuring is not part of their tokens/s.
+
+    Raises:
+        OptionError: an option cannot be measured on this split.
+    """
+
+    def __init__(
+        self, options: ContextCurveConfig, tokens: np.ndarray, trained_len: int, path: Path, curves: TrainingCurves
+    ) -> None:
+        self.curves, self.options, self.tokens, self.trained_len = curves, options, tokens, trained_len
+        try:
+            for name in ("every_n_steps", "first_context", "step"):
+                value = getattr(options, name)
+                require(value is None or value >= 1, name, value, "must be an integer >= 1")
+            self.contexts = list(range(options.first_context, options.max_context + 1, options.step))
+            check_definition(self.contexts, options.fractions, RECL_THRESHOLD, bootstrap=0)
+            self.positions = evenly_spaced(len(tokens), options.n_positions, options.max_context)
+        except OptionError as error:
+            raise error.within("context_curve") from error
+        self.file = CurveFile(path)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep only lines of the past."""
+        if trainer.is_global_zero:
+            self.file.keep_until(trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
+    ) -> None:
+        """Measure when it is time, all ranks together."""
+        every = self.options.every_n_steps
+        if every is None or trainer.global_step % every:
+            return
+        assert isinstance(pl_module, LanguageModelModule)
+        curve = context_curve(
+            pl_module.model,
+            self.tokens,
+            self.positions,
+            self.contexts,
+            trained_len=self.trained_len,
+            fractions=self.options.fractions,
+            threshold=RECL_THRESHOLD,
+            bootstrap=0,
+        )
+        if trainer.is_global_zero:
+            self._log(trainer, pl_module, curve)
+        self.curves.restart_clock()
+
+    def _log(self, trainer: L.Trainer, pl_module: LanguageModelModule, curve: ContextCurve) -> None:
+        unit = "ppl" if pl_module.level == "word" else "bpc"
+        values = [figures(nll, pl_module.level)[unit] for nll in curve.nll]
+        scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
+        recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
+        scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
+        log(trainer, {**scalars, "tokens": self.curves.tokens})
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                from txl_lightning.reporting.wandb_panels import log_line_series
+
+                curves, title = {unit: values}, "Validation loss by context"
+                log_line_series(logger.experiment, "context/curve", self.contexts, curves, "context", title)
+        row = {"steps": trainer.global_step, "contexts": self.contexts, "nll": curve.nll}
+        self.file.append({**row, "standard_error": curve.standard_error, unit: values, "recl": recl})
