@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 
-def figures(nll: float, level: str) -> dict[str, float]:
+def loss_metrics(nll: float, level: str) -> dict[str, float]:
     """nll in nats a token and, by the level of the tokens, bits per character (or byte) or perplexity.
 
     bpc = nll / ln 2        ppl = exp nll

@@ -47,7 +47,7 @@ from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.protocols import Protocol, SlidingWindow, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, error_figures, standard_error, text_units
 from txl_lightning.evaluation.scoring.streams_losses import TokenLosses
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
@@ -186,7 +186,7 @@ def result_of(losses: TokenLosses, units: TextUnits, level: str) -> dict[str, An
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = error_figures(error, losses.mean, level)
     return {
-        **figures(losses.mean, level),
+        **loss_metrics(losses.mean, level),
         "standard_error": {**errors, "over": units.name, "units": n_units},
         "tokens": len(losses.nll),
         "left_out": losses.left_out,

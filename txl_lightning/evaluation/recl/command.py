@@ -27,7 +27,7 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, evenly_spaced, window_reader
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 
@@ -217,7 +217,7 @@ def measure(
     for member in members:
         nll, error = mean_and_error(losses[member.name])
         level = member.trained.vocabulary.level
-        units = [figures(value, level) for value in nll.tolist()]
+        units = [loss_metrics(value, level) for value in nll.tolist()]
         unit = next(name for name in units[0] if name != "nll")
         values = [of_context[unit] for of_context in units]
         # d ppl = ppl · d nll; d bpc = d nll / ln 2
