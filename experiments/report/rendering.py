@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import os
 import struct
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import jinja2
 from experiments.report import markdown as report_markdown
 from experiments.report import view as report_view
 from experiments.report.check import check_results as check_results
-from txl_lightning.data.corpora.download import atomic
 from txl_lightning.errors import UserError
+from txl_lightning.files import write_atomically
 
 HERE = Path(__file__).parent
 TITLES = {
@@ -113,9 +113,12 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def _write(pages: Mapping[str, str], directory: Path) -> Path:
     for name, page in pages.items():
-        with atomic(directory / name) as file:
-            os.chmod(file.name, 0o644)  # a report is to be shown; what mkstemp makes is for its owner's eyes
-            file.write(page.encode("utf-8", "backslashreplace"))
+        content = page.encode("utf-8", "backslashreplace")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(directory / name, partial(Path.write_bytes, data=content))
+        except OSError as error:
+            raise UserError(f"{directory / name} cannot be written ({error.strerror or error})") from error
     return directory / "report.html"
 
 
