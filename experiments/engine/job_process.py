@@ -14,7 +14,12 @@ import threading
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-IMPORTED = ["txl_lightning.cli", "txl_lightning.training.run", "txl_lightning.evaluation.evaluate.command", "wandb"]
+IMPORTED = [
+    "txl_lightning.command_line.hydra_app",
+    "txl_lightning.training.run",
+    "txl_lightning.evaluation.evaluate.command",
+    "wandb",
+]
 
 
 def start(words: list[str], log: Path, lock: Path, environment: dict[str, str]) -> ForkServerProcess:

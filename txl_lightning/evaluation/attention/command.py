@@ -158,3 +158,8 @@ def measured(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
             for row in range(len(maps.entropy))
         ],
     }
+
+
+def run(options: AttentionOptions, directory: Path) -> list[str]:
+    """Run the command: see `attention`."""
+    return attention(options, directory)

@@ -192,3 +192,8 @@ def result_of(losses: TokenLosses, units: TextUnits, level: str) -> dict[str, An
         "left_out": losses.left_out,
         "seconds": round(losses.seconds, 2),
     }
+
+
+def run(options: EvaluateOptions, directory: Path) -> list[str]:
+    """Run the command: see `evaluate`."""
+    return evaluate(options, directory)

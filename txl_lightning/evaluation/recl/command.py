@@ -240,3 +240,8 @@ def measure(
             }
         )
     return {"unit": unit, "contexts": contexts, **{n: getattr(options, n) for n in names}, "models": models}
+
+
+def run(options: ReclOptions, directory: Path) -> list[str]:
+    """Run the command: see `recl`."""
+    return recl(options, directory)

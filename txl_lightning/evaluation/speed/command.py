@@ -245,3 +245,8 @@ def summary(level: str, length: int, schemes: dict[str, Reading], seconds: dict[
 def spread(values: list[float]) -> dict[str, float]:
     """Median, lowest and highest."""
     return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def run(options: SpeedOptions, directory: Path) -> list[str]:
+    """Run the command: see `speed`."""
+    return speed(options, directory)
