@@ -149,8 +149,8 @@ def run(setup: Setup, jobs: list[Job], runner: Runner, parallel: int, options: a
             progress.close()
         outcomes = Outcomes(setup.runs, setup.figures)
         sections = [SECTIONS[name].section(setup, outcomes) for name in options.sections]
-        results = assemble(setup, jobs, runner, sections, command_line(options), watch)
-    return write_report({**results, "claims": judged(results)}, setup.directory)
+        results = assemble(setup, jobs, runner, sections, judged(sections), command_line(options), watch)
+    return write_report(results, setup.directory)
 
 
 def opening(setup: Setup, jobs: list[Job], runner: Runner, parallel: int) -> str:

@@ -66,7 +66,7 @@ def tiny(words: list[str]) -> list[str]:
 
 
 def test_the_readme_shows_the_committed_run() -> None:
-    shown = readme.part(read_results(readme.COMMITTED / "results.json"))
+    shown = readme.run_part(read_results(readme.ROOT / readme.LAPTOP / "results.json"))
     assert shown in (ROOT / "README.md").read_text(), "python -m experiments.report.readme"
 
 

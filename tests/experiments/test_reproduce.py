@@ -18,7 +18,8 @@ import pytest
 
 from experiments import reproduce
 from experiments.claims import claims
-from experiments.report.rendering import check_results
+from experiments.report.check import check_results
+from experiments.report.sections import section_from_json
 from tests import wandb_files
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def test_from_nothing_to_a_report_and_again_at_once(tmp_path: Path) -> None:
     results = read(directory)
     check_results(results)
     assert [section["id"] for section in results["sections"]] == list(reproduce.SECTIONS)
-    assert results["claims"] == claims.judged(results)
+    assert results["claims"] == claims.judged([section_from_json(section) for section in results["sections"]])
     assert len(results["claims"]) == 10
     assert results["corpora"][0]["name"].startswith("python-stdlib")
     page = (directory / "report.html").read_text()
