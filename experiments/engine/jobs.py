@@ -103,6 +103,8 @@ def composed(overrides: tuple[str, ...]) -> Config:
     Raises:
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
+    if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
+        return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return typed(compose("config", overrides=list(overrides)))
