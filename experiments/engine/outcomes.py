@@ -77,12 +77,7 @@ class Outcomes:
         Raises:
             UserError: the file is missing or damaged.
         """
-        path = self.runs / job.name / file
-        try:
-            found: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from error
-        return found
+        return read_json(self.runs / job.name / file)
 
     def training(self, job: Job) -> TrainingResult:
         """Return the result of a training."""
@@ -106,3 +101,18 @@ class Outcomes:
                 shutil.copyfile(source, self.figures / f"{job.name}_{name}.{suffix}")
                 files[suffix] = f"{self.figures.name}/{job.name}_{name}.{suffix}"
         return {**files, "caption": caption, "alt": alt}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds no JSON object")
+    return found

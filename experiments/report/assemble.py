@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from experiments.engine.estimate import cores
 from experiments.engine.jobs import Job, code_version, composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.runner import Runner
+from experiments.engine.session import Stopwatch
 from experiments.engine.setup import Setup
-from experiments.engine.stopwatch import Stopwatch
 from experiments.report.sections import Section, to_json
-from txl_lightning.reporting.machine import processor
+from txl_lightning.reporting.machine import cores, processor
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
 
