@@ -10,7 +10,7 @@ import numpy as np
 
 from txl_lightning.evaluation.scoring.protocols import Protocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, error_figures, standard_error
-from txl_lightning.evaluation.scoring.streams_losses import TokenLosses
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.runs.metrics import loss_metrics
 
 HALF_A_PRINTED_DIGIT = {"ppl": 0.005, "bpc": 0.0005}

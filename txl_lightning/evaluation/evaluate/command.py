@@ -46,7 +46,7 @@ from txl_lightning.evaluation.evaluate.report import log_results, split_line, wr
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.protocols import Protocol, SlidingWindow, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, error_figures, standard_error, text_units
-from txl_lightning.evaluation.scoring.streams_losses import TokenLosses
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 

@@ -12,7 +12,7 @@ from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.distributed.division import gathered, processes
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl.curve import context_curve
+from txl_lightning.evaluation.recl.loss_by_context import context_curve
 from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced, window_reader
 from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.evaluation.test_contexts import TRAINED, attention, recurrent, token_by_token
+from tests.evaluation.scoring.test_windows import TRAINED, attention, recurrent, token_by_token
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.scoring.sliding import sliding_losses

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl.definition import relative_effective_context_lengths, resampled
+from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths, resampled
 
 
 def by_the_paper(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.evaluation.recl.definition import Array, EffectiveContext, relative_effective_context_lengths
+from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 from txl_lightning.model.language_model import LanguageModel
 

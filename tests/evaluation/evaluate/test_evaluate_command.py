@@ -17,7 +17,7 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.evaluate.command import evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.scoring.streams_losses import score_streams
+from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 

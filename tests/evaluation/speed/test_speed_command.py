@@ -16,7 +16,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.speed import command as speed_command
 from txl_lightning.evaluation.speed.command import speed
 from txl_lightning.evaluation.speed.options import SpeedOptions
-from txl_lightning.evaluation.speed.readings import RATIOS, SCHEMES, random_text, readings, vanilla_of
+from txl_lightning.evaluation.speed.schemes import RATIOS, SCHEMES, random_text, readings, vanilla_of
 from txl_lightning.training.run import train
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}

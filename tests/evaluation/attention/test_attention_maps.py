@@ -19,7 +19,7 @@ from txl_lightning.evaluation.attention.maps import (
     by_distance,
     watched,
 )
-from txl_lightning.evaluation.attention.text import most_attended, piece_attention
+from txl_lightning.evaluation.attention.text_attention import most_attended, piece_attention
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.positions import attention_mask
 from txl_lightning.model.transformer_xl import TransformerXL

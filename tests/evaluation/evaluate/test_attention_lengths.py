@@ -12,7 +12,7 @@ from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.streams.ordered import OrderedStreams
 from txl_lightning.evaluation.evaluate.command import evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.scoring.streams_losses import score_streams
+from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 
 LENGTHS = [24, 4, 12, 12]
