@@ -20,8 +20,8 @@ from txl_lightning.config.schemas import RecurrentModelConfig, TransformerXLMode
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.distributed.division import gathered, processes, rank_and_world_size
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 from txl_lightning.evaluation.recl.effective_context import Array, check_definition, relative_effective_context_lengths
+from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 from txl_lightning.evaluation.recl.loss_store import LossStore, array_checksum, file_checksum
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report

@@ -19,8 +19,8 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.speed.options import SpeedOptions
 from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
-from txl_lightning.evaluation.speed.schemes import RATIOS, Reading, random_text, readings, vanilla_of
 from txl_lightning.evaluation.speed.report import write_report
+from txl_lightning.evaluation.speed.schemes import RATIOS, Reading, random_text, readings, vanilla_of
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.machine import processor
