@@ -30,7 +30,7 @@ class ModelConfig:
 
 @dataclass
 class TransformerXLModelConfig(ModelConfig):
-    """The sizes of a Transformer-XL (see `TransformerXLConfig`)."""
+    """Group `model` for a Transformer-XL: sizes and lengths (see `TransformerXLConfig`)."""
 
     n_head: int = MISSING
     d_head: int = MISSING
@@ -46,7 +46,7 @@ class TransformerXLModelConfig(ModelConfig):
 
 @dataclass
 class RecurrentModelConfig(ModelConfig):
-    """The sizes of a recurrent baseline (see `RecurrentConfig`)."""
+    """Group `model` for a recurrent baseline (see `RecurrentConfig`)."""
 
     cell: str = MISSING
     hidden_dropout: float = 0.1

@@ -15,7 +15,7 @@ from txl_lightning.errors import OptionError
 class StreamsDataModule(L.LightningDataModule):
     """DataModule with streams of the training split at training lengths and of the others at evaluation lengths.
 
-    A corpus of unordered sentences (lm1b) has `ShuffledStreams`: shuffled anew in every epoch of training, in the
+    A corpus of unordered sentences (lm1b) has `ShuffledStreams`: shuffled again in every epoch of training, in the
     corpus' order in evaluation.
 
     Args:

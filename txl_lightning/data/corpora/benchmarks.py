@@ -34,7 +34,7 @@ LONGEST_LINE = 1 << 20
 
 
 def enwik8(config: DataConfig) -> Source:
-    """The first 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
+    """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
 
     `data.newlines=dropped` reads it as the paper did: without line breaks, 204 symbols. `kept` keeps all bytes, 205
     symbols. The corpus' name says which.
@@ -52,7 +52,7 @@ def enwik8(config: DataConfig) -> Source:
 
 
 def text8(config: DataConfig) -> Source:
-    """The first 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
+    """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
     level_of(config, ("char",))
     folder = Folder(config, ("text8",))
     if config.prefix:

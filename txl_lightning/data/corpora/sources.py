@@ -67,7 +67,7 @@ def by_split(parts: Iterable[Part]) -> Parts:
 
 
 def python_stdlib(config: DataConfig) -> Source:
-    """The source files of the running Python's standard library, without its tests.
+    """Source files of the running Python's standard library, without its tests.
 
     Files are ordered by a hash of their names, so that the splits are similar, and never cut. The splits have about
     90 %, 5 % and 5 % of the bytes.
