@@ -8,7 +8,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "sweeps/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.M | re.S)
-MARKERS = {"README.md": "laptop run", "docs/reproduction.md": "laptop tables"}
 
 
 class Command(NamedTuple):
@@ -40,9 +39,3 @@ def commands() -> list[Command]:
             words = tuple(shlex.split(line, comments=True))
             found.setdefault(words, Command(name_of(page), words))
     return list(found.values())
-
-
-def between_markers(page: str) -> str:
-    """Text between the markers of a page's generated block."""
-    text, name = (ROOT / page).read_text(), MARKERS[page]
-    return text.partition(f"<!-- {name} begin -->")[2].partition(f"<!-- {name} end -->")[0]

@@ -14,11 +14,13 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from experiments import reproduce
+from experiments.engine.arguments import parse
+from experiments.reproduce import SECTIONS
 from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, commands
 from tests.training.small_run import TINY
 from txl_lightning import cli
+from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.config.encoding_kinds import KINDS
 from txl_lightning.config.schemas import CONF
 from txl_lightning.model.encodings import ENCODINGS
@@ -55,12 +57,14 @@ SMALLER = {
     "evaluate": ["max_segments=3"],
     "recl": ["first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50", "store=losses"],
     "attention": ["max_segments=40"],
-    "speed": ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"],
-    "generate": [],
+    "speed": ["rounds=3"],
+    "generate": ["n_tokens=30"],
     "convert": [],
 }
 LOGGING = ("recl", "attention")
-REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "context_curve.every_n_steps": "3", "max_segments": "40"}
+REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40"}
+REPLACED |= {"context_curve.every_n_steps": "3", "attention_lengths": "[30,60]"}
+TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 RUNS = ("runs/first", "runs/second", "runs/alibi")  # other commands read them
 
 
@@ -76,9 +80,8 @@ def tiny(words: list[str]) -> list[str]:
     command, *typed = words
     keys = [word.split("=")[0] for word in typed]
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
-    if command == "speed" and "checkpoint" in keys:
-        return [command, *typed, "rounds=3"]
-    smaller = [word for word in SMALLER[command] if word.split("=")[0] not in keys]
+    smaller = [*SMALLER[command], *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
+    smaller = [word for word in smaller if word.split("=")[0] not in keys]
     return [command, *typed, *smaller, *(["logger=none"] if command in LOGGING else [])]
 
 
@@ -105,7 +108,7 @@ def test_what_cannot_run_here_composes() -> None:
     assert len(found) >= 20
     for command, *words in found:
         first = [re.sub(r"(=[^,(\['}]+),.*", r"\1", word) for word in words if word != "-m"]
-        first = [cli.literal(word, "prompt") for word in first if not word.startswith(("hydra", "optimizer.lr=tag"))]
+        first = [literal(word, ("prompt",)) for word in first if not word.startswith(("hydra", "optimizer.lr=tag"))]
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config" if command == "train" else command, overrides=first)
         assert OmegaConf.to_container(config, throw_on_missing=False)
@@ -133,7 +136,7 @@ def test_every_reproduction_is_understood() -> None:
         else:
             continue
         n_found += 1
-        assert reproduce.parse(words).profile == words[words.index("--profile") + 1]
+        assert parse(words, tuple(SECTIONS), None).profile.name == words[words.index("--profile") + 1]
     assert n_found >= 8
 
 
