@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.composition import register_command, register_schemas
-from txl_lightning.config.schemas import CONF, Config, plain, typed
+from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.distributed.multirun import JobError, failed_jobs, multirun_name, report_failed_jobs
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.evaluation.attention.options import AttentionOptions
@@ -63,58 +64,25 @@ def train(config: DictConfig) -> float:
     return metrics["val/nll"]
 
 
-def evaluate(config: DictConfig) -> None:
-    """Scores of a checkpoint."""
-    from txl_lightning.evaluation.evaluate.command import evaluate as evaluate_checkpoint
+def measurement(package: str) -> Callable[[DictConfig], None]:
+    """The task of a command whose `run` returns lines to print."""
 
-    directory = run_directory()
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-    for line in evaluate_checkpoint(OmegaConf.to_object(config), directory):  # type: ignore[arg-type]
-        print(line)
-    print(directory)
+    def task(config: DictConfig) -> None:
+        directory = run_directory()
+        if HydraConfig.initialized() and "convert" not in package:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
+        lines = importlib.import_module(f"txl_lightning.{package}.command").run(OmegaConf.to_object(config), directory)
+        shown = [] if "convert" in package or ("recl" in package and not lines) else [directory]
+        for line in [*lines, *shown]:
+            print(line)
 
-
-def recl(config: DictConfig) -> None:
-    """Context curves and RECL of a group of checkpoints; of several processes the first speaks."""
-    from txl_lightning.evaluation.recl.command import recl as recl_of_group
-
-    lines = recl_of_group(OmegaConf.to_object(config), run_directory())  # type: ignore[arg-type]
-    for line in [*lines, run_directory()] if lines else []:
-        print(line)
+    return task
 
 
-def attention(config: DictConfig) -> None:
-    """Attention maps of a checkpoint."""
-    from txl_lightning.evaluation.attention.command import attention as attention_of_checkpoint
-
-    for line in attention_of_checkpoint(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
-        print(line)
-    print(run_directory())
-
-
-def speed(config: DictConfig) -> None:
-    """Table 9 on this machine."""
-    from txl_lightning.evaluation.speed.command import speed as speed_on_this_machine
-
-    for line in speed_on_this_machine(OmegaConf.to_object(config), run_directory()):  # type: ignore[arg-type]
-        print(line)
-    print(run_directory())
-
-
-def generate(config: DictConfig) -> None:
-    """Samples of a checkpoint."""
-    from txl_lightning.evaluation.generate.command import generate as generate_text
-
-    generate_text(OmegaConf.to_object(config), run_directory())  # type: ignore[arg-type]
-    print(run_directory())
-
-
-def convert(config: DictConfig) -> None:
-    """A checkpoint into another format."""
-    from txl_lightning.runs.convert.command import convert as convert_checkpoint
-
-    print(convert_checkpoint(OmegaConf.to_object(config)))  # type: ignore[arg-type]
+evaluate, recl = measurement("evaluation.evaluate"), measurement("evaluation.recl")
+attention, speed = measurement("evaluation.attention"), measurement("evaluation.speed")
+generate, convert = measurement("evaluation.generate"), measurement("runs.convert")
 
 
 COMMANDS: dict[str, tuple[Callable[[DictConfig], Any], str, type]] = {

@@ -1,4 +1,4 @@
-"""What a speed belongs to."""
+"""Description of the machine, stated beside every speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The processor's model."""
+    """Return the model name of the CPU."""
     information = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.+)", information.read_text()) if information.exists() else None
     return found[1] if found else platform.processor() or platform.machine()

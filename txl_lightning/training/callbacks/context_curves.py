@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import WandbLogger
 from txl_lightning.config.schemas import ContextCurveConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.recl.effective_context import check_definition
+from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import evenly_spaced
 from txl_lightning.runs.metrics import figures
 from txl_lightning.training.callbacks.curve_file import CurveFile
