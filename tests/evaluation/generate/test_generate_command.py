@@ -179,10 +179,10 @@ def test_a_prompt_is_what_was_typed(text: str) -> None:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from txl_lightning.config.composition import register_schemas
+    from txl_lightning.config.composition import register_command
     from txl_lightning.config.schemas import CONF
 
-    register_schemas()
+    register_command("generate", GenerateOptions)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", "prompt")])
     composed = OmegaConf.to_object(config)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.composition import register_schemas
+from txl_lightning.config.composition import register_command, register_schemas
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints.formats import CheckpointError
@@ -21,6 +21,7 @@ from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 register_schemas()
+register_command("convert", ConvertOptions)
 
 
 TRAINED = ("memory.start=zeros", "model.untie_biases=true", "trainer.max_steps=2")
