@@ -1,5 +1,6 @@
 """examples/: every command uses a custom encoding, without a change of the package."""
 
+import json
 import math
 import os
 import shlex
@@ -19,13 +20,13 @@ from txl_lightning.config.encoding_kinds import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.attention.command import attention
+from txl_lightning.evaluation.attention.command import run as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run as evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.generate.command import generate
+from txl_lightning.evaluation.generate.command import run as generate
 from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
@@ -150,14 +151,15 @@ def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
     longer = tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=4", "data.level=char", "resume=auto")
     assert train(longer, run)["steps"] == 4
     path = str(run / "checkpoints/best.ckpt")
-    (tmp_path / "evaluate").mkdir()
+    for command in ("evaluate", "recl", "attention", "text"):
+        (tmp_path / command).mkdir()
     lines = evaluate(EvaluateOptions(path, splits=["test"], mem_len=32, same_length=True), tmp_path / "evaluate")
     assert "memory 32" in lines[0]
     grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 0}
     assert recl(ReclOptions([path], **grid, store=str(tmp_path / "losses"), logger=NO_LOGGER), tmp_path / "recl")
     assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
-    text = generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
-    assert len(text["samples"]) == 1
+    generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
+    assert len(json.loads((tmp_path / "text/generation.json").read_text())["samples"]) == 1
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="encoding=alibi"):
             convert(load_trained(path).model)
