@@ -14,8 +14,6 @@ from experiments.tables.arms import ENCODINGS, Arm
 from tests.experiments.report.sample_results import sample_results
 from tests.experiments.tables.sample_outcomes import draw_figures, small_corpus, write_outcomes
 
-COPIED_FIGURES = 3 + 1 + 4  # attention, speed, RECL
-
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
@@ -28,25 +26,32 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return setup
 
 
+@pytest.fixture(scope="module")
+def sections(setup: Setup) -> list[Section]:
+    return made(setup)
+
+
 def made(setup: Setup) -> list[Section]:
     return [table.section(setup, Outcomes(setup.runs, setup.figures)) for table in SECTIONS.values()]
 
 
-def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup) -> None:
-    sections = made(setup)
+def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, sections: list[Section]) -> None:
     results = sample_results(setup.directory) | {"sections": to_json(sections), "claims": judged(sections)}
     page = write_report(results, setup.directory).with_name("report.md").read_text()
     assert [section.id for section in sections] == list(SECTIONS)
     assert [claim["id"] for claim in results["claims"]] == [claim.id for claim in CLAIMS]
-    assert page.count("![") == COPIED_FIGURES + 2
+    figures = [figure for section in sections for figure in section.figures]
+    assert page.count("![") == len(figures) >= 10
     assert page.count("### sample") == 2
     loss = next(t for section in sections for t in section.tables if t.id == "table_7").number(Arm().key, "loss")
     assert list(loss.by_seed or {}) == ["1", "2"]
     assert f"| recurrence, ours, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
 
 
-def test_claims_do_not_depend_on_the_titles_of_rows(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {claim["id"]: claim["mark"] for claim in judged(made(setup))}
+def test_claims_do_not_depend_on_the_titles_of_rows(
+    setup: Setup, sections: list[Section], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {claim["id"]: claim["mark"] for claim in judged(sections)}
     for encoding in ENCODINGS:
         monkeypatch.setitem(ENCODINGS, encoding, f"renamed {encoding}")
     again = judged(made(setup))
@@ -54,8 +59,8 @@ def test_claims_do_not_depend_on_the_titles_of_rows(setup: Setup, monkeypatch: p
     assert "renamed relative" in again[0]["evidence"]
 
 
-def test_rows_keep_the_papers_numbers_beside_ours(setup: Setup) -> None:
-    tables = {table.id: table for section in made(setup) for table in section.tables}
+def test_rows_keep_the_papers_numbers_beside_ours(sections: list[Section]) -> None:
+    tables = {table.id: table for section in sections for table in section.tables}
     assert tables["table_6"].number(Arm(True, "shaw").key, "paper_init").value == 27.94
     assert tables["table_7"].number(Arm(False).key, "paper_difference").value == pytest.approx(1.9)
     assert tables["table_8"].number("group1-qrnn", "paper_r0.1").value == 500
