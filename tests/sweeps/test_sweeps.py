@@ -34,13 +34,13 @@ register_schemas()
 
 
 def arms(sweep: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a grid is made of, in the order in which W&B hands it out."""
+    """Return the arms of a grid in W&B's order."""
     values = [parameter["values"] for parameter in sweep["parameters"].values()]
     return [dict(zip(sweep["parameters"], row, strict=True)) for row in itertools.product(*values)]
 
 
 def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
-    """The words behind `txl train` of the command that W&B's own agent makes."""
+    """Return the overrides of the `txl train` command that W&B's agent runs."""
     words = create_sweep_command(list(sweep["command"]))
     given = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
     macros = {"${env}": ["/usr/bin/env"], "${program}": [sweep["program"]]}
@@ -51,7 +51,7 @@ def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
 
 
 def multirun_arms(words: list[str]) -> list[list[str]]:
-    """The jobs of a grid, as overrides."""
+    """Return the overrides of each job of a multirun."""
     parsed = OverridesParser.create().parse_overrides(words)
     sweeps = [
         [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
@@ -74,7 +74,7 @@ def composed(words: list[str]) -> Config:
 
 
 def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
-    """Every arm, without composing anew: only values differ, which a typed configuration checks as it takes them."""
+    """Every arm, composed once: only values differ, and the typed configuration checks each."""
     config = untyped(overrides(sweep, {}))
     for chosen in arms(sweep):
         for name, value in chosen.items():
