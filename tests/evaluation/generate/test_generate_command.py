@@ -11,7 +11,7 @@ import torch
 
 from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import run_txl
-from txl_lightning.cli import literal
+from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import UserError
@@ -184,11 +184,11 @@ def test_a_prompt_is_what_was_typed(text: str) -> None:
 
     register_command("generate", GenerateOptions)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", "prompt")])
+        config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", ("prompt",))])
     composed = OmegaConf.to_object(config)
     assert isinstance(composed, GenerateOptions)
     assert composed.prompt == text
-    assert literal("seed=3", "prompt") == "seed=3"
+    assert literal("seed=3", ("prompt",)) == "seed=3"
 
 
 def test_the_command(runs: SmallRuns, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 
 HALF_A_PRINTED_DIGIT = {"ppl": 0.005, "bpc": 0.0005}
 Measure = Callable[[ScoringProtocol], TokenLosses]
@@ -95,7 +95,7 @@ def sweep_lengths(
 def _row(length: int, losses: TokenLosses, units: TextUnits, level: str) -> dict[str, Any]:
     error, _ = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)
-    values = figures(losses.mean, level)
+    values = loss_metrics(losses.mean, level)
     tokens = {"tokens": len(losses.nll), "seconds": round(losses.seconds, 2)}
     return {"attention_length": length, **values, "standard_error": errors, **tokens}
 
@@ -108,7 +108,7 @@ def _difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level
     """
     if not np.array_equal(worse.positions, better.positions):
         return None
-    values, others = figures(worse.mean, level), figures(better.mean, level)
+    values, others = loss_metrics(worse.mean, level), loss_metrics(better.mean, level)
     nll_P = worse.nll.astype(np.float64) - better.nll
     error, _ = standard_error(nll_P, units.of_positions(worse.positions))
     errors = errors_by_unit(error, better.mean, level)

@@ -49,7 +49,7 @@ from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_b
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_json
 from txl_lightning.runs.corpora import checkpoint_corpus
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
@@ -152,7 +152,7 @@ def _split_result(losses: TokenLosses, units: TextUnits, level: str) -> dict[str
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)
     return {
-        **figures(losses.mean, level),
+        **loss_metrics(losses.mean, level),
         "standard_error": {**errors, "over": units.name, "units": n_units},
         "tokens": len(losses.nll),
         "left_out": losses.left_out,

@@ -24,7 +24,7 @@ from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced
 from txl_lightning.files import write_json
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
@@ -123,7 +123,7 @@ def _measure(
     for member in members:
         nll, error = mean_and_error(losses[member.name])
         level = member.trained.vocabulary.level
-        units = [figures(value, level) for value in nll.tolist()]
+        units = [loss_metrics(value, level) for value in nll.tolist()]
         unit = next(name for name in units[0] if name != "nll")
         values = [of_context[unit] for of_context in units]
         # d ppl = ppl · d nll; d bpc = d nll / ln 2

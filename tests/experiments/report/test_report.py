@@ -1,4 +1,4 @@
-"""The report: what the schema refuses, and that both pages show everything and nothing breaks out of them."""
+"""Pages of the report: they show everything, nothing breaks out of them, and broken results are refused."""
 
 import html
 import json
@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
+from experiments.report import __main__ as report_main
 from experiments.report import rendering as report
+from experiments.report.cells import Number, Text
+from experiments.report.check import check_results
 from experiments.report.markdown import escape
+from experiments.report.sections import Section, Table, label, ours, section_from_json, to_json
 from experiments.report.view import duration, number, visible
-from tests.experiments.sample_results import HOSTILE, sample_results
+from tests.experiments.report.sample_results import HOSTILE, sample_results
 from txl_lightning.errors import UserError
 
 VOID = {"meta", "img", "br"}
@@ -110,7 +114,7 @@ def words(results: dict[str, Any]) -> Iterator[str]:
         yield from (claim[key] for key in ("claim", "paper", "rule", "mark", "evidence"))
     for section in results["sections"]:
         yield from (section[key] for key in ("title", "paper", "here"))
-        yield from (figure["caption"] for figure in section["figures"]) if "figures" in section else ()
+        yield from (figure["caption"] for figure in section.get("figures", []))
         yield from (sample["title"] for sample in section.get("samples", []))
         for table in section["tables"]:
             yield from (table["caption"], *table["notes"])
@@ -208,7 +212,7 @@ def test_rendering_again_gives_the_same_bytes(
     (directory / "report.md").unlink()
     monkeypatch.setattr("sys.argv", ["report", str(directory)])
     with pytest.raises(SystemExit, match=r"^0$"):
-        runpy.run_path(report.__file__, run_name="__main__")  # as `python -m experiments.report.rendering` does
+        runpy.run_path(report_main.__file__, run_name="__main__")  # as `python -m experiments.report` does
     assert capsys.readouterr().out == f"report: {directory / 'report.html'}\n"
     assert {path.name: path.read_bytes() for path in directory.glob("re*")} == before
 
@@ -252,6 +256,8 @@ BROKEN = {
     "sections[0].tables[0].columns: 'loss' is there twice": with_("loss", *TABLE, "columns", 0, "key"),
     "paper_init.difference: only": with_(0.1, *TABLE, "rows", 0, "paper_init", "difference"),
     "sections: 'table_6' is there twice": with_("table_6", "sections", 1, "id"),
+    "row_keys: 'a' is there twice": with_(["a"] * 9, *TABLE, "row_keys"),
+    "row_keys: must be 9 keys": with_(["a"], *TABLE, "row_keys"),
     "figures[0].png: '../up.png'": with_("../up.png", "sections", 0, "figures", 0, "png"),
     "claims[0].mark: 'true'": with_("true", "claims", 0, "mark"),
     "claims[0].tables: there is no table 'table_7'": with_(["table_7"], "claims", 0, "tables"),
@@ -275,7 +281,28 @@ def test_an_interval_takes_the_place_of_a_standard_error(results: dict[str, Any]
     broken = deepcopy(results)
     at(broken, *INIT).update(low=2.5, high=2.7)
     with pytest.raises(UserError, match=r"rows\[2\].init.*0\.00"):
-        report.check_results(broken)
+        check_results(broken)
+
+
+def test_sections_read_back_are_those_written(results: dict[str, Any]) -> None:
+    sections = [section_from_json(section) for section in results["sections"]]
+    plain_sections = to_json(sections)
+    assert [section_from_json(section) for section in json.loads(json.dumps(plain_sections))] == sections
+    for written, section in zip(plain_sections, results["sections"], strict=True):
+        assert [table["rows"] for table in written["tables"]] == [table["rows"] for table in section["tables"]]
+        assert written.get("figures", []) == section.get("figures", [])
+
+
+def test_a_minimal_table_is_shown(results: dict[str, Any], tmp_path: Path) -> None:
+    table = Table(
+        "table_x",
+        "Table X",
+        (label("arm"), ours("loss", "test loss", "bpc")),
+        {"a": {"arm": Text("A"), "loss": Number(1.5, 2)}},
+    )
+    section = Section("table_x", "Table X: a new one", "Better.", "One run.", tables=(table,))
+    report.write_report({**results, "sections": [to_json(section)], "claims": []}, tmp_path)
+    assert "| A | 1.50 |" in (tmp_path / "report.md").read_text()
 
 
 def test_a_missing_figure_or_file_is_one_line(
@@ -283,9 +310,9 @@ def test_a_missing_figure_or_file_is_one_line(
 ) -> None:
     with pytest.raises(UserError, match=r"table_6\.png cannot be read"):
         report.write_report(results, tmp_path)
-    assert report.main([str(tmp_path)]) == 2
+    assert report_main.main([str(tmp_path)]) == 2
     (tmp_path / "results.json").write_text("{")
-    assert report.main([str(tmp_path)]) == 2
+    assert report_main.main([str(tmp_path)]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "cannot be read" in first
     assert "is not JSON" in second

@@ -1,4 +1,4 @@
-"""Running jobs: side by side, once, in order, and what is said when one fails."""
+"""Running jobs: in parallel, once, in order, and the messages when one fails."""
 
 import json
 import threading
@@ -9,8 +9,8 @@ import pytest
 
 from experiments.engine import job_process
 from experiments.engine.jobs import Job
-from experiments.engine.progress import clock, state
-from experiments.engine.runner import LOG, Runner, result_of
+from experiments.engine.progress import Progress, clock
+from experiments.engine.runner import LOG, Runner, Running, result_file
 from txl_lightning.errors import UserError
 
 
@@ -30,7 +30,7 @@ class Pretended:
         threading.Timer(0.15, self.over.set).start()
         log.write_text("first line\nlast line\n")
         if not status:
-            (log.parent / result_of(words[0])).write_text("{}")
+            (log.parent / result_file(words[0])).write_text("{}")
 
     @property
     def exitcode(self) -> int | None:
@@ -75,7 +75,7 @@ def run_json(tmp_path: Path, name: str) -> dict[str, object]:
     return found
 
 
-def test_jobs_run_side_by_side_once_and_time_is_measured_alone(tmp_path: Path, failing: set[str]) -> None:
+def test_jobs_run_in_parallel_once_and_time_is_measured_alone(tmp_path: Path, failing: set[str]) -> None:
     jobs = [*JOBS]
     first = runner(tmp_path, jobs)
     first.run(jobs)
@@ -101,7 +101,7 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(tmp_pa
     assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train"]
 
 
-def test_a_job_that_became_another_begins_anew_and_one_that_did_not_goes_on(tmp_path: Path, failing: set[str]) -> None:
+def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(tmp_path: Path, failing: set[str]) -> None:
     job = JOBS[1]
     for key, kept in (("key of a", True), ("another", False)):
         failing.add("a")
@@ -117,13 +117,40 @@ def test_a_job_that_became_another_begins_anew_and_one_that_did_not_goes_on(tmp_
         assert "resume=auto" in Pretended.started[-1]
 
 
-def test_what_runs_is_read_from_the_log(tmp_path: Path) -> None:
-    log = tmp_path / LOG
-    assert state(log) == ""
-    log.write_text(
-        "resume=auto: starting\n 40%|#### | 600/1500 [00:20<00:30, 30.1step/s, nll 1.800, bpc 2.597, 9 tokens/s]\n"
-    )
-    assert state(log) == "600/1500 bpc 2.597"
-    log.write_text("  0%|          | 0/1500 [00:00<?, ?step/s]\n")
-    assert state(log) == "0/1500"
-    assert (clock(45), clock(600), clock(2 * 3600)) == ("45 s", "10 min", "2.0 h")
+def test_the_status_line_shows_the_progress_file_not_the_log(tmp_path: Path) -> None:
+    job, other = JOBS[1], JOBS[2]
+    watched = runner(tmp_path, JOBS)
+    progress = Progress(JOBS, lambda job: 60.0, slots=2)
+    watched.done, watched.waiting = {"c": JOBS[3]}, [JOBS[0], JOBS[4]]
+    handle = Pretended(["train"], make_folder(tmp_path / "a") / LOG, 0)
+    watched.running = [Running(job, handle, 0), Running(other, handle, 1)]
+    (tmp_path / "a" / LOG).write_text(" 99%|#### | 1499/1500 [00:20<00:30, 30.1step/s, nll 1.000, bpc 1.443]\n")
+    assert progress.status(watched) == "1 of 5 jobs done, about 2 min left · a · b"
+    state = {"steps": 600, "max_steps": 1500, "unit": "bpc", "loss": 2.5971, "seconds": 20.0}
+    (tmp_path / "a" / "progress.json").write_text(json.dumps(state))
+    assert progress.status(watched).endswith(" · a 600/1500 bpc 2.597 · b")
+    (tmp_path / "a" / "progress.json").write_text(json.dumps({**state, "steps": 0, "loss": None}))
+    assert progress.status(watched).endswith(" · a 0/1500 · b")
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_a_line_is_printed_for_each_job_that_ends(
+    tmp_path: Path, failing: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing.add("b")
+    jobs = [JOBS[1], JOBS[2]]
+    watched = runner(tmp_path, jobs)
+    watched.show = Progress(jobs, lambda job: 60.0, slots=2)
+    with pytest.raises(UserError):
+        watched.run(jobs)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("a: done in ")]
+    assert [line for line in lines if line.startswith("b ended with exit status 3: last line")]
+
+
+def test_durations_have_fitting_units() -> None:
+    assert [clock(s) for s in (45, 600, 7200, 72 * 3600)] == ["45 s", "10 min", "2.0 h", "3 days"]

@@ -1,4 +1,4 @@
-"""Results as large as a report's. Its figures under "here" are made up: they test how a report looks, nothing else."""
+"""Complete results of the size of a real report, with invented numbers under "here"."""
 
 from __future__ import annotations
 

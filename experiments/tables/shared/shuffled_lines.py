@@ -1,4 +1,4 @@
-"""A text without long dependencies: the lines of a corpus in a random order."""
+"""Corpus without long dependencies: the lines of another corpus in random order."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
 
 NAME = "shuffled lines"
 SEED = 1
-LONGEST = 1000  # letters of a line on average, beyond which it is no sentence
-WORDS = 25
+MAX_MEAN_LINE = 1000  # characters; a corpus with a longer mean line has no sentences on lines of their own
+WORDS_PER_PIECE = 25
 
 
 def shuffled_lines(setup: Setup) -> OtherCorpus:
-    """The lines of the user's corpus, blank ones left out, shuffled within each split, as one file.
+    """Return the user's corpus with the lines of each split shuffled and blank lines left out.
 
-    The file is written once into the report's directory, under the checksum of what it was made from; the sizes of
-    its splits beside it.
+    The corpus is written once, as one file in the report's folder named after the checksum of the original, with the
+    sizes of its splits in a JSON file beside it.
     """
     data = composed((f"profile={setup.profile.name}", *setup.overrides)).data
     unknown = OtherCorpus(NAME, ("data=file", "data.path=shuffled.txt", f"data.level={data.level}"))
@@ -33,7 +33,7 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
     if setup.planning and not whole.exists():
         return unknown
     sizes = whole.with_suffix(".json")
-    if not sizes.exists():  # written last
+    if not sizes.exists():  # written last: without it the text may be incomplete
         parts = [shuffle(corpus.vocabulary.decode(corpus.splits[split].tolist()), split) for split in SPLITS]
         whole.parent.mkdir(parents=True, exist_ok=True)
         whole.write_bytes(b"".join(parts))
@@ -45,10 +45,10 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
 
 
 def shuffle(text: str, split: str) -> bytes:
-    """Its lines in another order, the same one every time."""
+    """Return the lines of a text in an order that depends on the split's name only."""
     lines = [line for line in text.split("\n") if line.strip()]
-    if len(text) > LONGEST * len(lines):  # a corpus such as text8 has no lines
+    if len(text) > MAX_MEAN_LINE * len(lines):  # a corpus without lines, such as text8: shuffle pieces of words
         words = text.split(" ")
-        lines = [" ".join(words[i : i + WORDS]) for i in range(0, len(words), WORDS)]
+        lines = [" ".join(words[i : i + WORDS_PER_PIECE]) for i in range(0, len(words), WORDS_PER_PIECE)]
     random.Random(f"{SEED} {split}").shuffle(lines)
     return "".join(f"{line}\n" for line in lines).encode()

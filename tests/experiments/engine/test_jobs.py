@@ -1,4 +1,4 @@
-"""Plans: every run once, known by what it depends on."""
+"""Jobs: planned once, identified by what they depend on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +7,12 @@ import pytest
 
 from experiments import reproduce
 from experiments.engine import jobs
-from experiments.engine.estimate import Estimate
 from experiments.engine.jobs import Job
+from experiments.engine.plan import Estimate
 from experiments.engine.profiles import PROFILES
 from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup
 from experiments.tables.arms import CORPUS_OPTIONS, Arm, OtherCorpus, check_overrides, training
-from txl_lightning.config.schemas import Config
 from txl_lightning.errors import OptionError
 
 
@@ -24,7 +23,7 @@ def planned(profile: str, tmp_path: Path, *overrides: str) -> tuple[Setup, list[
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
-    setup, found = planned(profile, tmp_path)
+    _, found = planned(profile, tmp_path)
     names = [job.name for job in found]
     assert len(set(names)) == len(names)
     seen: set[str] = set()
@@ -32,17 +31,14 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
         assert set(job.needs) <= seen
         seen.add(job.name)
         if job.command == "train":
-            config = jobs.composed(job.overrides)
-            assert config.seed == job.seed
-            assert config.trainer.accelerator == setup.profile.accelerator
-            check_batch(config)
+            *words, seed = job.overrides
+            assert seed == f"seed={job.seed}"
+            config = jobs.composed(tuple(words))  # cached: the seeds of an arm differ in nothing else
+            assert config.trainer.accelerator == ("gpu" if profile in ("gpu", "paper") else "cpu")
+            assert config.data.batch_size % config.trainer.devices == 0
+            assert config.evaluation.batch_size >= config.trainer.devices
     shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
     assert {"main_results", "table_6", "table_8", "table_10", "figures_5_to_7", "appendix_e"} <= set(shared.sections)
-
-
-def check_batch(config: Config) -> None:
-    assert config.data.batch_size % config.trainer.devices == 0
-    assert config.evaluation.batch_size >= config.trainer.devices
 
 
 def test_what_the_arms_set_is_refused_and_the_rest_reaches_the_arms_it_means(tmp_path: Path) -> None:
@@ -152,3 +148,10 @@ def test_an_estimate_learns_from_what_has_run(tmp_path: Path) -> None:
     (setup.runs / run.name).mkdir(parents=True)
     (setup.runs / run.name / "metrics.json").write_text('{"tokens": 1000, "seconds": 10.0}')
     assert Estimate(setup.profile, runner).seconds(run) > 10 * guessed
+
+
+def test_a_shortened_published_model_is_as_long_as_the_profiles_own_runs() -> None:
+    gpu = jobs.composed(("profile=gpu",)).trainer
+    lengths = (f"trainer.max_steps={gpu.max_steps}", f"trainer.val_every_n_steps={gpu.val_every_n_steps}")
+    assert PROFILES["gpu"].main_overrides == (*lengths, "optimizer.warmup_steps=1000")
+    assert PROFILES["paper"].main_overrides == ()
