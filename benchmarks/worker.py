@@ -120,9 +120,12 @@ def evaluate_ours(case: BenchmarkCase, cached: bool = False) -> tuple[nn.Module,
     from txl_lightning.model.inference.cached import CachedTransformerXL
 
     model = our_model(case)
-    run = CachedTransformerXL(model) if cached else model
+    run: Any = None if cached else model
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        nonlocal run
+        if run is None:
+            run = CachedTransformerXL(model)  # the weights are on their device now, and autocast is on
         hidden, memory = run(tokens[:, :-1], memory)
         return run.log_probabilities(hidden), memory
 

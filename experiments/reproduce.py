@@ -70,7 +70,7 @@ def reproduce(setup: Setup) -> None:
         check_trainings(planned)
         print(planned.summary(), file=sys.stderr, flush=True)
         results = run(planned)
-        page = write_report({**results, "claims": judged(results)}, setup.directory)
+        page = write_report(results, setup.directory)
     publish(setup, page)
     print(f"report: {page}")
 
@@ -115,7 +115,7 @@ def run(plan: Plan) -> dict[str, Any]:
             progress.close()
         outcomes = Outcomes(setup.runs, setup.figures)
         sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
-        return assemble(setup, plan.jobs, plan.runner, sections, setup.command, watch)
+        return assemble(setup, plan.jobs, plan.runner, sections, judged(sections), setup.command, watch)
 
 
 def publish(setup: Setup, page: Path) -> None:

@@ -16,7 +16,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import IO, Protocol
 
-PRELOADED = ["txl_lightning.cli", "txl_lightning.training.run", "txl_lightning.evaluation.evaluate.command", "wandb"]
+PRELOADED = [
+    "txl_lightning.command_line.hydra_app",
+    "txl_lightning.training.run",
+    "txl_lightning.evaluation.evaluate.command",
+    "wandb",
+]
 
 
 class JobHandle(Protocol):

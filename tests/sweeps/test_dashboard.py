@@ -15,13 +15,13 @@ from sweeps.dashboard import PINNED, as_json, main, workspace
 from tests.training.small_run import tiny_config
 from tests.wandb_files import media, run_files, summary, table
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.attention.command import attention
+from txl_lightning.evaluation.attention.command import run as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run as evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.speed.command import speed
+from txl_lightning.evaluation.speed.command import run as speed
 from txl_lightning.evaluation.speed.options import SpeedOptions
 from txl_lightning.training.run import train
 
@@ -93,7 +93,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     recl(ReclOptions([best], names=["ours"], store=store, logger=logger, **small), directory / "recl")
     attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
     timed = SpeedOptions(checkpoint=best, segment_len=4, attention_lengths=[6, 800], rounds=2, logger=logger)
-    speed(timed, directory / "speed", say=lambda _: None)
+    speed(timed, directory / "speed", show=lambda _: None)
     runs = {}
     for command in COMMANDS:
         (runs[command],) = run_files(directory / command)

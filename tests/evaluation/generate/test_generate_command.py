@@ -1,0 +1,203 @@
+"""txl generate: from a tiny run of every kind to text, as it streams and as it is left behind."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.evaluation.small_runs import SmallRuns
+from tests.in_process import run_txl
+from txl_lightning.command_line.hydra_app import literal
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.errors import UserError
+from txl_lightning.evaluation.generate import command as generate_command
+from txl_lightning.evaluation.generate.command import run
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.generate.prompts import typed_prompt
+from txl_lightning.model import SlidingWindow
+from txl_lightning.runs.trained import load_trained
+
+KINDS = ("relative", "absolute", "lstm", "words", "characters")
+
+
+def options(runs: SmallRuns, kind: str, **chosen: Any) -> GenerateOptions:
+    path = runs.checkpoint(kind)
+    if not {"prompt", "context"} & set(chosen):
+        chosen["prompt"] = "line 7: the"
+    return GenerateOptions(path, **{"n_tokens": 12, "num_threads": 1, **chosen})
+
+
+def generated(options: GenerateOptions, directory: Path, write: Callable[[str], None] = str) -> dict[str, Any]:
+    """What `generation.json` holds; nothing is printed unless `write` does."""
+    directory.mkdir(exist_ok=True)
+    assert run(options, directory, write) == []
+    return json.loads((directory / "generation.json").read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_continues_a_prompt(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
+    written: list[str] = []
+    results = generated(options(runs, kind, n_samples=2), tmp_path, written.append)
+    assert {path.name for path in tmp_path.iterdir()} == {"generation.json", "samples.txt"}
+    assert [len(sample["tokens"]) for sample in results["samples"]] == [12, 12]
+    assert results["samples"][0] != results["samples"][1]
+    assert results["prompt"]["text"] == results["prompt"]["prompt"] == "line 7: the"
+    assert results["options"]["top_k"] == 40
+    assert results["tokens_per_second"] > 0
+    contexts = {"absolute": "context: the last 8 tokens", "lstm": "context carried", "relative": "memory of 8 tokens"}
+    assert results["context"].startswith(contexts.get(kind, "memory of"))
+    text = (tmp_path / "samples.txt").read_text()
+    assert text.startswith("=== prompt\nline 7: the\n\n=== sample 1\n")
+    assert "=== sample 2\n" in text
+    shown = "".join(written)
+    assert shown.index("--- prompt") < shown.index("--- sample 1") < shown.index("--- sample 2")
+
+
+def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        for token_B in draw(*arguments, **named):
+            events.append("drawn")
+            yield token_B
+
+    draw = generate_command.draw
+    monkeypatch.setattr(generate_command, "draw", noted)
+    results = generated(options(runs, "characters", n_samples=2), tmp_path, lambda text: events.append(f"<{text}>"))
+    assert events[0] == "<--- prompt\nline 7: the\n--- sample 1\n>"
+    of_tokens = events[1:25]
+    assert of_tokens[::2] == ["drawn"] * 12
+    assert "".join(of_tokens[1::2]) == "".join(f"<{c}>" for c in literal_symbols(results["samples"][0], runs))
+    assert events[25].startswith("<\n")
+    assert events[26].startswith("<--- sample 2\n")
+
+
+def literal_symbols(sample: dict[str, Any], runs: SmallRuns) -> list[str]:
+    vocabulary = load_trained(runs.checkpoint("characters")).vocabulary
+    return [vocabulary.symbols[token] for token in sample["tokens"]]
+
+
+def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRuns, tmp_path: Path) -> None:
+    chosen = options(runs, "relative", context=30, position=40)
+    results = generated(chosen, tmp_path / "at")
+    trained = load_trained(chosen.checkpoint)
+    tokens = load_corpus(trained.config.data).splits["test"]
+    assert results["prompt"]["tokens"] == tokens[40:70].tolist()
+    assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
+    text = (tmp_path / "at/samples.txt").read_text()
+    assert text.index("from token 40 on") < text.index("=== true continuation") < text.index("=== sample 1")
+    positions = set()
+    for seed in (1, 1, 2, 3):
+        somewhere = generated(options(runs, "relative", context=30, seed=seed), tmp_path / "some")
+        positions.add(somewhere["prompt"]["position"])
+        assert len(somewhere["continuation"]) == 12
+    assert 1 < len(positions) <= 3
+
+
+def test_a_seed_repeats_and_another_differs(runs: SmallRuns, tmp_path: Path) -> None:
+    drawn = [generated(options(runs, "relative", seed=seed), tmp_path)["samples"] for seed in (5, 5, 6)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_thousand_tokens_with_memory(runs: SmallRuns, tmp_path: Path) -> None:
+    results = generated(options(runs, "relative", n_tokens=1000, mem_len=600, top_p=0.9), tmp_path)
+    assert len(results["samples"][0]["tokens"]) == 1000
+    assert results["context"] == "memory of 600 tokens"
+
+
+def test_the_window_of_a_model_without_recurrence_is_its_training_segment(runs: SmallRuns) -> None:
+    trained = load_trained(runs.checkpoint("absolute"))
+    model, _ = generate_command.with_context(trained, options(runs, "absolute"))
+    assert isinstance(model, SlidingWindow)
+    assert model.attention_len == 8
+
+
+def test_a_terminal_is_not_commanded_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generate_command.visible("a\x1b[2J\tb\r\x9b\né") == "a\ufffd[2J\tb\ufffd\ufffd\né"
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "text", "tokens"),
+    [
+        (Vocabulary("byte"), "é", [0xC3, 0xA9]),
+        (Vocabulary("byte", ("a", "b")), "a\nb", [0, 1]),
+        (Vocabulary("word", ("<eos>", "<unk>", "the", "cat")), "the cat", [2, 3]),
+        (Vocabulary("word", ("<eos>", "<unk>", "the", "cat")), "the dog\n\n", [2, 1, 0, 0]),
+        (Vocabulary("word", ("<S>", "<UNK>", "the", "cat")), "the cat\nthe", [0, 2, 3, 0, 2]),
+    ],
+)
+def test_a_prompt_is_encoded_as_the_corpus_is(vocabulary: Vocabulary, text: str, tokens: list[int]) -> None:
+    prompt = typed_prompt(text, vocabulary)
+    assert prompt.tokens == tokens
+    assert ("'dog' read as <unk>" in prompt.title) == ("dog" in text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen", "words"),
+    [
+        ("relative", {"prompt": None}, "prompt=None: must be given, or context=N"),
+        ("relative", {"prompt": ""}, "prompt='': must have at least one token"),
+        ("relative", {"prompt": "a", "context": 3}, "context=3: must not be given together with prompt"),
+        ("relative", {"context": 0}, "context=0: must be"),
+        ("relative", {"context": 10**6}, r"context=1000000: must be in 1 … \d+, the tokens of test"),
+        ("relative", {"context": 10, "position": 10**6}, "position=1000000: must be in 0 …"),
+        ("relative", {"prompt": "a", "position": 3}, r"position=3: must be .* with context=N"),
+        ("relative", {"context": 5, "split": "dev"}, "split=dev: must be one of"),
+        ("relative", {"context": 5, "data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
+        ("characters", {"prompt": "line ☃:\x00Ω"}, r"prompt='line ☃:\\x00Ω': '☃', '\\x00', 'Ω' not among the \d+"),
+        ("relative", {"n_tokens": 0}, "n_tokens=0: must be"),
+        ("relative", {"n_samples": 0}, "n_samples=0: must be"),
+        ("relative", {"top_k": 0}, "top_k=0: must be"),
+        ("relative", {"top_p": 0.0}, "top_p=0.0: must be"),
+        ("relative", {"temperature": 0.0}, "temperature=0.0: must be"),
+        ("relative", {"mem_len": 0}, "mem_len=0: must be an integer >= 1"),
+        ("lstm", {"mem_len": 5}, "mem_len=5: lstm has no such length"),
+        ("relative", {"seed": -1}, "seed=-1"),
+        ("relative", {"accelerator": "tpu"}, "accelerator=tpu"),
+        ("nothing", {}, "checkpoint=.*: no such file"),
+    ],
+)
+def test_what_cannot_be_continued_is_named(
+    runs: SmallRuns, tmp_path: Path, kind: str, chosen: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        run(replace(options(runs, kind, **chosen), **chosen), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+TEXTS = ("def f(x, y): return {x: [y]}", 'it\'s "so"', "a=b", "two\nlines\\", "${a}\\${b}\\\\", "null", " 1 ", "C:\\'")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_is_what_was_typed(text: str) -> None:
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from txl_lightning.config.composition import register_command
+    from txl_lightning.config.schemas import CONF
+
+    register_command("generate", GenerateOptions)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", ("prompt",))])
+    composed = OmegaConf.to_object(config)
+    assert isinstance(composed, GenerateOptions)
+    assert composed.prompt == text
+    assert literal("seed=3", ("prompt",)) == "seed=3"
+
+
+def test_the_command(runs: SmallRuns, tmp_path: Path) -> None:
+    given = ["hydra.run.dir=run", "num_threads=1", "n_tokens=5", f"checkpoint={runs.checkpoint('relative')}"]
+    ended = run_txl("generate", *given, "prompt=it's (a), b: ${c}", directory=tmp_path)
+    assert ended.status == 0, ended.err
+    assert ended.out.startswith("--- prompt\nit's (a), b: ${c}\n--- sample 1\n")
+    assert ended.out.splitlines()[-1] == str(tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"config.yaml", "generation.json", "samples.txt"}
+    results = json.loads((tmp_path / "run/generation.json").read_text())
+    assert results["prompt"]["prompt"] == "it's (a), b: ${c}"
+    assert torch.tensor(results["samples"][0]["tokens"]).shape == (5,)

@@ -1,0 +1,214 @@
+"""txl recl: tiny checkpoints of every kind in one group, what it writes, what it keeps, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.small_runs import ELSEWHERE, SmallRuns
+from tests.in_process import run_txl
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.recl import command as recl_command
+from txl_lightning.evaluation.recl.command import run
+from txl_lightning.evaluation.recl.group import run_names
+from txl_lightning.evaluation.recl.loss_store import LossStore
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
+from txl_lightning.runs.trained import load_trained
+
+KINDS = ("relative", "absolute", "lstm", "qrnn")
+
+
+def group(runs: SmallRuns, store: Path, *kinds: str, **options: Any) -> ReclOptions:
+    small = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20, "num_threads": 1}
+    logger = LoggerConfig(name="none")
+    paths = [runs.checkpoint(kind) for kind in kinds]
+    return ReclOptions(paths, **{"store": str(store), "logger": logger, **small, **options})
+
+
+def run_in(options: ReclOptions, directory: Path) -> list[str]:
+    directory.mkdir(exist_ok=True)
+    return run(options, directory)
+
+
+def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
+    lines = run_in(group(runs, tmp_path / "store", *KINDS), tmp_path / "run")
+    results = json.loads((tmp_path / "run/recl.json").read_text())
+    assert results["contexts"] == [4, 8, 12, 16]
+    assert results["positions"]["number"] == 20
+    assert (results["split"], results["unit"], results["corpus"]["level"]) == ("test", "bpc", "byte")
+    assert [model["name"] for model in results["models"]] == list(KINDS)
+    assert [model["limit"] for model in results["models"]] == [None, 8, None, None]
+    assert [model["contexts_scored"] for model in results["models"]] == [4, 2, 4, 4]
+    for model in results["models"]:
+        assert set(model["recl"]) == {"0.1", "0.5", "1.0"}
+        for length in model["recl"].values():
+            assert length["low"] <= length["value"] <= length["high"]
+            assert len(length["relative_gains"]) == len(length["perplexity_gains"]) == 3
+        assert len(model["nll"]) == len(model["bpc"]) == len(model["bpc_standard_error"]) == 4
+    absolute = results["models"][1]
+    assert absolute["nll"][1] == absolute["nll"][3]
+    assert all(length["value"] <= 8 for length in absolute["recl"].values())
+
+    config = load_trained(runs.checkpoint("relative"))
+    tokens = load_corpus(config.config.data).splits["test"]
+    first, last = results["positions"]["first"], results["positions"]["last"]
+    assert last == len(tokens) - 1
+    positions = np.array([first, last])
+    assert np.isfinite(context_losses(window_reader(config.model), tokens, positions, 16)).all()
+
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    figures = {
+        f"{name}.{kind}" for name in ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts") for kind in ("svg", "png")
+    }
+    assert files == {"recl.json", "recl.md", *figures}
+    table = "\n".join(lines)
+    assert (tmp_path / "run/recl.md").read_text() == table + "\n"
+    assert table.startswith(
+        "| model | kind | RECL r = 0.1 | RECL r = 0.5 | RECL r = 1.0 | bpc at 16 tokens | sees at most |"
+    )
+    assert "| lstm | lstm |" in table
+    assert "| absolute | txl_smoke, absolute, no recurrence |" in table
+    assert "Largest standard error at 16 tokens: 0." in table
+
+
+def test_a_model_that_joins_a_group_scores_itself_alone(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def counted(reader: Any, tokens: Any, positions: Any, context: int, batch_tokens: int) -> Any:
+        calls.append((type(reader.model).__name__, context))
+        return context_losses(reader, tokens, positions, context, batch_tokens)
+
+    monkeypatch.setattr(recl_command, "context_losses", counted)
+    store = tmp_path / "store"
+    run_in(group(runs, store, "lstm"), tmp_path / "one")
+    assert [context for _, context in calls] == [4, 8, 12, 16]
+    calls.clear()
+    run_in(group(runs, store, "relative", "lstm"), tmp_path / "two")
+    assert {name for name, _ in calls} == {"TransformerXL"}
+    assert len(calls) == 4
+    calls.clear()
+    run_in(group(runs, store, "lstm", "relative", threshold=0.2, fractions=[0.3], seed=9), tmp_path / "again")
+    assert calls == []
+    one, two, again = (json.loads((tmp_path / x / "recl.json").read_text())["models"] for x in ("one", "two", "again"))
+    assert one[0]["nll"] == two[1]["nll"] == again[0]["nll"]
+    run_in(group(runs, store, "lstm", n_positions=21), tmp_path / "other_positions")
+    run_in(group(runs, store, "relative", clamp_len=2), tmp_path / "other_lengths")
+    run_in(group(runs, store, "relative", split="valid"), tmp_path / "other_split")
+    assert len(calls) == 12
+    assert len(list(store.iterdir())) == 5
+
+
+def test_a_longer_grid_scores_what_is_new(runs: SmallRuns, tmp_path: Path) -> None:
+    for max_context, scored in ((12, 3), (16, 1)):
+        run_in(group(runs, tmp_path / "store", "qrnn", max_context=max_context, n_positions=4), tmp_path / "run")
+        assert json.loads((tmp_path / "run/recl.json").read_text())["models"][0]["contexts_scored"] == scored
+
+
+def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:
+    store = LossStore(tmp_path / "store")
+    key = {"checkpoint": "a"}
+    assert store.read(key) == {}
+    store.write(key, {8: np.arange(3.0), 4: np.ones(3)})
+    assert {c: x.tolist() for c, x in store.read(key).items()} == {4: [1, 1, 1], 8: [0, 1, 2]}
+    assert store.read({"checkpoint": "b"}) == {}
+    assert [path.name for path in store.directory.iterdir()] == [store.path(key).name]
+    store.path(key).write_bytes(store.path(key).read_bytes()[:100])
+    with pytest.raises(UserError, match=r"store=.*npz is damaged; delete it"):
+        store.read(key)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="losses cannot be stored"):
+        LossStore(tmp_path / "file").write(key, {4: np.ones(3)})
+
+
+def test_runs_are_named_after_their_directories() -> None:
+    assert run_names(["/a/ours/checkpoints/best.ckpt", "/a/theirs/checkpoints/best.ckpt"]) == ["ours", "theirs"]
+    assert run_names(["/a/ours/checkpoints/best.ckpt", "/a/ours/checkpoints/last.ckpt"]) == ["ours/best", "ours/last"]
+    assert run_names(["/a/1/checkpoints/best.ckpt", "/b/1/checkpoints/best.ckpt"]) == ["a/1", "b/1"]
+    assert run_names(["/a/x.ckpt"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "words"),
+    [
+        ([], {}, r"checkpoints=\[\]: must name at least one"),
+        (["lstm", "lstm"], {}, "checkpoints=.*is named twice"),
+        (["lstm", "nothing"], {}, r"checkpoints=.*nothing.*: no such file"),
+        (["lstm", ELSEWHERE], {}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
+        (["lstm", "characters"], {}, r"checkpoints=.*characters.*: was trained on another"),
+        (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
+        (["lstm", "qrnn"], {"names": ["a", "a"]}, r"names=.*must be 2 different names"),
+        (["lstm"], {"split": "dev"}, "split=dev: must be one of"),
+        (["lstm"], {"max_context": 7}, "max_context=7: must be at least first_context"),
+        (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
+        (["lstm"], {"n_positions": 10_000}, "n_positions=10000: must be in 1 …"),
+        (["lstm"], {"n_positions": 1}, "n_positions=1: must be an integer >= 2"),
+        (["lstm"], {"step": 0}, "step=0: must be"),
+        (["lstm"], {"fractions": [1.5]}, "fractions="),
+        (["lstm"], {"threshold": 0.0}, "threshold=0.0"),
+        (["lstm"], {"seed": -1}, "seed=-1"),
+        (["relative"], {"clamp_len": -5}, "clamp_len=-5"),
+        (["lstm"], {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
+        (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
+        (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
+    ],
+)
+def test_what_makes_no_group_is_named(
+    runs: SmallRuns, tmp_path: Path, kinds: list[str], options: dict, words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        run_in(group(runs, tmp_path / "store", *kinds, **options), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.glob("recl*")) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
+def test_a_missing_gpu_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
+        run_in(group(runs, tmp_path / "store", "lstm", accelerator="gpu"), tmp_path)
+
+
+@pytest.mark.slow
+def test_wandb_offline_has_the_table_and_the_curves(runs: SmallRuns, tmp_path: Path) -> None:
+    logger = LoggerConfig(name="wandb")
+    run_in(group(runs, tmp_path / "store", "relative", "lstm", logger=logger), tmp_path / "run")
+    (logged,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
+    tables = {path.name.split("_table_")[0]: path for path in (logged.parent / "files/media/table/recl").iterdir()}
+    assert {"gains_r0.1", "gains_r0.5", "gains_r1.0", "bpc"} < set(tables)
+    curves = json.loads(tables["bpc"].read_text())
+    assert {row[curves["columns"].index("lineKey")] for row in curves["data"]} == {"relative", "lstm"}
+    (table,) = (path for name, path in tables.items() if name.startswith("table"))
+    assert json.loads(table.read_text())["columns"][0] == "model"
+
+
+@pytest.mark.slow
+def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
+    def words(name: str) -> list[str]:
+        paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
+        grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
+        return ["recl", paths, *grid, f"store={tmp_path / name}_store", f"hydra.run.dir={tmp_path / name}"]
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
+    command = [*launcher, *words("two")]
+    two = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, timeout=120, check=False)
+    assert two.returncode == 0, two.stderr
+    alone = run_txl(*words("alone"))
+    assert alone.status == 0, alone.err
+    results = []
+    for name, printed in (("alone", alone.out), ("two", two.stdout)):
+        assert printed.startswith("| model | kind |")
+        assert printed.splitlines()[-1] == str(tmp_path / name)
+        assert printed.count("| model |") == 1
+        assert (tmp_path / name / "config.yaml").is_file()
+        results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
+    for of_one, of_two in zip(*results, strict=True):
+        np.testing.assert_allclose(of_one["nll"], of_two["nll"], rtol=1e-5)

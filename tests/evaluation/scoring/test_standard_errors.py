@@ -1,0 +1,55 @@
+"""Standard errors over parts of a text."""
+
+import math
+
+import numpy as np
+import pytest
+
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units
+
+
+def test_units_of_one_token_give_the_textbook_error() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    error, n = standard_error(values, np.arange(50))
+    assert n == 50
+    assert error == pytest.approx(values.std(ddof=1) / math.sqrt(50))
+
+
+def test_units_of_equal_length_give_the_error_of_their_means() -> None:
+    means = np.random.default_rng(0).normal(size=20)
+    values = np.repeat(means, 30) + np.tile(np.linspace(-1, 1, 30), 20)
+    error, _ = standard_error(values, np.repeat(np.arange(20), 30))
+    assert error == pytest.approx(means.std(ddof=1) / math.sqrt(20))
+    tokens_alone, _ = standard_error(values, np.arange(600))
+    assert tokens_alone < error / 3
+
+
+def test_the_error_covers_what_it_should_for_units_of_any_length() -> None:
+    rng = np.random.default_rng(1)
+    means, errors = [], []
+    for _ in range(300):
+        lengths = rng.integers(1, 40, 60)
+        units = np.repeat(np.arange(60), lengths)
+        values = rng.normal(size=60)[units] + rng.normal(size=len(units))
+        means.append(values.mean())
+        errors.append(standard_error(values, units)[0])
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+
+
+def test_a_single_unit_has_none() -> None:
+    assert standard_error(np.ones(3), np.zeros(3, dtype=np.int64)) == (None, 1)
+    assert errors_by_unit(None, 1.0, "byte") == {"nll": None, "bpc": None}
+
+
+def test_blocks_and_sentences() -> None:
+    positions = np.array([1, 2, 3, 4, 5, 8])
+    assert text_units(None, 3).of_positions(positions).tolist() == [0, 0, 1, 1, 1, 2]
+    # <S> a b | <S> c | <S> d e, and the <S> behind: the end of a sentence belongs to it.
+    sentences = text_units(np.array([0, 3, 5]), 3)
+    assert sentences.of_positions(np.arange(1, 9)).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert (text_units(None, 1000).name, sentences.name) == ("blocks of 1,000 tokens", "sentences")
+
+
+def test_units_of_the_error() -> None:
+    assert errors_by_unit(0.1, 2.0, "char")["bpc"] == pytest.approx(0.1 / math.log(2))
+    assert errors_by_unit(0.1, 2.0, "word")["ppl"] == pytest.approx(0.1 * math.exp(2))

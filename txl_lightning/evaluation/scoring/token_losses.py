@@ -1,0 +1,90 @@
+"""Loss over the streams of a split, the state carried from segment to segment: its mean, or token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from txl_lightning.data.streams.ordered import Streams
+from txl_lightning.evaluation.scoring.device import device_of
+from txl_lightning.model.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss over a split.
+
+    Args:
+        nll: mean over tokens in nats, summed in float64.
+        tokens: number of tokens scored.
+        seconds: duration.
+    """
+
+    nll: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """Loss of every scored token of a split, in text order.
+
+    Args:
+        nll: [P], nats, in the dtype of the model.
+        positions: [P], position of every token in the split, ascending. In a corpus of unordered sentences a
+            `<S>` after the last token ends the last sentence; its position is the length of the split.
+        left_out: number of tokens that are not scored, by reason: `first_of_streams`, `trimmed`, `max_segments`.
+        seconds: duration.
+    """
+
+    nll: NDArray[np.floating]
+    positions: NDArray[np.int64]
+    left_out: dict[str, int]
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean loss in nats, summed in float64."""
+        return float(self.nll.mean(dtype=np.float64))
+
+
+def score_streams(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Score:
+    """Score streams from their start, the state carried from segment to segment.
+
+    The score depends on the number of streams, since each starts without context: report both.
+    """
+    started = time.perf_counter()
+    nll_sum, tokens = 0.0, 0
+    for nll_BT in segment_losses(model, streams, max_segments):
+        nll_sum += float(nll_BT.double().sum())
+        tokens += nll_BT.numel()
+    return Score(nll_sum / tokens, tokens, time.perf_counter() - started)
+
+
+def token_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> TokenLosses:
+    """Score as `score_streams` does and return the loss of every token, in text order."""
+    started = time.perf_counter()
+    segments = [nll_BT.cpu().numpy() for nll_BT in segment_losses(model, streams, max_segments)]
+    nll = np.concatenate(segments, axis=1).ravel()
+    positions = np.concatenate([streams.positions(index) for index in range(len(segments))], axis=1).ravel()
+    if (np.diff(positions) < 0).any():  # columns of shuffled sentences
+        order = positions.argsort()
+        nll, positions = nll[order], positions[order]
+    left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll)}
+    return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
+
+
+@torch.no_grad()
+def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Iterator[Tensor]:
+    """Yield the nll of every segment, [B, T], in nats."""
+    device, state = device_of(model), None
+    for index in range(min(len(streams), max_segments or len(streams))):
+        segment = streams[index]
+        nll_BT, state = model.score(segment.tokens.to(device), segment.targets.to(device), state)
+        yield nll_BT
