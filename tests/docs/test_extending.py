@@ -27,7 +27,7 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
     given = OmegaConf.structured(share.options.ShareOptions)
     given.checkpoint, given.n_tokens = str(tmp_path / "run/checkpoints/best.ckpt"), 100
-    call = ast.parse(row.strip().rstrip(",")).body[0].value  # type: ignore[attr-defined]
+    call = ast.parse(row).body[0].value  # type: ignore[attr-defined]
     given_row = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     assert Command(call.args[0].value, **given_row).package == FOLDER
     (tmp_path / "out").mkdir()

@@ -134,8 +134,3 @@ def _averages(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
             for row in range(len(maps.entropy))
         ],
     }
-
-
-def run(options: AttentionOptions, directory: Path) -> list[str]:
-    """Run the command: see `attention`."""
-    return attention(options, directory)

@@ -131,8 +131,3 @@ def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
         encoding=EncodingConfig(architecture.encoding, architecture.table_len),
         memory=MemoryConfig(architecture.mem_len, architecture.memory_start),
     )
-
-
-def run(options: ConvertOptions, directory: Path) -> list[str]:
-    """Run the command: see `convert`."""
-    return [str(convert(options))]
