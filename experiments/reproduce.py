@@ -39,7 +39,7 @@ from experiments.tables import appendix_e, figures_5_to_7, main_results, table_6
 from experiments.tables.arms import check_overrides
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import UserError
-from txl_lightning.training.checks import check_options
+from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
     "main_results": main_results,
@@ -115,7 +115,7 @@ def reproduce(options: argparse.Namespace) -> int:
         jobs, runner = prepare(setup, parallel, options)
         for job in jobs:
             if job.command == "train":
-                check_options(composed(tuple(job.words(setup.runs)[1:])))
+                check_config(composed(tuple(job.words(setup.runs)[1:])))
         print(opening(setup, jobs, runner, parallel), file=sys.stderr, flush=True)
         report = run(setup, jobs, runner, parallel, options)
     publish(setup, options.logger, report)

@@ -15,13 +15,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.txl_process_launcher import _outcomes
-from hydra_plugins.txl_process_launcher._outcomes import JobError, Outcome
 from tests.training.small_run import TINY
 from txl_lightning.cli import describe, one_line
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.distributed.multirun import multirun_name, report_failed_jobs
+from txl_lightning.distributed.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 from txl_lightning.errors import OptionError
 
 ROOT = Path(__file__).parents[1]
@@ -184,10 +182,8 @@ def test_more_failures_than_an_exit_status_can_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = [Outcome(i, (f"seed={i}",), Path("nowhere"), JobError("was killed by SIGKILL")) for i in range(300)]
-    monkeypatch.setattr(_outcomes, "OUTCOMES", [])
-    monkeypatch.setattr(
-        "txl_lightning.distributed.multirun.OUTCOMES", [*failed, Outcome(300, (), Path("nowhere"), None)]
-    )
+    outcomes = [*failed, Outcome(300, (), Path("nowhere"), None)]
+    monkeypatch.setattr("txl_lightning.distributed.multirun.OUTCOMES", outcomes)
     assert report_failed_jobs("train", lambda error: describe(error, Config)) == 100
     lines = capsys.readouterr().err.splitlines()
     assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"

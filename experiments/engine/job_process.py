@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+from txl_lightning.distributed.parent_watch import end_with_parent
 
 IMPORTED = ["txl_lightning.cli", "txl_lightning.training.run", "txl_lightning.evaluation.evaluate.command", "wandb"]
 
@@ -33,7 +34,7 @@ def _run(words: list[str], log: str, lock: str, environment: dict[str, str]) -> 
     from txl_lightning.cli import main
 
     os.setpgid(0, 0)  # Ctrl-C is for the runner, who passes one signal on
-    threading.Thread(target=_end_with_the_runner, daemon=True).start()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -42,11 +43,3 @@ def _run(words: list[str], log: str, lock: str, environment: dict[str, str]) -> 
     fcntl.flock(os.open(lock, os.O_WRONLY | os.O_CREAT, 0o644), fcntl.LOCK_EX)
     sys.argv = ["txl", *words]
     main()
-
-
-def _end_with_the_runner() -> None:
-    """Kill this process's group once the runner is gone, whose pipe closes then; the fork server lives on with us."""
-    runner = multiprocessing.parent_process()
-    assert runner is not None
-    runner.join()
-    os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -152,7 +152,7 @@ def test_interrupted_and_killed_it_goes_on_and_ends_alike(tmp_path: Path) -> Non
     assert "1 of them finished before" in errors
     assert all(finished(broken)[path] == ended for path, ended in before.items())
     logs = [path.read_text() for path in broken.glob("runs/*/log.txt")]
-    assert sum("going on from" in log for log in logs) == 2
+    assert sum("resuming from" in log for log in logs) == 2
     assert read(broken)["sections"] == read(whole)["sections"]
     assert read(broken)["claims"] == read(whole)["claims"]
     first, second = read(whole)["runs"], read(broken)["runs"]

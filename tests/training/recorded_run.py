@@ -20,8 +20,9 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import Stopped
-from txl_lightning.training import run
+from txl_lightning.training import build
 from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,13 +51,13 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
                 os.kill(os.getpid(), event["signal"])
             return loss
 
-    run.LanguageModelModule = Recorded  # type: ignore[misc]
+    build.LanguageModelModule = Recorded  # type: ignore[misc]
     try:
-        return json.dumps(run.train(from_plain(config), Path(directory)))
+        return json.dumps(train(from_plain(config), Path(directory)))
     except Stopped as stopped:
         return str(stopped)
     finally:
-        run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
+        build.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
 
 
 def start(directory: Path, *overrides: str, **event: int) -> subprocess.CompletedProcess[str]:

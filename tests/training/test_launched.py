@@ -98,7 +98,7 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
     ]
     ends = [finish(rank) for rank in ranks]
     assert [end.returncode for end in ends] == [2, 2]
-    assert "another rank was started with other options" in ends[0].stderr
+    assert "another rank was started with different options" in ends[0].stderr
     assert "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)" in ends[1].stderr
 
 

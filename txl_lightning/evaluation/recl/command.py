@@ -18,7 +18,7 @@ from tqdm import tqdm
 from txl_lightning.config.lengths import extended_context
 from txl_lightning.config.schemas import RecurrentModelConfig, TransformerXLModelConfig, check_logger, plain
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.distributed.division import gathered, processes, rank_and_world_size
+from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.recl.curve import mean_and_error
 from txl_lightning.evaluation.recl.definition import Array, check_definition, relative_effective_context_lengths
@@ -73,7 +73,7 @@ def recl(options: ReclOptions, directory: Path) -> list[str]:
     contexts = check_options(options)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    with processes():
+    with process_group():
         started = time.perf_counter()
         members = load_group(options)
         corpus = common_corpus(members, options.data_path)
@@ -195,7 +195,7 @@ def stored_losses(
     }
     rank, _ = rank_and_world_size()
     # The first rank's look into the store decides for all: another may look after it has written.
-    losses = gathered(store.read(key) if rank == 0 else {})[0]
+    losses = all_gather(store.read(key) if rank == 0 else {})[0]
     missing = sorted({member.reader.visible(context) for context in contexts} - set(losses))
     for context in tqdm(missing, desc=member.name, unit="context", disable=True if rank else None, leave=False):
         losses[context] = context_losses(member.reader, tokens, positions, context, options.batch_tokens)

@@ -1,4 +1,4 @@
-"""A file with a line of JSON for every measurement of a run, which a resumed run goes on with."""
+"""JSON Lines file with one line per measurement of a run; a resumed run appends to it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 
 class CurveFile:
-    """Lines that know after how many `steps` they were measured.
+    """Lines of JSON, each with the number of `steps` after which it was measured.
 
-    A full disk is reported and must not end the training.
+    A failed write is reported on stderr and does not end the training.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def keep_until(self, step: int) -> None:
-        """Drop what was measured later: a resumed run in the same directory measures it again."""
+        """Drop later lines: a run resumed at `step` in the same directory measures them again."""
         if self.path.exists():
             lines = self.path.read_text().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith("}\n")]  # the last may have been cut short
-            self._write("".join(line for line in whole if json.loads(line)["steps"] <= step), "w")
+            complete = [line for line in lines if line.endswith("}\n")]  # a killed run may leave half a line
+            self._write("".join(line for line in complete if json.loads(line)["steps"] <= step), "w")
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a line."""
+        """Append one line."""
         self._write(json.dumps(row) + "\n", "a")
 
     def _write(self, text: str, mode: str) -> None:
@@ -33,4 +33,4 @@ class CurveFile:
             with self.path.open(mode) as file:
                 file.write(text)
         except OSError as error:
-            print(f"{self.path.name} could not be written: {error}; training goes on", file=sys.stderr, flush=True)
+            print(f"could not write {self.path.name}: {error}; training continues", file=sys.stderr, flush=True)
