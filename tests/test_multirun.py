@@ -16,8 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from tests.training.small_run import TINY
-from txl_lightning.cli import describe, one_line
-from txl_lightning.config.composition import register_schemas
+from txl_lightning.cli import describe, one_line, register_all
 from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.distributed.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 from txl_lightning.errors import OptionError
@@ -131,7 +130,7 @@ def test_slurm_without_slurm_ends_with_one_line(tmp_path: Path) -> None:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    register_schemas()
+    register_all()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=[*overrides, "hydra.job.name=cli"], return_hydra_config=True)
     config.hydra.sweep.dir = "sweep"

@@ -1,4 +1,4 @@
-"""Private parts of Hydra that the launcher needs, one function each; pinned by `tests/hydra_plugins/test_internals.py`."""
+"""Private parts of Hydra that the launcher needs, one function each (`tests/hydra_plugins/test_internals.py`)."""
 
 from __future__ import annotations
 
