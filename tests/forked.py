@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import time
@@ -19,7 +19,7 @@ PRELOADED = ["tests.training.recorded_run", "txl_lightning.cli", "wandb"]
 
 @dataclass
 class ForkedCommand:
-    """A running command: `python -m MODULE WORDS` in a fork."""
+    """A running command: `main()` of a module, with WORDS in `sys.argv`, in a fork."""
 
     words: list[str]
     process: ForkServerProcess
@@ -58,7 +58,7 @@ class ForkedCommand:
 
 
 def start_module(directory: Path, module: str, *words: str, **variables: str) -> ForkedCommand:
-    """Start `python -m module words…` in `directory` with additional environment variables."""
+    """Start `main()` of a module in `directory`, with words in `sys.argv` and additional environment variables."""
     logs = [directory / f".{time.monotonic_ns()}.{name}" for name in ("out", "err")]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -80,4 +80,4 @@ def _run(
     os.environ.update(environment)
     os.chdir(directory)
     sys.argv = [module, *words]
-    runpy.run_module(module, run_name="__main__", alter_sys=False)
+    importlib.import_module(module).main()

@@ -1,6 +1,6 @@
 """Run in processes of its own that records the loss of every step and may be ended in the middle of one.
 
-    python -m tests.training.recorded_run DIRECTORY '{"at": 17, "signal": 9, "rank": 0}' [overrides]
+    recorded_run DIRECTORY '{"at": 17, "signal": 9, "rank": 0}' [overrides]
 
 The losses are in DIRECTORY/run/losses.txt as `step loss`, hexadecimal and therefore exact.
 """
@@ -75,13 +75,11 @@ def recorded_losses(directory: Path) -> list[tuple[int, float]]:
     return [(int(line.split()[0]), float.fromhex(line.split()[1])) for line in lines]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train as the command line says, on as many processes as `trainer.devices`."""
     target = Path(sys.argv[1])
     config = tiny_config(target, *sys.argv[3:])
     (target / "run").mkdir(exist_ok=True)
     arguments = (plain(config), str(target / "run"), json.loads(sys.argv[2]))
     W = config.trainer.devices
-    # By its module's name: `__main__` is not importable in the processes of the ranks.
-    from tests.training.recorded_run import recorded_run as by_name
-
-    print(by_name(*arguments) if W == 1 else run_on_all(by_name, *arguments, processes=W))
+    print(recorded_run(*arguments) if W == 1 else run_on_all(recorded_run, *arguments, processes=W))
