@@ -49,12 +49,22 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=50),
         runset_settings=ws.RunsetSettings(groupby=[ws.Config("arm")], pinned_columns=list(PINNED)),
     )
+    _fix_ids(built)
+    return built
+
+
+def _fix_ids(built: ws.Workspace) -> None:
+    """Replace the random ids that W&B draws (`_internal_runset_id`, `_id`) by ids of the content."""
     built._internal_runset_id = RUNSET_ID
     for section in built.sections:
         panels: list[Any] = section.panels
-        for i, panel in enumerate(panels):  # W&B draws a random id for each
+        for i, panel in enumerate(panels):
             panel._id = f"{re.sub('[^a-z]+', '-', section.name.lower())}-{i}"
-    return built
+
+
+def _wandb_view(built: ws.Workspace) -> Any:
+    """Return the workspace in W&B's internal form (`_to_model`); there is no public way without an account."""
+    return built._to_model()
 
 
 def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
@@ -147,7 +157,7 @@ def sweep_results() -> ws.Section:
 
 def as_json(entity: str, project: str) -> str:
     """Return the workspace in W&B's own JSON format, with its entity and project."""
-    view = workspace(entity, project)._to_model()
+    view = _wandb_view(workspace(entity, project))
     spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     document = {"entity": entity, "project": project, "name": NAME, "type": "project-view", "spec": spec}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"

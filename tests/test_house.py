@@ -124,6 +124,9 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+PUBLIC_DESPITE_UNDERSCORE = {"_replace"}  # documented methods of namedtuple
+
+
 def of_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
@@ -158,7 +161,7 @@ def own_private_names() -> set[str]:
 
 def test_a_private_api_of_a_library_has_a_test() -> None:
     """A test that names it, and so fails or is found when a new version of the library changes it."""
-    own = own_private_names()
+    own = own_private_names() | PUBLIC_DESPITE_UNDERSCORE
     tests = "".join(p.read_text("utf-8") for p in (ROOT / "tests").rglob("*.py") if p != Path(__file__))
     used = {f"{short(path)}: {name}": name for path in code() for name in private_names(path) - own}
     assert used

@@ -14,7 +14,7 @@ from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference import cached as cached_inference
 from txl_lightning.model.inference.cached import CachedTransformerXL
-from txl_lightning.model.inference.weights_snapshot import in_place_changes
+from txl_lightning.model.inference.weights_snapshot import in_place_changes, parameters_of
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 4, 4]
@@ -289,3 +289,11 @@ def test_with_adaptive_embedding_and_softmax():
     model = tiny_model(cutoffs=(3, 7), div_val=2, d_embed=8)
     stream = random_stream(2, 20, VOCABULARY)
     assert_same(model, stream, [5, 1, 9, 5], EXACT)
+
+
+def test_torch_still_has_a_modules_own_table_of_parameters() -> None:
+    """Fails when torch drops `_parameters`, or keeps a replaced parameter in it."""
+    module = torch.nn.Linear(2, 2)
+    assert parameters_of(module) is module._parameters
+    module.weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert parameters_of(module)["weight"] is module.weight

@@ -36,6 +36,17 @@ def test_the_json_is_the_golden_one() -> None:
 
 
 @pytest.mark.slow
+def test_wandb_still_has_the_internals_that_fix_the_ids() -> None:
+    """`_internal_runset_id`, `_id` and `_to_model` of wandb-workspaces: fails when a version changes them."""
+    built = workspace("lab", "txl_lightning")
+    view = json.dumps(built._to_model().spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    assert built._internal_runset_id in view
+    for section in built.sections:
+        ids = [panel._id for panel in section.panels]
+        assert len(set(ids)) == len(ids)
+        assert all(f'"{panel_id}"' in view for panel_id in ids)
+
+
 def test_the_command_writes_it_in_another_process_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeps.dashboard", "--entity", "lab", "--output", str(tmp_path / "d.json")]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)

@@ -20,7 +20,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
-from txl_lightning.training.checks import check_options
+from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers.wandb_curves import arm, run_name
 from txl_lightning.training.run import train
 
@@ -69,7 +69,7 @@ def untyped(words: list[str]) -> DictConfig:
 
 def composed(words: list[str]) -> Config:
     config = typed(untyped(words))
-    check_options(config)
+    check_config(config)
     return config
 
 
@@ -79,7 +79,7 @@ def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
     for chosen in arms(sweep):
         for name, value in chosen.items():
             OmegaConf.update(config, name, value)
-        check_options(typed(config))
+        check_config(typed(config))
         yield typed(config)
 
 

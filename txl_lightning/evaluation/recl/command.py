@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from txl_lightning.config.schemas import plain
-from txl_lightning.distributed.division import gathered, processes, rank_and_world_size
+from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import require
 from txl_lightning.evaluation.recl.effective_context import Array, check_definition, relative_effective_context_lengths
 from txl_lightning.evaluation.recl.group import Member, common_corpus, load_group
@@ -41,7 +41,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     """
     contexts = _check_options(options)
     prepare_device(options.accelerator, options.num_threads)
-    with processes():
+    with process_group():
         started = time.perf_counter()
         members = load_group(options)
         corpus = common_corpus(members, options.data_path)
@@ -101,7 +101,7 @@ def _stored_losses(
     }
     rank, _ = rank_and_world_size()
     # Only the first rank reads the store: another rank could read it after the first has written to it.
-    losses = gathered(store.read(key) if rank == 0 else {})[0]
+    losses = all_gather(store.read(key) if rank == 0 else {})[0]
     missing = sorted({member.reader.visible(context) for context in contexts} - set(losses))
     for context in tqdm(missing, desc=member.name, unit="context", disable=True if rank else None, leave=False):
         losses[context] = context_losses(member.reader, tokens, positions, context, options.batch_tokens)

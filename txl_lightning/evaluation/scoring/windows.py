@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from txl_lightning.distributed.division import gathered, rank_and_world_size
+from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.model.language_model import LanguageModel
@@ -153,7 +153,7 @@ def context_losses(
             windows_BT = torch.from_numpy(tokens[ends + np.arange(-context, 1)].astype(np.int64)).to(device)
             part[start : start + n_windows] = reader.last_loss(windows_BT).double().cpu().numpy()
     losses = np.empty(len(positions))
-    for other, of_rank in enumerate(gathered(part)):
+    for other, of_rank in enumerate(all_gather(part)):
         losses[other::world_size] = of_rank
     return losses
 
