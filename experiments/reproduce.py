@@ -25,7 +25,16 @@ from experiments.engine.session import Stopwatch, exclusive, signals_as_interrup
 from experiments.engine.setup import Setup
 from experiments.report.assemble import assemble
 from experiments.report.rendering import write_report
-from experiments.tables import appendix_e, figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
+from experiments.tables import (
+    appendix_e,
+    figures_5_to_7,
+    main_results,
+    table_6,
+    table_7,
+    table_8,
+    table_9,
+    table_10,
+)
 from experiments.tables.arms import check_overrides
 from txl_lightning.errors import UserError
 from txl_lightning.training.checks import check_config

@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from txl_lightning import TransformerXL
-from txl_lightning.cli import register_all
+from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.runs.models import make_model
 from txl_lightning.training.run import train
@@ -75,22 +75,20 @@ def assert_says_what_it_is(path: Path) -> None:
     assert words == ["Command", "Needs", "Should give", "Gave"]
 
 
-COMMANDS = ("config", "evaluate", "recl", "attention", "speed", "generate", "convert")
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_the_common_settings_of_hydra(name: str) -> None:
+    file = COMMANDS[name].config_name
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose(name, return_hydra_config=True, overrides=["hydra.run.dir=here"])
+        config = compose(file, return_hydra_config=True, overrides=["hydra.run.dir=here"])
     settings = OmegaConf.to_container(config.hydra, resolve=False)
     assert settings["run"]["dir"] == "here"
     assert settings["sweep"]["dir"] == "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
     assert settings["sweep"]["subdir"] == "${hydra.job.num}"
     assert settings["launcher"]["_target_"].endswith(".ProcessLauncher")
     assert settings["job_logging"]["root"]["handlers"] == ["console"]
-    own = OmegaConf.load(CONF / f"{name}.yaml").hydra
+    own = OmegaConf.load(CONF / f"{file}.yaml").hydra
     assert list(own) == ["help"], "the rest stands in conf/common.yaml"
-    assert own.help.app_name == f"txl {name.replace('config', 'train')}"
+    assert own.help.app_name == f"txl {name}"
 
 
 def test_convert_has_the_groups_and_defaults_of_training() -> None:

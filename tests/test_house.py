@@ -178,6 +178,11 @@ PLANTED = {
         "txl_lightning.data.vocabulary.symbols",
     ),
     "circle": ("model/memory.py", "import txl_lightning.model.planted_circle\n", "- .planted_circle -> .memory"),
+    "between_measurements": (
+        "evaluation/recl/report.py",
+        "import txl_lightning.evaluation.speed.report\n",
+        "txl_lightning.evaluation.recl.report",
+    ),
     "library": ("model/positions.py", "def planted() -> None:\n    import hydra\n", "not allowed to import hydra"),
 }
 

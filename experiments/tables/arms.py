@@ -10,7 +10,7 @@ from experiments.engine.setup import Setup
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
 
-ENCODINGS = {"relative": "ours", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}
+ENCODINGS = {"relative": "ours", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
 LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: segments that fill the memory recurrence would take
 RESERVED_OPTIONS = (
     *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),
@@ -59,7 +59,8 @@ class Arm:
         """Name in the report."""
         if self.baseline:
             return self.baseline.upper()
-        words = ["recurrence" if self.recurrence else "no recurrence", ENCODINGS[self.encoding], f"{self.loss} loss"]
+        encoding = ENCODINGS.get(self.encoding, self.encoding)
+        words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss} loss"]
         words += ["longer segments"] if self.longer else []
         return ", ".join(words + ([self.corpus.name] if self.corpus else []))
 

@@ -59,7 +59,6 @@ SMALLER = {
     "attention": ["max_segments=40"],
     "speed": ["rounds=3"],
     "generate": ["n_tokens=30"],
-    "convert": [],
 }
 LOGGING = ("recl", "attention")
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40"}
@@ -80,7 +79,7 @@ def tiny(words: list[str]) -> list[str]:
     command, *typed = words
     keys = [word.split("=")[0] for word in typed]
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
-    smaller = [*SMALLER[command], *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
+    smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
     return [command, *typed, *smaller, *(["logger=none"] if command in LOGGING else [])]
 

@@ -4,11 +4,14 @@ import ast
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from tests.docs.pages import ROOT, blocks
 from tests.training.small_run import tiny_config
 from txl_lightning.command_line.row import Command
+from txl_lightning.config.composition import register_command
+from txl_lightning.config.schemas import CONF
 from txl_lightning.training.run import train
 
 FOLDER = "txl_lightning.evaluation.share"
@@ -25,8 +28,12 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     import share.command
     import share.options
 
-    given = OmegaConf.structured(share.options.ShareOptions)
-    given.checkpoint, given.n_tokens = str(tmp_path / "run/checkpoints/best.ckpt"), 100
+    register_command("share", share.options.ShareOptions)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/share.yaml").write_text(blocks(ROOT / "docs/extending.md", "yaml")[-1])
+    words = [f"checkpoint={tmp_path}/run/checkpoints/best.ckpt", "n_tokens=100", f"hydra.searchpath=[file://{CONF}]"]
+    with initialize_config_dir(str(tmp_path / "conf"), version_base="1.3"):
+        given = compose("share", overrides=words)
     call = ast.parse(row).body[0].value  # type: ignore[attr-defined]
     given_row = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
     assert Command(call.args[0].value, **given_row).package == FOLDER

@@ -9,6 +9,7 @@ import pytest
 
 from experiments.report.readme import LAPTOP, PARTS
 from experiments.report.rendering import read_results
+from experiments.tables.arms import ENCODINGS
 from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -63,10 +64,12 @@ def test_a_page_shows_the_committed_run(page: str) -> None:
 
 def test_options_of_the_page_on_training_are_those_of_conf() -> None:
     page = (ROOT / "docs/training.md").read_text()
-    for group in ("profile", "model", "encoding", "memory", "data", "optimizer", "trainer", "logger", "experiment"):
+    for group in ("profile", "model", "memory", "data", "optimizer", "trainer", "logger", "experiment"):
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{group}` |")]
         for path in (ROOT / "conf" / group).glob("*.yaml"):
             assert re.search(rf"(?<![\w-]){path.stem}(?![\w-])", row), f"{group}={path.stem}"
+    assert f"| `encoding` | {', '.join(ENCODINGS)} of the paper, others in [conf/encoding](../conf/encoding) |" in page
+    assert set(ENCODINGS) <= {path.stem for path in (ROOT / "conf/encoding").glob("*.yaml")}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])

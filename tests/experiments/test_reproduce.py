@@ -107,12 +107,19 @@ def check_wandb(directory: Path, results: dict[str, Any]) -> None:
 
 
 SMALL = ["--profile", "smoke", "--only", "table_7", "--logger", "csv", "--parallel", "1"]
-STEPS = ["trainer.max_steps=150", "trainer.val_every_n_steps=50", "checkpoint.every_n_steps=10"]
+STEPS = ["trainer.max_steps=60", "trainer.val_every_n_steps=20", "checkpoint.every_n_steps=10"]
+
+
+def short_text(directory: Path) -> list[str]:
+    """Write a text that is prepared at once, and return the overrides that choose it."""
+    path = directory / "book.txt"
+    path.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(4000)))
+    return ["data=file", f"data.path={path}", f"data.cache_dir={directory / 'cache'}"]
 
 
 def begin(directory: Path, home: Path) -> subprocess.Popen[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
-    command = [*REPRODUCE, *SMALL, "--directory", str(directory), *STEPS]
+    command = [*REPRODUCE, *SMALL, "--directory", str(directory), *STEPS, *short_text(home)]
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE)
 
 
@@ -143,7 +150,7 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert reproduce.main([*SMALL, "--directory", str(whole), *STEPS]) == 0
+    assert reproduce.main([*SMALL, "--directory", str(whole), *STEPS, *short_text(tmp_path)]) == 0
 
     process = begin(broken, tmp_path)  # Ctrl-C in the first run
     wait_for(lambda: len(checkpoints(broken)) == 1)
@@ -163,7 +170,7 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
     assert len(before) == 1
 
     capsys.readouterr()
-    assert reproduce.main([*SMALL, "--directory", str(broken), *STEPS]) == 0
+    assert reproduce.main([*SMALL, "--directory", str(broken), *STEPS, *short_text(tmp_path)]) == 0
     assert "1 of them finished before" in capsys.readouterr().err
     assert all(finished(broken)[path] == ended for path, ended in before.items())
     logs = [path.read_text() for path in broken.glob("runs/*/log.txt")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -35,10 +37,13 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their messages are summed up in one UserError
+    multiprocessing.set_forkserver_preload([function.__module__])
     threads = max(1, torch.get_num_threads() // processes)
     with TemporaryDirectory() as logs, forwarded_signals() as received:
         try:
-            results = elastic_launch(_launch_config(processes, logs), _worker)(threads, function, *arguments)
+            results = elastic_launch(_launch_config(processes, logs), _worker)(
+                dict(os.environ), threads, function, *arguments
+            )
         except SignalException as error:
             raise _stopped_by(error.sigval) from None
         except ChildFailedError as error:
@@ -87,7 +92,7 @@ def _launch_config(processes: int, logs: str) -> LaunchConfig:
         local_addr="localhost",
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="spawn",
+        start_method="forkserver",  # imports torch once for all ranks, and before anything uses a GPU
         logs_specs=DefaultLogsSpecs(log_dir=logs),
     )
     if hasattr(config, "signals_to_handle"):  # before torch 2.9 the agent always forwards signals, and waits 30 s
@@ -95,8 +100,10 @@ def _launch_config(processes: int, logs: str) -> LaunchConfig:
     return config
 
 
-def _worker(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def _worker(environment: dict[str, str], threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
     end_with_parent()
+    os.environ.update(environment)  # the fork server may have been started with another one
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the fork server
     torch.set_num_threads(threads)
     try:
         return function(*arguments)
