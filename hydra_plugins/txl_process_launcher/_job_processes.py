@@ -149,7 +149,7 @@ def run_all(
                     job = waiting.pop(0)
                     try:
                         running.append(start(job))
-                    except OSError as error:  # of its folder or log: the other jobs can still run
+                    except OSError as error:  # of its folder or log; the other jobs can still run
                         results[job.number] = failed_job(job.overrides, JobError(f"could not start: {error}"))
                         on_end(job, 0.0, results[job.number])
                 for process in list(running):

@@ -1,4 +1,4 @@
-"""Shuffled streams: every sentence whole, every target right, the same numbers whatever the ranks."""
+"""Shuffled streams: every sentence whole, every target right, the same numbers on any number of ranks."""
 
 import itertools
 
@@ -164,11 +164,11 @@ def test_every_target_knows_its_place_in_the_text(sizes: tuple[int, int, list[in
     batch_size, segment_len, lengths = sizes
     tokens, starts = sentences(lengths)
     streams = ShuffledStreams(tokens, starts, batch_size, segment_len, shuffle=shuffle)
-    behind = np.append(tokens, SENTENCE)
+    with_end = np.append(tokens, SENTENCE)
     places: list[int] = []
     for index in range(len(streams)):
         positions = streams.positions(index)
-        np.testing.assert_array_equal(behind[positions], streams[index].targets)
+        np.testing.assert_array_equal(with_end[positions], streams[index].targets)
         places += positions.ravel().tolist()
     assert len(places) == len(set(places)) == streams.n_targets
     left_out = streams.left_out

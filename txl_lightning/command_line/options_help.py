@@ -1,6 +1,6 @@
 """Text of `txl COMMAND --help`: usage, groups with their choices, and all options with their defaults.
 
-Hydra's own help composes its configuration anew for every group, which takes seconds.
+Hydra's own help composes its configuration again for every group, which takes seconds.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_thefarthest_heads_are_those_of_the_first_the_middle_and_the_last_layer(
 @pytest.mark.parametrize(
     ("kind", "given", "words"),
     [
-        ("lstm", {}, r"checkpoint=.*lstm.*: is a recurrent model \(lstm\): no attention"),
+        ("lstm", {}, r"checkpoint=.*lstm.*: must be of a Transformer-XL; lstm has no attention"),
         ("nothing", {}, "checkpoint=.*nothing.*: no such file"),
         ("relative", {"split": "dev"}, "split=dev: must be one of"),
         ("relative", {"segment_len": 0}, "segment_len=0: must be"),
