@@ -26,7 +26,7 @@ ROWS = (
         package="txl_lightning.evaluation.evaluate",
         options="EvaluateOptions",
         usage="evaluate checkpoint=PATH",
-        summary="loss of a checkpoint (nll and ppl or bpc) at any lengths; sweep of attention lengths",
+        summary="loss of a checkpoint (nll, ppl or bpc) at any lengths; sweep of attention lengths",
     ),
     Command(
         "recl",

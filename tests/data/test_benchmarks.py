@@ -138,7 +138,7 @@ def test_what_is_published() -> None:
     assert PUBLISHED["lm1b"].vocabulary == 793_471
 
 
-def test_a_prefix_is_used_only_by_who_asks_for_it_and_is_named(root: Path) -> None:
+def test_a_prefix_is_used_only_on_request_and_is_named(root: Path) -> None:
     shard = b"the cat sat\nthe dog sat\nthe end\n" * 20
     write(root, {"enwik8/enwik8.prefix": ENWIK8, "text8/text8.prefix": TEXT8, "lm1b/heldout-00010-00011.tokens": shard})
     write(root, {"wikitext-103/wiki.train.prefix.tokens": WORDS + b" the c"})

@@ -52,7 +52,7 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path, monkey
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 10, "last.ckpt": 13, "previous.ckpt": 12}
 
 
-def test_auto_goes_on_from_the_last_good_one_and_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run / "checkpoints"
     assert last_good(folder) == (folder / "last.ckpt", [])
     flip(folder / "last.ckpt")
@@ -212,7 +212,7 @@ def test_a_memory_is_stored_in_its_own_precision(tmp_path: Path) -> None:
     assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
 
 
-def test_a_full_disk_is_reported_and_training_goes_on(
+def test_a_full_disk_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     original, full = DurableCheckpoints.save_checkpoint, {8, 10}

@@ -162,7 +162,7 @@ def test_a_prompt_is_encoded_as_the_corpus_is(vocabulary: Vocabulary, text: str,
         ("nothing", {}, "checkpoint=.*: no such file"),
     ],
 )
-def test_what_cannot_be_continued_is_named(
+def test_impossible_prompts_are_named(
     runs: SmallRuns, tmp_path: Path, kind: str, chosen: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:

@@ -127,7 +127,7 @@ def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source
     assert not (tmp_path / "y").exists()
 
 
-def test_what_the_other_format_cannot_hold_is_named(convert: Convert, place: Path, tmp_path: Path) -> None:
+def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Path, tmp_path: Path) -> None:
     train(tiny_config(place, "encoding=shaw", "trainer.max_steps=1"), tmp_path / "run")
     source = tmp_path / "run/checkpoints/best.ckpt"
     with pytest.raises(CheckpointError, match="encoding=shaw"):
