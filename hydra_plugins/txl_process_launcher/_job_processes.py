@@ -131,10 +131,10 @@ def run_all(
     still run after `grace_seconds`, or at a second signal, are terminated.
 
     Args:
-        jobs: of one batch.
+        jobs: jobs of one batch.
         start: starts a job's process.
         max_parallel: number of jobs that run at once.
-        grace_seconds: for jobs to save a checkpoint.
+        grace_seconds: time for jobs to write a checkpoint.
         on_end: called with each job, its seconds and its result when it ends.
 
     Raises:

@@ -31,7 +31,7 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
 
     Args:
         contents: plain containers and tensors.
-        path: of the checkpoint; its folder must exist.
+        path: path of the checkpoint; its folder must exist.
         previous: where to keep the checkpoint that was at `path`; None replaces it.
 
     Raises:

@@ -31,7 +31,7 @@ class ShuffledStreams(Streams):
         ext_len: tokens of extended context in front of every segment (fewer at a column's start).
         rank: r.
         world_size: W.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
         shuffle: whether to use a new order in every epoch, or the order of the text.
 
     Raises:

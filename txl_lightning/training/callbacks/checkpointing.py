@@ -33,7 +33,7 @@ class Checkpoints(Callback):
     continues.
 
     Args:
-        directory: of the files.
+        directory: folder of the checkpoints.
         every_n_steps: n.
         val_every_n_steps: interval of validation; None for the end of every epoch.
         ranks: the processes of the run.

@@ -19,7 +19,7 @@ class SkippedSteps(Callback):
 
     Args:
         limit: number of consecutive skipped steps that ends the run.
-        rank: of this process; rank 0 reports.
+        rank: rank of this process; rank 0 reports.
         checkpoints: source of the last good checkpoint; None if checkpoints are disabled.
 
     Attributes:
