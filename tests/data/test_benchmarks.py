@@ -254,10 +254,10 @@ def test_wikipedia_2015_is_unpacked_and_leaves_no_copy(root: Path, level: str) -
 
 
 def test_a_root_that_is_not_there_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"data.root=.*nowhere: is not a folder"):
+    with pytest.raises(OptionError, match=r"data.root=.*nowhere: must be a folder"):
         load(root / "nowhere", "enwik8")
     monkeypatch.setenv("TXL_DATA", str(root / "nowhere"))
-    with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: is not a folder"):
+    with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: must be a folder"):
         load_corpus(DataConfig(name="enwik8", cache_dir=str(root)))
     monkeypatch.setenv("TXL_DATA", str(root))
     write(root, {"enwik8/enwik8": ENWIK8})

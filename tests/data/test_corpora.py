@@ -74,7 +74,7 @@ def test_the_vocabulary_is_of_the_training_split_only() -> None:
 @pytest.mark.parametrize(
     ("content", "options", "words"),
     [
-        (b"", {}, "is an empty file"),
+        (b"", {}, "must not be empty"),
         (None, {}, "cannot be read"),
         (b"caf\xe9 " * 50, {"level": "char"}, "not UTF-8"),
         (b"text" * 50, {"level": "letters"}, "data.level=letters"),

@@ -109,7 +109,7 @@ def test_a_file_with_code_is_refused_and_not_run(convert: Convert, tmp_path: Pat
 
 def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:
     there = convert(source, "txl", "there", "original")
-    with pytest.raises(OptionError, match=r"target=.*there: exists already"):
+    with pytest.raises(OptionError, match=r"target=.*there: must not exist yet"):
         convert(source, "txl", "there", "original")
     with pytest.raises(OptionError, match="source_format=onnx: must be one of original, huggingface, txl"):
         convert(there, "onnx", "y", "txl")

@@ -47,7 +47,7 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         value = getattr(options, name)
         require(value in FORMATS, name, value, f"must be one of {', '.join(FORMATS)}")
     target = Path(options.target)
-    require(not target.exists(), "target", options.target, "exists already")
+    require(not target.exists(), "target", options.target, "must not exist yet")
     model = _read_model(options.source, options.source_format)
     if options.memory_start is not None:
         model = model.with_lengths(memory_start=options.memory_start)
