@@ -13,7 +13,7 @@ help:
 	@echo "make reproduce [PROFILE=smoke|laptop|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make test | test-transformers | lint | format | bench | clean"
 
-# Stale when what it is made from changes. torch comes first, so that nothing pulls another build of it.
+# Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version) if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)

@@ -179,7 +179,7 @@ class Table7Row:
     Args:
         recurrence: with memory.
         encoding: position encoding, under this project's names.
-        ppl: of the test split.
+        ppl: perplexity on the test split.
     """
 
     recurrence: bool

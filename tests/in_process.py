@@ -16,7 +16,7 @@ from txl_lightning.cli import main
 
 
 class Ended(NamedTuple):
-    """How a command ended: exit status, standard output and standard error."""
+    """Exit status, standard output and standard error of a command."""
 
     status: int
     out: str

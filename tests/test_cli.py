@@ -50,7 +50,7 @@ def files(directory: Path) -> None:
         (["train", "trainer.max_steps=many"], "trainer.max_steps=many"),
         (["train", "trainer.devices=48"], "trainer.devices=48"),
         (["train", "data=file"], "data.path=None: must be a file"),
-        (["train", "data=file", "data.path=empty.txt"], "data.path=empty.txt: is an empty file"),
+        (["train", "data=file", "data.path=empty.txt"], "data.path=empty.txt: must not be empty"),
         (["train", "data=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),
         (["train", "data=file", "data.path=short.txt"], "shorter than one segment per stream"),
         (["train", "resume=no.ckpt"], "resume=no.ckpt: is not a checkpoint"),

@@ -1,4 +1,4 @@
-"""Rules of the house that a reader would have to keep by hand: sizes, names, imports, docstrings, private APIs."""
+"""Rules of docs/house.md: sizes, names, imports, docstrings, private APIs."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Multiruns as a user starts them: what they train, leave behind and say."""
+"""Multiruns as a user starts them: their training, files and messages."""
 
 import json
 import pickle
@@ -184,7 +184,7 @@ def test_more_failures_than_an_exit_status_can_say(
     assert lines[-1] == "txl train: 300 of 301 jobs failed"
 
 
-def test_errors_come_back_from_another_process_as_they_are() -> None:
+def test_errors_of_another_process_arrive_unchanged() -> None:
     error = pickle.loads(pickle.dumps(OptionError("memory.mem_len", -1, "must be an integer >= 0")))
     assert isinstance(error, OptionError)
     assert (str(error), error.option, error.value) == (
@@ -194,7 +194,7 @@ def test_errors_come_back_from_another_process_as_they_are() -> None:
     )
 
 
-def test_what_is_not_the_users_doing_is_named_by_its_type() -> None:
+def test_a_defect_is_named_by_its_type() -> None:
     assert describe(ZeroDivisionError("division by zero\nsomewhere"), Config) == "ZeroDivisionError: division by zero"
     assert describe(RuntimeError(), Config) == "RuntimeError: "
 

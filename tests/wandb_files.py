@@ -1,4 +1,4 @@
-"""What an offline run of Weights & Biases holds, read back from its file once it has ended."""
+"""Read offline runs of Weights & Biases from their files, after the runs have ended."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def history(run: Path, metric: str) -> list[dict[str, Any]]:
 
 
 def artifacts(run: Path) -> dict[str, dict[str, Any]]:
-    """By type, the last artifact."""
+    """Return the last artifact of each type."""
     return {record["artifact"]["type"]: record["artifact"] for record in records(run) if record["type"] == "artifact"}
 
 

@@ -26,14 +26,14 @@ ROWS = (
         package="txl_lightning.evaluation.evaluate",
         options="EvaluateOptions",
         usage="evaluate checkpoint=PATH",
-        summary="nll and ppl or bpc of a checkpoint, at any lengths; a sweep of attention lengths",
+        summary="loss of a checkpoint (nll, ppl or bpc) at any lengths; sweep of attention lengths",
     ),
     Command(
         "recl",
         package="txl_lightning.evaluation.recl",
         options="ReclOptions",
         usage="recl checkpoints=[A,B,…]",
-        summary="relative effective context length of a group, gain curves, loss by context",
+        summary="relative effective context length (RECL) of several models, with gain curves",
         shared_by_ranks=True,
     ),
     Command(
@@ -91,7 +91,7 @@ def register_all() -> None:
 
 
 def main() -> None:
-    """Run `txl COMMAND …` as `sys.argv` has it.
+    """Run the command line `txl COMMAND …` in `sys.argv`.
 
     Exit status: 0 on success, 2 with one line on bad input, 143 or 130 after SIGTERM or Ctrl-C, for a multirun the
     number of failed jobs (at most 100). `sys.argv` and the environment are left as they were.
@@ -103,7 +103,7 @@ def main() -> None:
     if words[0] not in COMMANDS:
         print(f"txl: unknown command {words[0]!r}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
-    # Hydra takes a quarter of a second to import, which neither help nor an unknown command needs.
+    # Import Hydra late: it takes a quarter of a second, and neither help nor an unknown command needs it.
     from txl_lightning.command_line.hydra_app import run_command
 
     register_all()

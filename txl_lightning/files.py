@@ -18,7 +18,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], previous: Path
     """Write a file so that every reader, at any time, finds the old file or the new one, never a part.
 
     Args:
-        path: of the file; its folder must exist.
+        path: path of the file; its folder must exist.
         write: writes the contents to the path it is given, a temporary file in the same folder.
         previous: where to keep the old file, moved there once the new one is complete; None replaces it.
 

@@ -23,7 +23,7 @@ class Verdict:
 
     Args:
         mark: holds, does not hold, or within noise.
-        evidence: numbers behind the mark, in words.
+        evidence: numbers that lead to the mark, in words.
     """
 
     mark: Mark

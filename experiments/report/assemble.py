@@ -32,10 +32,10 @@ def assemble(
     """Return the content of `results.json`.
 
     Args:
-        setup: of the reproduction.
+        setup: settings of the reproduction.
         jobs: all of its jobs, finished.
         runner: that ran them.
-        sections: of the report, in order.
+        sections: sections of the report, in order.
         claims: judged, as `claims.judged` returns them.
         command: as typed in a shell.
         watch: wall-clock time so far.

@@ -44,7 +44,7 @@ class Number:
 
 
 Cell: TypeAlias = Text | Number | None
-"""None is an empty cell."""
+"""Content of a cell; None for an empty one."""
 
 
 def number(value: float | None, digits: int) -> Cell:

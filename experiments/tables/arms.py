@@ -11,7 +11,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
 
 ENCODINGS = {"relative": "ours", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
-LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: segments that fill the memory recurrence would take
+LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: longer segments use the GPU memory of recurrence
 RESERVED_OPTIONS = (
     *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),
     *("resume", "experiment", "initial_weights", "trainer.devices", "trainer.num_threads", "trainer.num_nodes"),
@@ -26,7 +26,7 @@ class OtherCorpus:
     """Corpus that a table uses instead of the user's.
 
     Args:
-        name: in words.
+        name: name in words, for titles.
         overrides: Hydra overrides that choose it.
     """
 
@@ -44,7 +44,7 @@ class Arm:
         loss: over all positions of a segment (full) or its last half (half).
         longer: use the longer segments of Table 10.
         baseline: lstm or qrnn instead of a Transformer.
-        corpus: instead of the user's.
+        corpus: corpus to use instead of the user's; None for the user's.
     """
 
     recurrence: bool = True
@@ -78,7 +78,7 @@ class Arm:
         return "-".join([*([self.corpus.name.replace(" ", "_")] if self.corpus else []), *self.tags])
 
     def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
-        """Return the overrides of the arm, to follow the profile's and the user's, which compose `config`."""
+        """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
         if self.baseline:
             return (f"model={self.baseline}", *profile.recurrent[self.baseline])
         words = [f"memory={'on' if self.recurrence else 'off'}", f"encoding={self.encoding}", f"loss={self.loss}"]

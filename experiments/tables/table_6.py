@@ -28,7 +28,7 @@ PAPER = (
 )
 ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
 FULL_LOSS = [Arm(False, "absolute"), Arm(False, "al_rfou")]
-ONE_SEED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # no claim rests on them
+ONE_SEED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # no claim uses them
 ON, OFF = Arm(), Arm(False)
 IN_FIGURE = [ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou"))]
 

@@ -27,7 +27,7 @@ PAPER = (
 )
 ROWS = {Arm(row.recurrence, row.encoding): row for row in TABLE_7}
 FIRST = Arm()
-ONE_SEED = Arm(True, "shaw")  # no claim rests on it
+ONE_SEED = Arm(True, "shaw")  # no claim uses it
 
 
 def jobs(setup: Setup) -> list[Job]:

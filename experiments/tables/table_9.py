@@ -70,7 +70,7 @@ def _speed(setup: Setup) -> Job:
 
 
 def _row(line: dict[str, Any]) -> Row:
-    """One attention length at one level."""
+    """Return the row of one attention length at one level."""
     length, hidden = line["attention_len"], line["ratios"]["vanilla/hidden"]
     return {
         "arm": Text(LEVELS.get(line["level"], line["level"])),

@@ -32,7 +32,7 @@ def as_failed_job(done: JobReturn, error: BaseException) -> FailedJob:
 
 
 def job_error(done: JobReturn) -> BaseException | None:
-    """Return the error of a job, which `JobReturn.return_value` would raise; None of a completed one."""
+    """Return the error of a job, which `JobReturn.return_value` would raise; None for a completed job."""
     return None if done.status == JobStatus.COMPLETED else done._return_value
 
 

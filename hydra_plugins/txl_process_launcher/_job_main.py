@@ -9,12 +9,13 @@ import sys
 
 
 def main() -> None:
-    """`_job_main.py PARENT RESULT …`: process id of the launcher, and an open file for the pickled result.
+    """Run a job: `_job_main.py PARENT RESULT …`.
 
-    Standard input holds two pickles: the launcher's `sys.path`, and the job.
+    PARENT is the process id of the launcher, RESULT the number of an open file for the pickled result. Standard input
+    holds two pickles: the launcher's `sys.path`, and the job.
     """
     parent, result = int(sys.argv[1]), int(sys.argv[2])
-    # A shell that runs the multirun in the background ignores this signal, and children inherit that.
+    # A shell ignores SIGINT for commands in the background, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.set_inheritable(result, False)
     try:
@@ -28,7 +29,7 @@ def main() -> None:
             end_with_parent(parent)
             from hydra.core.plugins import Plugins
 
-            Plugins.instance()  # its scan replaces classes: it must precede whatever refers to them
+            Plugins.instance()  # its scan replaces classes, so it precedes code that uses them
             job = pickle.load(stream)
         done = pickle.dumps(job.run())
     except KeyboardInterrupt:

@@ -131,10 +131,10 @@ def run_all(
     still run after `grace_seconds`, or at a second signal, are terminated.
 
     Args:
-        jobs: of one batch.
+        jobs: jobs of one batch.
         start: starts a job's process.
         max_parallel: number of jobs that run at once.
-        grace_seconds: for jobs to save a checkpoint.
+        grace_seconds: time for jobs to write a checkpoint.
         on_end: called with each job, its seconds and its result when it ends.
 
     Raises:
@@ -149,7 +149,7 @@ def run_all(
                     job = waiting.pop(0)
                     try:
                         running.append(start(job))
-                    except OSError as error:  # of its folder or log: the other jobs can still run
+                    except OSError as error:  # of its folder or log; the other jobs can still run
                         results[job.number] = failed_job(job.overrides, JobError(f"could not start: {error}"))
                         on_end(job, 0.0, results[job.number])
                 for process in list(running):

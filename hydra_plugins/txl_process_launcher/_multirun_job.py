@@ -24,7 +24,7 @@ class MultirunJob:
 
     Attributes:
         number: hydra.job.num.
-        overrides: of this job alone.
+        overrides: overrides of this job alone.
         directory: where it writes.
         config: composed by the launcher, so that the job's process need not compose it.
         singletons: Hydra's, without its plugins and resolvers (functions that cannot be pickled).

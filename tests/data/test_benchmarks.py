@@ -138,7 +138,7 @@ def test_what_is_published() -> None:
     assert PUBLISHED["lm1b"].vocabulary == 793_471
 
 
-def test_a_prefix_is_used_only_by_who_asks_for_it_and_is_named(root: Path) -> None:
+def test_a_prefix_is_used_only_on_request_and_is_named(root: Path) -> None:
     shard = b"the cat sat\nthe dog sat\nthe end\n" * 20
     write(root, {"enwik8/enwik8.prefix": ENWIK8, "text8/text8.prefix": TEXT8, "lm1b/heldout-00010-00011.tokens": shard})
     write(root, {"wikitext-103/wiki.train.prefix.tokens": WORDS + b" the c"})
@@ -254,10 +254,10 @@ def test_wikipedia_2015_is_unpacked_and_leaves_no_copy(root: Path, level: str) -
 
 
 def test_a_root_that_is_not_there_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"data.root=.*nowhere: is not a folder"):
+    with pytest.raises(OptionError, match=r"data.root=.*nowhere: must be a folder"):
         load(root / "nowhere", "enwik8")
     monkeypatch.setenv("TXL_DATA", str(root / "nowhere"))
-    with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: is not a folder"):
+    with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: must be a folder"):
         load_corpus(DataConfig(name="enwik8", cache_dir=str(root)))
     monkeypatch.setenv("TXL_DATA", str(root))
     write(root, {"enwik8/enwik8": ENWIK8})

@@ -74,7 +74,7 @@ def test_the_vocabulary_is_of_the_training_split_only() -> None:
 @pytest.mark.parametrize(
     ("content", "options", "words"),
     [
-        (b"", {}, "is an empty file"),
+        (b"", {}, "must not be empty"),
         (None, {}, "cannot be read"),
         (b"caf\xe9 " * 50, {"level": "char"}, "not UTF-8"),
         (b"text" * 50, {"level": "letters"}, "data.level=letters"),
@@ -118,7 +118,7 @@ def test_prepared_tokens_are_mapped_and_not_prepared_again(tmp_path: Path) -> No
     assert calls == [1]
 
 
-def test_a_changed_file_or_level_is_prepared_anew(tmp_path: Path) -> None:
+def test_a_changed_file_or_level_is_prepared_again(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
     for content in (b"first text " * 20, b"other text " * 20):
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Text as tokens come is the text of all tokens."""
+"""Text decoded token by token equals the text of all tokens."""
 
 import pytest
 from hypothesis import given

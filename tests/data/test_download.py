@@ -1,4 +1,4 @@
-"""What can go wrong with a download: an error that says so, and nothing half-written."""
+"""Failing downloads: each gives an error that names the cause, and leaves no partial file."""
 
 import hashlib
 import http.server
@@ -199,7 +199,7 @@ def test_a_bad_archive_is_named_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8", "wikitext-2", "ptb", "lm1b", "wikipedia-2015"])
-def test_without_network_and_copy_one_line_says_which_file_to_put_where(
+def test_without_network_or_copy_one_line_names_the_files_and_their_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for corpus in official.ADDRESSES:

@@ -1,4 +1,4 @@
-"""The true files, where TXL_DATA has them: the published counts, and what a prefix must look like."""
+"""Real corpora, if TXL_DATA has them: published counts, and the content of a prefix."""
 
 import os
 import time

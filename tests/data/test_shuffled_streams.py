@@ -1,4 +1,4 @@
-"""Shuffled streams: every sentence whole, every target right, the same numbers whatever the ranks."""
+"""Shuffled streams: every sentence whole, every target right, the same numbers on any number of ranks."""
 
 import itertools
 
@@ -54,7 +54,7 @@ def test_a_column_is_whole_sentences_and_every_token_is_followed_by_its_target(
 
 
 @given(drawn, st.integers(0, 5))
-def test_extended_context_is_what_was_read_before(sizes: tuple[int, int, list[int]], ext_len: int) -> None:
+def test_extended_context_repeats_the_tokens_before(sizes: tuple[int, int, list[int]], ext_len: int) -> None:
     batch_size, segment_len, lengths = sizes
     streams = ShuffledStreams(*sentences(lengths), batch_size, segment_len, ext_len)
     past = torch.empty(batch_size, 0, dtype=torch.int64)
@@ -160,15 +160,15 @@ def test_impossible_sizes_are_named(options: dict[str, int], words: str, shuffle
 
 
 @given(drawn, st.booleans())
-def test_every_target_knows_its_place_in_the_text(sizes: tuple[int, int, list[int]], shuffle: bool) -> None:
+def test_every_target_has_its_position_in_the_text(sizes: tuple[int, int, list[int]], shuffle: bool) -> None:
     batch_size, segment_len, lengths = sizes
     tokens, starts = sentences(lengths)
     streams = ShuffledStreams(tokens, starts, batch_size, segment_len, shuffle=shuffle)
-    behind = np.append(tokens, SENTENCE)
+    with_end = np.append(tokens, SENTENCE)
     places: list[int] = []
     for index in range(len(streams)):
         positions = streams.positions(index)
-        np.testing.assert_array_equal(behind[positions], streams[index].targets)
+        np.testing.assert_array_equal(with_end[positions], streams[index].targets)
         places += positions.ravel().tolist()
     assert len(places) == len(set(places)) == streams.n_targets
     left_out = streams.left_out

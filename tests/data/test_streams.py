@@ -1,4 +1,4 @@
-"""Ordered streams: what DESIGN and the paper's §5 (17) promise of them."""
+"""Ordered streams: order of tokens and targets, division over ranks, resuming, errors."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_every_token_of_a_column_but_the_first_is_a_target_once_and_in_order(
 
 
 @given(sizes)
-def test_tokens_are_one_before_their_targets_behind_the_extended_context(drawn: tuple[int, int, int, int]) -> None:
+def test_tokens_are_one_before_their_targets_after_the_extended_context(drawn: tuple[int, int, int, int]) -> None:
     batch_size, segment_len, n_tokens, ext_len = drawn
     for segment in OrderedStreams(np.arange(n_tokens), batch_size, segment_len, ext_len):
         extended = segment.tokens.shape[1] - segment.targets.shape[1]

@@ -1,4 +1,4 @@
-"""Words, bytes and characters: what the original's preparation makes of a text, and its way back."""
+"""Words, bytes and characters: encoding as in the paper's preparation, and decoding."""
 
 import re
 from collections import Counter
@@ -18,13 +18,13 @@ TEXTS = st.text(alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"), max_size=6
 
 
 def chunks(content: bytes, sizes: list[int]) -> list[bytes]:
-    """The content in pieces of drawn sizes, whatever they divide."""
+    """Cut the content into pieces of drawn sizes, also inside characters."""
     ends = np.cumsum(sizes).tolist()
     return [content[a:b] for a, b in zip([0, *ends], [*ends, len(content)], strict=True)]
 
 
 def words_of_the_original(text: str) -> list[list[str]]:
-    """Plainly what the paper's code does: open in text mode, strip every line, split it at white space."""
+    """Read words as the paper's code does: open in text mode, strip every line, split it at white space."""
     lines = re.split("\r\n|\r|\n", text)
     return [line.strip().split() for line in (lines[:-1] if lines[-1] == "" else lines)]
 
@@ -88,7 +88,7 @@ def test_characters_do_not_depend_on_where_chunks_end(text: str, sizes: list[int
     assert by_code_point.decode(tokens) == text
 
 
-def test_lines_come_back_from_words() -> None:
+def test_lines_are_restored_from_words() -> None:
     text = " = Title = \n\n a b a\n"
     vocabulary = counting.words([text.encode()])
     assert vocabulary.decode(vocabulary.encode(text.encode())) == "= Title =\n\na b a\n"

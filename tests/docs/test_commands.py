@@ -31,7 +31,7 @@ NOT_RUN = {  # a word of the command: why it is only composed
     "experiment=paper/wt103_base": "needs a GPU and the corpus",
     "data=enwik8": "needs the corpus",
     "data=wikitext-103": "needs the corpus",
-    "source_format=huggingface": "needs a checkpoint of Hugging Face's; tests/test_convert.py has a small one",
+    "source_format=huggingface": "needs a checkpoint of Hugging Face's; tests/runs/convert has a small one",
     "checkpoint=a.ckpt": "needs the checkpoint that the conversion writes",
     "n_positions=5000": "takes minutes",
     "trainer.devices=2": "starts processes; tests/training runs several",
@@ -99,7 +99,7 @@ def test_every_command_is_a_known_one() -> None:
     assert set(NOT_RUN) <= typed, "a reason without a command"
 
 
-def test_what_cannot_run_here_composes() -> None:
+def test_commands_that_cannot_run_here_compose() -> None:
     cli.register_all()
     running = must_run()
     found = [words for command in commands() if (words := txl_words(command)) is not None and words not in running]

@@ -25,7 +25,7 @@ class AppConfig:
 
 
 def job(config: Any) -> float:
-    """What `do` says; `job.json` in the job's directory tells which processes it had."""
+    """Do what `do` says, and write the process ids of the job to `job.json` in its directory."""
     pids = [os.getpid()]
     if config.do in ("wait", "ignore"):  # with a process in the job's group and one outside
         pids += [subprocess.Popen(["sleep", "600"], start_new_session=alone).pid for alone in (False, True)]
@@ -42,7 +42,7 @@ def job(config: Any) -> float:
             time.sleep(600)
         except KeyboardInterrupt:
             (directory / "saved.txt").write_text("a checkpoint, say")
-            os.kill(pids[2], signal.SIGKILL)  # what it put outside its group is its own to end
+            os.kill(pids[2], signal.SIGKILL)  # outside its group: the job must end it
             raise
     if config.do == "raise":
         raise ValueError("as told")
@@ -58,7 +58,7 @@ def job(config: Any) -> float:
 
 
 def main() -> None:
-    """The application; `outcomes.json` in the working directory tells what the launcher remembers."""
+    """Run the application; write the outcomes that the launcher recorded to `outcomes.json`."""
     ConfigStore.instance().store(name="app", node=AppConfig)
     try:
         hydra.main(version_base="1.3", config_path=None, config_name="app")(job)()

@@ -74,7 +74,7 @@ def test_every_job_has_a_group_and_a_folder_of_its_own(tmp_path: Path) -> None:
     assert lines[-1].endswith("s: 9.0")
 
 
-def test_numbers_go_on_from_batch_to_batch(tmp_path: Path) -> None:
+def test_numbers_continue_from_batch_to_batch(tmp_path: Path) -> None:
     assert finish(app(tmp_path, "value=1,2,3", "hydra.sweeper.max_batch_size=2"))[0] == 0
     values = [OmegaConf.load(tmp_path / f"sweep/{i}/.hydra/config.yaml").value for i in range(3)]
     assert values == [1, 2, 3]
@@ -170,7 +170,7 @@ def test_no_job_outlives_a_multirun_that_was_killed(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_optuna_counts_a_failed_trial_and_goes_on(tmp_path: Path) -> None:
+def test_optuna_counts_a_failed_trial_and_continues(tmp_path: Path) -> None:
     options = {"n_jobs": 2, "n_trials": 4, "max_failure_rate": 1.0}
     sweeper = [f"hydra.sweeper.{name}={value}" for name, value in options.items()]
     sweeper += ["hydra/sweeper=optuna", "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1"]

@@ -26,7 +26,7 @@ def R(distance: float, D: int) -> Tensor:
 
 
 def sees(i: int, j: int, M: int, filled: int, attention_len: int | None) -> bool:
-    """Whether query i may attend to key j, where key M is the segment's first token."""
+    """Return whether query i may attend to key j, where key M is the segment's first token."""
     distance = M + i - j
     return distance >= 0 and j >= M - filled and (attention_len is None or distance < attention_len)
 

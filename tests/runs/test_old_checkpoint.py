@@ -1,7 +1,7 @@
-"""Checkpoints written before the code was rearranged: they load, evaluate, convert and resume as they did then.
+"""Checkpoints written before the code was rearranged: they load, evaluate, convert and resume as before.
 
 `tests/old_checkpoint/` has the last checkpoints (step 15) of two runs killed at step 17 of 30, and in `expected.json`
-what that code gave: the losses of an uninterrupted run, and the results of `txl evaluate` and `txl recl`.
+the results of that code: the losses of an uninterrupted run, and the results of `txl evaluate` and `txl recl`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from txl_lightning.config.schemas import Config, LoggerConfig
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run as evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.runs.convert.command import convert
+from txl_lightning.runs.convert.command import run as convert
 from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
@@ -65,7 +65,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_it_is_evaluated_as_then(directory: Path, tmp_path: Path, arm: str) -> None:
+def test_it_is_evaluated_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
     longer = {"mem_len": 12, "same_length": True} if arm == "relative" else {}
     options = EvaluateOptions(str(FOLDER / f"{arm}.ckpt"), max_segments=20, num_threads=1, **longer)  # type: ignore[arg-type]
     evaluate(options, tmp_path)
@@ -73,7 +73,7 @@ def test_it_is_evaluated_as_then(directory: Path, tmp_path: Path, arm: str) -> N
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_its_recl_is_as_then(directory: Path, tmp_path: Path, arm: str) -> None:
+def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> None:
     grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 30, "bootstrap": 20}
     options = ReclOptions([str(FOLDER / f"{arm}.ckpt")], store=str(tmp_path / "store"), num_threads=1, **grid)
     options.logger = LoggerConfig(name="none")
@@ -94,7 +94,7 @@ def test_it_is_converted_and_back(directory: Path, tmp_path: Path, family: str) 
         files = {"source": str(source), "source_format": source_format}
         files |= {"target": str(target), "target_format": target_format, "memory_start": "zeros"}
         fields = {name: getattr(config, name) for name in asdict(config)}
-        return convert(ConvertOptions(**fields, **files))  # type: ignore[arg-type]
+        return Path(convert(ConvertOptions(**fields, **files), tmp_path)[0])  # type: ignore[arg-type]
 
     there = to(FOLDER / "relative.ckpt", "txl", tmp_path / "there", family)
     back = load_trained(to(there, family, tmp_path / "back.ckpt", "txl"))

@@ -1,4 +1,4 @@
-"""A checkpoint file is whole, or recognised as not."""
+"""A checkpoint file is complete, or recognised as damaged."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk() -> Iterator[None]:
-    """No file may grow beyond 1,000 bytes: the next best thing to a full disk that a test can have."""
+    """Limit files to 1,000 bytes, in place of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_was_written_is_read_by_us_and_by_torch(good: Path) -> None:
+def test_a_written_file_is_read_by_us_and_by_torch(good: Path) -> None:
     for contents in (read_file(good), torch.load(good, weights_only=True), torch.load(good, mmap=True)):
         assert contents["step"] == 3
         assert torch.equal(contents["weights"], CONTENTS["weights"])
@@ -56,7 +56,7 @@ def test_a_flipped_bit_anywhere_is_recognised(good: Path, place: float, bit: int
 
 
 @pytest.mark.parametrize("cut", [1, 2, 70, 71, 72, 73, 93, 94, 500, 2500])
-def test_a_file_that_was_cut_short_or_goes_on_is_recognised(good: Path, tmp_path: Path, cut: int) -> None:
+def test_a_file_that_is_too_short_or_too_long_is_recognised(good: Path, tmp_path: Path, cut: int) -> None:
     data = good.read_bytes()
     assert len(data) > 2500
     for damaged in (data[:-cut], data + b"x" * cut, data[cut:]):

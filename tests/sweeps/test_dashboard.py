@@ -72,7 +72,7 @@ def test_pushing_needs_a_key(
     assert capsys.readouterr().err == "dashboard: --push: needs an API key: run `wandb login` or set WANDB_API_KEY\n"
 
 
-def test_what_wandb_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_wandb_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("permission denied\nwith a long story")
 

@@ -1,4 +1,4 @@
-"""Loss by context while training: right, logged, and without a trace in the training."""
+"""Loss by context during training: correct, logged, and without effect on the training."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_training_does_not_notice(tmp_path: Path) -> None:
         ("context_curve.every_n_steps=0", "context_curve.every_n_steps=0: must be an integer >= 1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_training(tmp_path: Path, override: str, words: str) -> None:
+def test_impossible_context_curves_are_refused_before_training(tmp_path: Path, override: str, words: str) -> None:
     with pytest.raises(OptionError) as error:
         train(tiny_config(tmp_path, *OPTIONS, "context_curve.every_n_steps=5", override), tmp_path / "run")
     assert str(error.value).startswith(words)

@@ -43,7 +43,7 @@ main()
 
 @pytest.mark.slow
 def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
-    """No thread of the process groups is left at exit, where it could abort the process."""
+    """Check the exit too: a thread of the process groups that outlives the interpreter could abort the process."""
     metrics = []
     (tmp_path / "counted.py").write_text(COUNTED)
     commands = {"torchrun": ("torch.distributed.run", *TORCHRUN, str(tmp_path / "counted.py")), "txl": None}
@@ -89,7 +89,7 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
         return [rank.finish() for rank in started]
 
     ends = ranks(*["trainer.devices=4 evaluation.batch_size=4"] * 2)
-    words = "trainer.devices=4: times trainer.num_nodes=1 must be the 2 processes that were started"
+    words = "trainer.devices=4: with trainer.num_nodes=1 the product must be 2, the number of started processes"
     assert [end.returncode for end in ends] == [2, 2]
     assert f"txl train: {words}" in ends[0].stderr
     assert f"txl train, rank 1: {words}" in ends[1].stderr

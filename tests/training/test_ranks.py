@@ -36,7 +36,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every arm on 1, 2 and 4 processes, and the first 10 steps of two goes on with 1 and 4."""
+    """Every arm on 1, 2 and 4 processes, and a run of 10 steps on 2 processes, resumed on 1 and 4."""
     base = tmp_path_factory.mktemp("ranks")
 
     def job(name: str, W: int, *overrides: str) -> tuple[dict[str, Any], str]:
@@ -83,7 +83,7 @@ def test_chunks_of_columns_change_nothing(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_two_processes_goes_on_with_one_and_four(runs: Path) -> None:
+def test_a_checkpoint_of_two_processes_resumes_on_one_and_four(runs: Path) -> None:
     assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
     assert differences(runs, "resumed2", "resumed1") < 1e-5
     assert differences(runs, "resumed2", "resumed4") < 1e-5

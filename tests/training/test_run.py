@@ -1,4 +1,4 @@
-"""A whole run: what it writes, what it logs, how it goes on, and that it learns."""
+"""A whole run: its files, its logs, resuming it, and that it learns."""
 
 import csv
 import json
@@ -109,7 +109,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, steps: int
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
     ],
 )
-def test_a_run_goes_on_as_what_it_was(tmp_path: Path, override: str, words: str) -> None:
+def test_a_resumed_run_must_keep_its_options(tmp_path: Path, override: str, words: str) -> None:
     train(tiny_config(tmp_path), tmp_path / "run")
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
     with pytest.raises(OptionError, match=words):
@@ -141,7 +141,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         train(tiny_config(tmp_path, "optimizer.lr=1e18", limit, "trainer.max_steps=40"), tmp_path / "run")
 
 
-def test_a_second_run_in_a_directory_starts_its_curve_anew(tmp_path: Path) -> None:
+def test_a_second_run_in_a_directory_starts_a_new_curve(tmp_path: Path) -> None:
     for _ in range(2):
         train(tiny_config(tmp_path, "evaluation.max_segments=2"), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Which checkpoints a run keeps, which one it goes on from, and what it says."""
+"""Checkpoints that a run keeps, the one that it resumes from, and its messages."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path, monkey
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 10, "last.ckpt": 13, "previous.ckpt": 12}
 
 
-def test_auto_goes_on_from_the_last_good_one_and_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run / "checkpoints"
     assert last_good(folder) == (folder / "last.ckpt", [])
     flip(folder / "last.ckpt")
     path, complaints = last_good(folder)
     assert path == folder / "previous.ckpt"
-    damage = "is damaged: its bytes do not have the SHA-256 that was written with them"
+    damage = "is damaged: its SHA-256 is not the one stored in the file"
     assert complaints == [f"{folder}/last.ckpt: {damage}"]
     again = train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
     assert again["steps"] == 12
@@ -101,10 +101,10 @@ def test_auto_refuses_another_run(run: Path) -> None:
 def test_a_damaged_checkpoint_is_named(run: Path) -> None:
     path = run / "checkpoints/last.ckpt"
     flip(path)
-    with pytest.raises(OptionError, match=rf"resume={path}: is damaged: its bytes"):
+    with pytest.raises(OptionError, match=rf"resume={path}: is damaged: its SHA-256"):
         train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
     path.write_bytes(path.read_bytes()[:10_000])
-    with pytest.raises(OptionError, match=rf"resume={path}: is not a checkpoint, or cut short"):
+    with pytest.raises(OptionError, match=rf"resume={path}: is not a checkpoint, or was cut short"):
         train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
 
 
@@ -183,7 +183,7 @@ def test_a_validation_that_was_cut_short_is_made_after_all(
 
 
 def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
-    """Both have their best at step 10; the second's directory is where the first goes on."""
+    """Runs a and b have their best at step 10; a run that resumes a in the directory of b must not take b's."""
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
     train(tiny_config(tmp_path, *OPTIONS, "optimizer.lr=1e-5"), tmp_path / "b")
     resume = (f"resume={tmp_path / 'a/checkpoints/last.ckpt'}", "trainer.max_steps=13")
@@ -212,7 +212,7 @@ def test_a_memory_is_stored_in_its_own_precision(tmp_path: Path) -> None:
     assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
 
 
-def test_a_full_disk_is_reported_and_training_goes_on(
+def test_a_full_disk_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     original, full = DurableCheckpoints.save_checkpoint, {8, 10}

@@ -126,7 +126,7 @@ def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: pytest.Mo
     def step(self: LanguageModelModule, batch: object, batch_idx: int) -> torch.Tensor:
         if self.trainer.global_step == 6:
             os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)  # within a second: the same one, heard twice
+            os.kill(os.getpid(), signal.SIGINT)  # within a second: counts as the same Ctrl-C
             time.sleep(1.2)
             os.kill(os.getpid(), signal.SIGINT)
         return original(self, batch, batch_idx)  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ def test_the_best_weights_are_an_artifact_and_no_more_than_weights(directory: Pa
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_where_its_curves_ended(directory: Path, run: Path) -> None:
+def test_a_resumed_run_continues_its_curves(directory: Path, run: Path) -> None:
     before = artifacts(run)["model"]["manifest"]["contents"][0]
     longer = (*GIVEN, "trainer.max_steps=24", "logger.artifacts=false", "resume=auto")
     train(tiny_config(directory, *longer), directory / "run")

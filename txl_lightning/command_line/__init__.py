@@ -1,1 +1,1 @@
-"""How a row of `txl_lightning.cli` runs: Hydra, the processes of a launcher, help and error messages."""
+"""Shared parts of all commands: Hydra, the processes of a launcher, help and error messages."""

@@ -24,7 +24,7 @@ from txl_lightning.config.schemas import CONF
 from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
 from txl_lightning.errors import UserError
 
-# Hydra makes the directory it is given, and this one exists; `.hydra/` with the configuration is left out too.
+# Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
 
 
@@ -53,7 +53,7 @@ def run_command(command: Command, words: list[str]) -> None:
 
 
 def literal(word: str, options: tuple[str, ...]) -> str:
-    """Quote the value of `option=text` for Hydra and OmegaConf, so that the text is what was typed.
+    """Quote the value of `option=text`, so that Hydra and OmegaConf read the text as it was typed.
 
     Args:
         word: from the command line.
@@ -69,10 +69,10 @@ def literal(word: str, options: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class HydraTask:
-    """Function that Hydra calls for every job, pickled with its command into the processes of a multirun.
+    """Function that Hydra calls for every job; a multirun pickles it and sends it to the processes of its jobs.
 
     Attributes:
-        command: its row.
+        command: row of the command in `txl_lightning.cli`.
         wants_traceback: whether the user set HYDRA_FULL_ERROR=1.
     """
 
@@ -172,7 +172,7 @@ def _arguments(words: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _hydra_raises() -> Iterator[bool]:
-    """Make Hydra raise errors, which it prints on several lines otherwise; yields whether the user asked for that."""
+    """Make Hydra raise its errors instead of printing them on several lines; yield whether the user had set that."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

@@ -25,7 +25,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the user can act on an error; any other one is a defect and needs its traceback."""
+    """Return whether the user can act on an error; any other error is a defect and is shown with its traceback."""
     return isinstance(error, EXPECTED) or NO_SLURM in str(error)
 
 

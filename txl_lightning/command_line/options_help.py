@@ -1,6 +1,6 @@
 """Text of `txl COMMAND --help`: usage, groups with their choices, and all options with their defaults.
 
-Hydra's own help composes its configuration anew for every group, which takes seconds.
+Hydra's own help composes its configuration again for every group, which takes seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from txl_lightning.config.schemas import CONF
 
 
 def options_help(command: Command, overrides: list[str]) -> str:
-    """Return the help text of a command, its options as `overrides` would set them.
+    """Return the help text of a command; the options have the values that `overrides` would set.
 
     Raises:
         HydraException: an override is not usable.
@@ -25,9 +25,12 @@ def options_help(command: Command, overrides: list[str]) -> str:
     groups = [group for group in config.hydra.runtime.choices if (CONF / group).is_dir() and "hydra" not in group]
     with open_dict(config):
         del config["hydra"]
-    lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, "", "groups:"]
-    lines += [f"  {group}: {', '.join(_choices(CONF / group))}" for group in sorted(groups)]
-    return "\n".join([*lines, "", "options, as group.key=value or key=value:", "", OmegaConf.to_yaml(config)])
+    lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
+    if groups:
+        choices = [f"  {group}: {', '.join(_choices(CONF / group))}" for group in sorted(groups)]
+        lines += ["groups, as group=choice:", *choices, ""]
+    options = "options, as group.key=value or key=value; ??? must be given:"
+    return "\n".join([*lines, options, "", OmegaConf.to_yaml(config)])
 
 
 def _choices(group: Path) -> list[str]:

@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Command:
-    """One command of `txl`. Nothing of it is imported before it is used, so that a table of commands costs nothing.
+    """One command of `txl`. Its modules are imported when it runs, so a table of commands is quick to import.
 
     Attributes:
         name: as typed; `conf/NAME.yaml` holds the defaults.
         package: has a module `command` with `run(options, directory) -> list[str]`, the lines to print at the end.
-        options: the dataclass behind the YAML: a class of the package's module `options`, or a dotted name.
+        options: dataclass of the options: a class of the package's module `options`, or a dotted name.
         usage: words after `txl`, for the help text.
         summary: purpose of the command in one line.
-        config: file in `conf/` where its name is not the command's.
+        config: file in `conf/`, if its name is not that of the command.
         directory: `prepared`: the run directory is made and `config.yaml` written into it before the command runs;
             `own`: the command does both itself, after its checks; `none`: the command leaves nothing there.
         objective: key of `metrics.json` that a sweeper of a multirun minimises; None without one.
         text_options: options whose value is text, taken literally.
-        shared_by_ranks: whether the processes that torchrun or SLURM starts work on it together.
+        shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """
 
     name: str
@@ -52,5 +52,5 @@ class Command:
 
     @property
     def run(self) -> Callable[[Any, Path], list[str]]:
-        """Function that does the work: options and run directory in, lines to print out."""
+        """Function of the command: takes options and run directory, returns the lines to print."""
         return import_module(f"{self.package}.command").run

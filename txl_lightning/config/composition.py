@@ -1,4 +1,4 @@
-"""Register the schemas behind `conf/` with Hydra."""
+"""Register the schemas of `conf/` with Hydra."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ KINDS: dict[str, EncodingKind] = {}  # by name; filled by register_encoding
 
 
 def kind_named(name: str) -> EncodingKind:
-    """Return the properties of an encoding; if it is not registered, import what TXL_ENCODINGS names first.
+    """Return the properties of an encoding; if it is not registered, first import the modules in TXL_ENCODINGS.
 
     Raises:
-        OptionError: there is no encoding of this name, or what the variable names cannot be imported.
+        OptionError: there is no encoding of this name, or a module in the variable cannot be imported.
         RuntimeError: the calling code has not imported `txl_lightning.model.encodings`.
     """
     if not KINDS:
@@ -75,14 +75,14 @@ def _import_encodings(place: str) -> None:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file once, as a module under a name that no import statement can have."""
+    """Import a file once, as a module whose name no import statement can have."""
     name = f"txl_encodings:{path}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    sys.modules[name] = importlib.util.module_from_spec(spec)  # before it runs: dataclasses need it
+    sys.modules[name] = importlib.util.module_from_spec(spec)  # before the module runs: dataclasses look it up
     try:
         spec.loader.exec_module(sys.modules[name])
     except BaseException:

@@ -86,11 +86,11 @@ def evaluation_streams(
     """Return streams of any split at evaluation lengths, in the order of the text.
 
     Args:
-        corpus: of the split.
+        corpus: corpus with the split.
         split: train, valid or test.
         evaluation: batch size, segment length and, if given, extended context.
         model_ext_len: extended context of the model, used if `evaluation` gives none.
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of processes.
 
     Raises:

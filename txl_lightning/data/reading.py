@@ -34,7 +34,7 @@ class Part:
     """Consecutive part of one file.
 
     Args:
-        path: of the file; an `.xz` file must be unpacked first (see `unpacked`).
+        path: path of the file; an `.xz` file must be unpacked first (see `unpacked`).
         start: first byte; a float is a fraction of the file.
         stop: byte after the last; a float is a fraction of the file, None is the end of the file.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line.
@@ -152,7 +152,7 @@ def fingerprint(path: Path, known: Path | None = None) -> str:
     """Return the SHA-256 of a file in hexadecimal; large files are hashed once.
 
     Args:
-        path: of the file.
+        path: path of the file.
         known: folder of stored checksums, by path, size and modification time; None to store none.
 
     Raises:

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -22,6 +22,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from txl_lightning.distributed.parent_watch import end_with_parent
 from txl_lightning.errors import Stopped, UserError
+
+# A rank that loses its connection fails because another one did: that one must be found first.
+LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer")
+LEAD_SECONDS = 3.0
 
 
 def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) -> Any:
@@ -66,9 +70,10 @@ def forwarded_signals() -> Iterator[list[int]]:
 
     def forward(signum: int, _: Any) -> None:
         received.append(signum)
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):
-                child.send_signal(signum)
+        for child in multiprocessing.active_children():
+            if child.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signum)
 
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -107,6 +112,10 @@ def _worker(environment: dict[str, str], threads: int, function: Callable[..., A
     torch.set_num_threads(threads)
     try:
         return function(*arguments)
+    except RuntimeError as error:
+        if any(words in str(error) for words in LOST_CONNECTION):
+            time.sleep(LEAD_SECONDS)
+        raise
     except SystemExit as error:  # without a result or an error the agent would wait forever
         raise RuntimeError(f"exit status {error.code}") from error
 

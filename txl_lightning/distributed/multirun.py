@@ -21,8 +21,8 @@ class Outcome:
 
     Attributes:
         number: hydra.job.num.
-        overrides: of the job, as typed.
-        directory: of the job.
+        overrides: overrides of the job, as typed.
+        directory: run directory of the job.
         error: None for a job that returned.
     """
 

@@ -1,4 +1,4 @@
-"""Watch on the parent process. Imports the standard library only: a process starts it before anything else."""
+"""Watch of the parent process. It imports the standard library only: processes start it before anything else."""
 
 from __future__ import annotations
 

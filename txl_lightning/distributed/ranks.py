@@ -104,7 +104,7 @@ def connect(options: TrainerConfig) -> Ranks:
         n_processes(options) == world_size,
         "trainer.devices",
         options.devices,
-        f"times trainer.num_nodes={options.num_nodes} must be the {world_size} processes that were started",
+        f"with trainer.num_nodes={options.num_nodes} the product must be {world_size}, the number of started processes",
     )
     if started is None or world_size == 1:
         return Ranks()
@@ -134,7 +134,7 @@ def leaving() -> Iterator[None]:
 
 
 def leave() -> None:
-    """End the process groups and their threads; the last references are in cycles of module and trainer."""
+    """End the process groups and their threads; module and trainer hold them in cycles, which `gc` must collect."""
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()

@@ -54,8 +54,8 @@ class Attention(nn.Module):
 
         Args:
             hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
-            memory_BMD: earlier inputs of the layer, treated alike.
-            positions: u, v and what is known of the distances K, …, 0.
+            memory_BMD: earlier inputs of the layer, after the same LayerNorm.
+            positions: u, v and the encoding of the distances K, …, 0.
             mask_TK: 0 where a query may attend to a key, -inf elsewhere.
         """
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
@@ -72,9 +72,9 @@ class Attention(nn.Module):
         """Return the argument of the softmax in `forward`: A_ij / sqrt(E), and -inf where a key is hidden.
 
         Args:
-            hidden_BTD: as in `forward`, like the next three.
+            hidden_BTD: input of the layer, as in `forward`.
             memory_BMD: earlier inputs of the layer.
-            positions: u, v and what is known of distances.
+            positions: u, v and the encoding of the distances.
             mask_TK: 0 or -inf.
             terms: only these terms (Figure 7); the scores of single terms add up to the whole score.
 
@@ -125,7 +125,7 @@ class Attention(nn.Module):
         return self.output(heads_HBTE.permute(1, 2, 0, 3).flatten(2))
 
     def precompute(self, positions: LayerPositions) -> LayerPositions:
-        """Return positions with r = W_{k,R} R computed, for weights that stay as they are.
+        """Return positions with r = W_{k,R} R computed, for weights that do not change.
 
         Without term (b) no query is multiplied with r, so v·r itself is computed, as a bias of the distance.
         """
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         mask_TK: Tensor,
         terms: str,
     ) -> Float[Tensor, "X T K"]:
-        """Add the two halves of the score. `positions` holds nothing of terms that are left out."""
+        """Add the two halves of the score. `positions` has None for terms that are left out."""
         scale = self.d_head**-0.5  # applied to the factors, which are smaller than the scores
         u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
         q = q_HBTE if q_HBTE is None else q_HBTE * scale
@@ -189,7 +189,7 @@ def content_scores(
 def position_scores(
     q_HBTE: Tensor | None, v_HE: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None, n_queries: int
 ) -> Float[Tensor, "X_or_H T K"] | None:
-    """Terms (b) + (d): (q_i + v)·r_{i-j}; for H instead of H·B matrices where no query is in it.
+    """Terms (b) + (d): (q_i + v)·r_{i-j}; H instead of H·B matrices if no query enters it.
 
     Args:
         q_HBTE: scaled queries; None without term (b).

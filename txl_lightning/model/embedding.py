@@ -67,7 +67,7 @@ class TokenEmbedding(nn.Module):
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
-            last = cluster == self.n_clusters - 1  # with all tokens beyond the vocabulary, so that they raise
+            last = cluster == self.n_clusters - 1  # includes tokens beyond the vocabulary, so that they raise
             places = ((tokens >= first) & ((tokens < end) | last)).nonzero().squeeze(1)
             rows = F.linear(F.embedding(tokens[places] - first, self.tables[cluster]), self.projections[cluster])
             embedded = embedded.index_copy(0, places, rows.to(embedded.dtype))

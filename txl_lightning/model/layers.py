@@ -57,7 +57,7 @@ class TransformerXLLayer(nn.Module):
         Args:
             hidden_BTD: input of the layer.
             memory_BMD: its inputs in earlier segments.
-            positions: u, v and what is known of distances.
+            positions: u, v and the encoding of the distances.
             mask_TK: 0 where a query may attend to a key, -inf elsewhere.
         """
         memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD

@@ -27,7 +27,7 @@ def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tens
         n_keys: K.
         d_model: D.
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-        like: has the type and device of the result.
+        like: tensor with the type and device of the result.
     """
     precise = torch.float32 if like.device.type == "mps" else torch.float64
     distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
@@ -61,7 +61,7 @@ def attention_mask(
         n_memory: M.
         filled: number of states, counted from the newest, that were written.
         attention_len: number of keys that a query sees, itself included; None for all.
-        like: has the type and device of the result.
+        like: tensor with the type and device of the result.
     """
     queries = torch.arange(n_memory, n_memory + n_queries, device=like.device)[:, None]
     keys = torch.arange(n_memory + n_queries, device=like.device)[None, :]

@@ -1,4 +1,4 @@
-"""Empty figures, their colours, and how they are saved; none of it needs a display."""
+"""Empty figures, colours, and writing of figures to files; no display is needed."""
 
 from __future__ import annotations
 

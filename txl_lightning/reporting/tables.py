@@ -23,5 +23,5 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], righ
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is a number, with or without a margin (`1.94 ± 0.01`), a dash or empty."""
+    """Return whether a cell is a number (also with a margin, `1.94 ± 0.01`), a dash or empty."""
     return cell in ("", "–") or re.sub("[±., ]", "", cell).lstrip("-−+").isdigit()

@@ -101,7 +101,7 @@ def log_files(
         name: letters, digits, `-`, `_` and `.`; logging a name again makes its next version.
         type: type of the artifact, such as `model` or `report`.
         paths: files and folders.
-        metadata: values to find a version by.
+        metadata: values that describe the version.
         in_place: do not copy the files into W&B's folder when offline; they must then stay unchanged until
             `wandb sync` has read them.
 

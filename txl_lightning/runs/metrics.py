@@ -18,7 +18,7 @@ def loss_metrics(nll: float, level: str) -> dict[str, float]:
 
     Args:
         nll: mean negative log-likelihood in nats per token.
-        level: of the tokens: byte, char or word.
+        level: level of the tokens: byte, char or word.
     """
     if level == "word":
         return {"nll": nll, "ppl": math.exp(nll) if nll < 700 else math.inf}

@@ -31,7 +31,7 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
 
     Args:
         contents: plain containers and tensors.
-        path: of the checkpoint; its folder must exist.
+        path: path of the checkpoint; its folder must exist.
         previous: where to keep the checkpoint that was at `path`; None replaces it.
 
     Raises:
@@ -75,18 +75,18 @@ def read_file(path: str | Path) -> Any:
         file.seek(0)
         has_comment = comment or any(comment_len)
         if has_comment and comment != CHECKSUM_PREFIX + checksum(file, size - len(comment)).encode():
-            raise DamagedFileError("is damaged: its bytes do not have the SHA-256 that was written with them")
+            raise DamagedFileError("is damaged: its SHA-256 is not the one stored in the file")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's errors for files of other kinds have no common base class
-        raise DamagedFileError("is not a checkpoint, or cut short (torch cannot read it)") from error
+        raise DamagedFileError("is not a checkpoint, or was cut short (torch cannot read it)") from error
 
 
 class DurableCheckpoints(TorchCheckpointIO):
     """Lightning's checkpoint plugin that writes through `write_checkpoint` and keeps errors of the disk.
 
     Raising such an error would end a long training run and leave the other ranks waiting for the first one.
-    Whoever asked for the checkpoint looks at `error` instead.
+    The caller checks `error` instead.
 
     Attributes:
         error: why the last checkpoint could not be written; None if it was.

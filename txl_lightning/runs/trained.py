@@ -21,8 +21,8 @@ class TrainedModel:
 
     Args:
         model: in evaluation mode, on the CPU.
-        config: of the run.
-        vocabulary: of its corpus.
+        config: config of the run.
+        vocabulary: vocabulary of its corpus.
         step: optimizer steps trained.
     """
 
@@ -36,7 +36,7 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
     """Return the contents of a checkpoint of `txl train`, on the CPU, without running code stored in the file.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
@@ -58,7 +58,7 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
     """Load the model of a checkpoint, with the config and vocabulary of its run.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         option: name of the command-line option that gave the path, for errors.
 
     Raises:

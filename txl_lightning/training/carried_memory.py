@@ -18,7 +18,7 @@ class CarriedMemory:
     loader the memory would hold states of unrelated text.
 
     Args:
-        rank: of this process; its streams are columns [rank · B, (rank + 1) · B).
+        rank: rank of this process; its streams are columns [rank · B, (rank + 1) · B).
     """
 
     def __init__(self, rank: int = 0) -> None:

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 
 def disable_signal_handlers(trainer: L.Trainer) -> None:
-    """Keep Lightning from installing signal handlers: they communicate with other ranks from inside the signal."""
+    """Keep Lightning from installing signal handlers: they talk to other ranks inside the handler."""
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
 

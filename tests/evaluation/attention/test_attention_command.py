@@ -96,7 +96,7 @@ def test_thefarthest_heads_are_those_of_the_first_the_middle_and_the_last_layer(
 @pytest.mark.parametrize(
     ("kind", "given", "words"),
     [
-        ("lstm", {}, r"checkpoint=.*lstm.*: is a recurrent model \(lstm\): no attention"),
+        ("lstm", {}, r"checkpoint=.*lstm.*: must be of a Transformer-XL; lstm has no attention"),
         ("nothing", {}, "checkpoint=.*nothing.*: no such file"),
         ("relative", {"split": "dev"}, "split=dev: must be one of"),
         ("relative", {"segment_len": 0}, "segment_len=0: must be"),
@@ -116,7 +116,7 @@ def test_thefarthest_heads_are_those_of_the_first_the_middle_and_the_last_layer(
         ("relative", {"split": "train", "batch_size": 1_000}, "^batch_size=1000: gives 1 of"),
     ],
 )
-def test_what_cannot_be_is_named(runs: SmallRuns, tmp_path: Path, kind: str, given: dict, words: str) -> None:
+def test_impossible_choices_are_named(runs: SmallRuns, tmp_path: Path, kind: str, given: dict, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         run(options(runs, kind, **given), tmp_path)
     assert "\n" not in str(caught.value)

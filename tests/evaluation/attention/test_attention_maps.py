@@ -98,7 +98,7 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
 
 
 def test_no_query_that_sees_less_than_the_others_counts() -> None:
-    """Streams of 13 targets: with a memory of 4 those behind the fourth; without, two of every three."""
+    """Streams of 13 targets: with a memory of 4 those after the fourth count; without memory, two of every three."""
     tokens = random_stream(1, 2 * 14)[0].numpy()
     for mem_len, same_length, queries in ((4, False, 2 * 9), (4, True, 2 * 10), (0, False, 2 * 8)):
         model = tiny_model(mem_len=mem_len, same_length=same_length)

@@ -10,7 +10,7 @@ from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 
 
 def result(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:
-    """What `evaluation.json` holds; the test split unless others are given."""
+    """Return `evaluation.json`; scores the test split unless `options` has others."""
     options.setdefault("splits", ["test"])
     run(EvaluateOptions(runs.checkpoint(kind), block_len=20, **options), directory)
     return json.loads((directory / "evaluation.json").read_text())

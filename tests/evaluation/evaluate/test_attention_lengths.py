@@ -1,4 +1,4 @@
-"""The sweep behind Table 6, column by column, against scores taken one at a time."""
+"""The sweep of Table 6, column by column, against scores taken one at a time."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def test_the_tolerance_decides_which_length_reaches_the_best(runs: SmallRuns, tm
     assert exact["attention_length"] == exact["best"]["attention_length"]
 
 
-def test_init_is_trainings_whatever_is_chosen_for_evaluation(runs: SmallRuns, tmp_path: Path) -> None:
+def test_init_uses_the_lengths_of_training_with_any_evaluation_lengths(runs: SmallRuns, tmp_path: Path) -> None:
     options = {"segment_len": 4, "mem_len": 30, "clamp_len": 5, "same_length": False, "max_segments": 6}
     ours = result(runs, "characters", tmp_path, attention_lengths=[10], **options)["test"]
     init, (row,) = ours["sweep"]["init"], ours["sweep"]["lengths"]

@@ -1,4 +1,4 @@
-"""txl generate: from a tiny run of every kind to text, as it streams and as it is left behind."""
+"""`txl generate` on tiny runs of every kind: the text as it streams, and the files."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def options(runs: SmallRuns, kind: str, **chosen: Any) -> GenerateOptions:
 
 
 def generated(options: GenerateOptions, directory: Path, write: Callable[[str], None] = str) -> dict[str, Any]:
-    """What `generation.json` holds; nothing is printed unless `write` does."""
+    """Return `generation.json`; print nothing unless `write` does."""
     directory.mkdir(exist_ok=True)
     assert run(options, directory, write) == []
     return json.loads((directory / "generation.json").read_text())
@@ -149,20 +149,20 @@ def test_a_prompt_is_encoded_as_the_corpus_is(vocabulary: Vocabulary, text: str,
         ("relative", {"prompt": "a", "position": 3}, r"position=3: must be .* with context=N"),
         ("relative", {"context": 5, "split": "dev"}, "split=dev: must be one of"),
         ("relative", {"context": 5, "data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
-        ("characters", {"prompt": "line ☃:\x00Ω"}, r"prompt='line ☃:\\x00Ω': '☃', '\\x00', 'Ω' not among the \d+"),
+        ("characters", {"prompt": "line ☃:\x00Ω"}, r"prompt='line ☃:\\x00Ω': has '☃', '\\x00', 'Ω', not among the \d+"),
         ("relative", {"n_tokens": 0}, "n_tokens=0: must be"),
         ("relative", {"n_samples": 0}, "n_samples=0: must be"),
         ("relative", {"top_k": 0}, "top_k=0: must be"),
         ("relative", {"top_p": 0.0}, "top_p=0.0: must be"),
         ("relative", {"temperature": 0.0}, "temperature=0.0: must be"),
         ("relative", {"mem_len": 0}, "mem_len=0: must be an integer >= 1"),
-        ("lstm", {"mem_len": 5}, "mem_len=5: lstm has no such length"),
+        ("lstm", {"mem_len": 5}, "mem_len=5: must be null: lstm has no such length"),
         ("relative", {"seed": -1}, "seed=-1"),
         ("relative", {"accelerator": "tpu"}, "accelerator=tpu"),
         ("nothing", {}, "checkpoint=.*: no such file"),
     ],
 )
-def test_what_cannot_be_continued_is_named(
+def test_impossible_prompts_are_named(
     runs: SmallRuns, tmp_path: Path, kind: str, chosen: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:

@@ -67,7 +67,7 @@ def test_it_is_appendix_c(
 
 
 def copying_oracle(lag: int, contexts: list[int], n_positions: int = 4000, vocabulary: int = 1000) -> np.ndarray:
-    """Losses of who knows that x_t copies the symbol `uniform on 1 … lag` back, given that it is in sight."""
+    """Losses of a model that knows x_t copies an earlier token, 1 to `lag` back, if the context has that token."""
     lags_P = np.random.default_rng(0).integers(1, lag + 1, n_positions)
     in_sight_CP = lags_P[None] <= np.asarray(contexts)[:, None]
     return np.where(in_sight_CP, 0.0, math.log(vocabulary))
@@ -75,22 +75,22 @@ def copying_oracle(lag: int, contexts: list[int], n_positions: int = 4000, vocab
 
 @pytest.mark.parametrize("lag", [20, 47, 50, 51, 100, 160])
 @pytest.mark.parametrize("r", [0.5, 1.0])
-def test_who_copies_from_at_most_lag_back_has_the_first_context_that_covers_lag(lag: int, r: float) -> None:
+def test_a_model_that_copies_from_at_most_lag_back_has_the_first_context_that_covers_lag(lag: int, r: float) -> None:
     contexts = list(range(10, 201, 10))
     length = relative_effective_context_lengths({"oracle": copying_oracle(lag, contexts)}, contexts, [r])["oracle"][r]
     covering = min(c for c in contexts if c >= lag)
     assert (length.value, length.at_least, length.low, length.high) == (covering, False, covering, covering)
 
 
-def test_who_gains_nothing_in_the_first_step_has_the_first_context() -> None:
+def test_a_model_without_gain_in_the_first_step_has_the_first_context() -> None:
     losses = np.full((4, 50), 2.0)
-    losses[2:] = 0.1  # what comes after the first step without a gain is not looked at
+    losses[2:] = 0.1  # later steps do not matter after a step without gain
     length = relative_effective_context_lengths({"oracle": losses}, [7, 9, 11, 13])["oracle"][0.1]
     assert (length.value, length.at_least) == (7, False)
     assert length.relative_gains[0] == 0.0
 
 
-def test_who_still_gains_at_the_end_has_a_lower_bound_that_says_so() -> None:
+def test_a_model_that_still_gains_at_the_end_has_a_marked_lower_bound() -> None:
     length = relative_effective_context_lengths({"m": copying_oracle(500, [10, 20, 30])}, [10, 20, 30])["m"][1.0]
     assert (length.value, length.at_least, length.high, length.high_at_least) == (30, True, 30, True)
 
@@ -189,6 +189,6 @@ def test_a_thousand_resamples_take_seconds() -> None:
         ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
     ],
 )
-def test_what_gives_no_recl_is_named(options: dict, words: str) -> None:
+def test_impossible_options_of_recl_are_named(options: dict, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         relative_effective_context_lengths(**{"losses": group(), "contexts": CONTEXTS, **options})

@@ -162,7 +162,7 @@ def test_runs_are_named_after_their_directories() -> None:
         (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
     ],
 )
-def test_what_makes_no_group_is_named(
+def test_checkpoints_that_form_no_group_are_named(
     runs: SmallRuns, tmp_path: Path, kinds: list[str], options: dict, words: str
 ) -> None:
     with pytest.raises(UserError, match=words) as caught:

@@ -24,7 +24,7 @@ def test_units_of_equal_length_give_the_error_of_their_means() -> None:
     assert tokens_alone < error / 3
 
 
-def test_the_error_covers_what_it_should_for_units_of_any_length() -> None:
+def test_the_error_covers_the_true_mean_for_units_of_any_length() -> None:
     rng = np.random.default_rng(1)
     means, errors = [], []
     for _ in range(300):
@@ -44,7 +44,7 @@ def test_a_single_unit_has_none() -> None:
 def test_blocks_and_sentences() -> None:
     positions = np.array([1, 2, 3, 4, 5, 8])
     assert text_units(None, 3).of_positions(positions).tolist() == [0, 0, 1, 1, 1, 2]
-    # <S> a b | <S> c | <S> d e, and the <S> behind: the end of a sentence belongs to it.
+    # <S> a b | <S> c | <S> d e, and the <S> after it: the end of a sentence belongs to the sentence.
     sentences = text_units(np.array([0, 3, 5]), 3)
     assert sentences.of_positions(np.arange(1, 9)).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
     assert (text_units(None, 1000).name, sentences.name) == ("blocks of 1,000 tokens", "sentences")

@@ -157,7 +157,7 @@ def test_positions_are_evenly_spaced_up_to_the_last_token_with_full_context() ->
             evenly_spaced(40, n_positions, max_context)
 
 
-def test_what_cannot_be_scored_is_refused() -> None:
+def test_impossible_windows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"positions must be in 50 … 199"):
         context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 50)
     with pytest.raises(OptionError, match="trained_len=None"):

@@ -157,7 +157,7 @@ def test_a_trained_model_has_its_own_sizes(runs: SmallRuns, tmp_path: Path) -> N
         ({"checkpoint": "/nowhere.ckpt", **{k: getattr(SpeedOptions(), k) for k in TINY}}, "no such file"),
     ],
 )
-def test_what_cannot_be_timed_is_named(tmp_path: Path, chosen: dict[str, Any], words: str) -> None:
+def test_impossible_options_are_named(tmp_path: Path, chosen: dict[str, Any], words: str) -> None:
     if "checkpoint" in chosen:
         chosen["levels"] = SpeedOptions().levels
     with pytest.raises(UserError, match=words) as caught:
@@ -166,7 +166,7 @@ def test_what_cannot_be_timed_is_named(tmp_path: Path, chosen: dict[str, Any], w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rounds_alternate_who_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_alternate_the_first_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     class Turn:

@@ -41,7 +41,7 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
     assert {"main_results", "table_6", "table_8", "table_10", "figures_5_to_7", "appendix_e"} <= set(shared.sections)
 
 
-def test_what_the_arms_set_is_refused_and_the_rest_reaches_the_arms_it_means(tmp_path: Path) -> None:
+def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: Path) -> None:
     for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
         with pytest.raises(OptionError, match="set by the experiments"):
             check_overrides((word,))

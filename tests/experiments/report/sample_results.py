@@ -24,7 +24,7 @@ def sample_results(directory: Path) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "profile": "laptop",
-        "note": "These are small models; their figures are not the paper's.",
+        "note": "These are small models; their metrics are not the paper's.",
         "command": "make reproduce ARGS='data=file data.path=a|b.txt'",
         "started": "2026-11-20T16:00:00+00:00",
         "seconds": {"wall": 1523.4, "training": 2411.7, "rest": 305.2},
@@ -86,7 +86,7 @@ def _table_6() -> dict[str, Any]:
         "id": "table_6",
         "title": "Table 6: recurrence, encodings and the two losses",
         "paper": "On WikiText-103 with 128M parameters, recurrence and the relative encoding each help, and only the "
-        "relative encoding goes on to gain from attention lengths beyond training's.",
+        "relative encoding keeps gaining from attention lengths beyond training's.",
         "here": "The same nine arms with 0.4M parameters on 0.8 MB of Python source, three seeds each, loss in bits "
         "per byte; the attention length is the shortest within 0.1 % of the best.",
         "tables": [

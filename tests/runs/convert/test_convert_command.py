@@ -94,7 +94,7 @@ def test_torch_files_of_tensors_are_read(convert: Convert, source: Path, suffix:
 
 
 class Code:
-    """What a malicious file would hold."""
+    """Object of a malicious file: unpickling it runs code."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (exec, ("raise SystemExit('this file runs code')",))
@@ -103,13 +103,13 @@ class Code:
 def test_a_file_with_code_is_refused_and_not_run(convert: Convert, tmp_path: Path) -> None:
     torch.save({"weights": Code()}, tmp_path / "evil.pt")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(OptionError, match=r"evil.pt: has no weights, or code, which is not run"):
+    with pytest.raises(OptionError, match=r"evil.pt: must hold tensors only; code in a file is never run"):
         convert(tmp_path / "evil.pt", "original", "x.ckpt", "txl")
 
 
 def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:
     there = convert(source, "txl", "there", "original")
-    with pytest.raises(OptionError, match=r"target=.*there: exists already"):
+    with pytest.raises(OptionError, match=r"target=.*there: must not exist yet"):
         convert(source, "txl", "there", "original")
     with pytest.raises(OptionError, match="source_format=onnx: must be one of original, huggingface, txl"):
         convert(there, "onnx", "y", "txl")
@@ -122,12 +122,12 @@ def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source
     with pytest.raises(UserError, match=r"the vocabulary of the model has 256 tokens, .* choose the corpus the model"):
         convert(there, "original", "y", "txl", "data.level=char")
     (there / "config.json").write_text("not JSON")
-    with pytest.raises(OptionError, match=r"its config.json is not JSON"):
+    with pytest.raises(OptionError, match=r"its config.json must be JSON"):
         convert(there, "original", "y", "txl")
     assert not (tmp_path / "y").exists()
 
 
-def test_what_the_other_format_cannot_hold_is_named(convert: Convert, place: Path, tmp_path: Path) -> None:
+def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Path, tmp_path: Path) -> None:
     train(tiny_config(place, "encoding=shaw", "trainer.max_steps=1"), tmp_path / "run")
     source = tmp_path / "run/checkpoints/best.ckpt"
     with pytest.raises(CheckpointError, match="encoding=shaw"):

@@ -103,7 +103,7 @@ def lm1b(config: DataConfig) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`.
 
     The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times
-    in the training shards (the rule behind that file). `data.prefix` allows some of the training shards, or held-out
+    in the training shards (the rule that made that file). `data.prefix` allows some of the training shards, or held-out
     shards only (cut into splits); the corpus' name says which.
     """
     level_of(config, ("word",))

@@ -31,8 +31,8 @@ class ArrayWriter:
     """Writer of a one-dimensional `.npy` file, chunk by chunk; `np.load` can map the file after `with` ends.
 
     Args:
-        path: of the file, which must not exist yet.
-        dtype: of the array.
+        path: path of the file, which must not exist yet.
+        dtype: type of the numbers.
     """
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
@@ -77,7 +77,7 @@ def cached(
     prepare it at the same time, the first to finish wins and the other one uses that result.
 
     Args:
-        directory: of all preparations.
+        directory: folder of all preparations.
         key: see `cache_key`.
         prepare: writes `NAME.npy` files into the folder that it is given, and returns the description.
 

@@ -110,7 +110,7 @@ def from_datasets(corpus: str, folder: Path, load_dataset: Callable[..., Any] | 
 
     Args:
         corpus: wikitext-2 or wikitext-103.
-        folder: of the corpus.
+        folder: folder of the corpus.
         load_dataset: replaces `datasets.load_dataset` in tests.
 
     Raises:

@@ -98,7 +98,7 @@ def file(config: DataConfig) -> Source:
             content = opened.read(1)
     except OSError as error:
         raise OptionError("data.path", config.path, f"cannot be read ({error.strerror})") from error
-    require(bool(content), "data.path", config.path, "is an empty file")
+    require(bool(content), "data.path", config.path, "must not be empty")
     return Source(path.name, by_split(fractions_of(path, fractions, ALIGNMENT[level])), OPEN_VOCABULARY[level])
 
 
@@ -131,7 +131,7 @@ class Folder:
         root = config.root or os.environ.get("TXL_DATA")
         self.root = Path(root or Path(config.cache_dir) / "downloads").expanduser()
         if root and not self.root.is_dir():
-            raise OptionError("data.root" if config.root else "TXL_DATA", root, "is not a folder")
+            raise OptionError("data.root" if config.root else "TXL_DATA", root, "must be a folder")
         found = [self.root / name for name in names if (self.root / name).is_dir()]
         self.path = found[0] if found else self.root / names[0]
 

@@ -31,7 +31,7 @@ class ShuffledStreams(Streams):
         ext_len: tokens of extended context in front of every segment (fewer at a column's start).
         rank: r.
         world_size: W.
-        seed: of the shuffling.
+        seed: seed of the shuffling.
         shuffle: whether to use a new order in every epoch, or the order of the text.
 
     Raises:
@@ -97,8 +97,8 @@ class ShuffledStreams(Streams):
         start = index * self.segment_len
         stop = min(start + self.segment_len, self._column_len)
         columns = self._column_starts[self.first_column : self.first_column + self.n_columns]
-        inside, behind = self._in_text(columns[:, None] + np.arange(start + 1, stop + 1))
-        return np.where(behind, len(self.tokens), inside).astype(np.int64)
+        inside, after_last = self._in_text(columns[:, None] + np.arange(start + 1, stop + 1))
+        return np.where(after_last, len(self.tokens), inside).astype(np.int64)
 
     def __len__(self) -> int:
         return -(-self._column_len // self.segment_len)
@@ -142,8 +142,8 @@ class ShuffledStreams(Streams):
 
     def _tokens_at(self, places: np.ndarray) -> np.ndarray:
         """Return the tokens at places of the epoch's order; `<S>` after the last sentence."""
-        inside, behind = self._in_text(places)
-        return self.tokens[np.where(behind, 0, inside)].astype(np.int64)
+        inside, after_last = self._in_text(places)
+        return self.tokens[np.where(after_last, 0, inside)].astype(np.int64)
 
     def _in_text(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions in the split of places of the epoch's order, and which are after the last sentence."""

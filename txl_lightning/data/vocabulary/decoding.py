@@ -15,7 +15,7 @@ class StreamDecoder:
     is returned together with the word after it.
 
     Args:
-        vocabulary: of the tokens.
+        vocabulary: vocabulary of the tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -57,7 +57,7 @@ class Vocabulary:
 
     @property
     def starts_sentences(self) -> bool:
-        """Whether sentences begin with `<S>` instead of ending with `<eos>`."""
+        """True if sentences begin with `<S>` instead of ending with `<eos>`."""
         return self.level == "word" and END_OF_LINE not in self.numbers
 
     @property

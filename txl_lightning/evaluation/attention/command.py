@@ -45,7 +45,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     trained = load_trained(options.checkpoint)
     config, model = trained.config, trained.model
     if not isinstance(model, TransformerXL):
-        raise OptionError("checkpoint", options.checkpoint, f"is a recurrent model ({config.model.name}): no attention")
+        raise OptionError(
+            "checkpoint", options.checkpoint, f"must be of a Transformer-XL; {config.model.name} has no attention"
+        )
     heads = None if options.heads is None else [_head_numbers(head, model) for head in options.heads]
     lengths = _set_lengths(options, config)
     model = model.with_lengths(**lengths).to(device)

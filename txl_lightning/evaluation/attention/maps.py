@@ -91,7 +91,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     n_streams = len(streams[0].targets)
     longest = min(streams.n_targets // n_streams, n_segments * streams.segment_len)
     most = longest - (reach - config.mem_len)
-    allowed = f"must be at most {most}: each stream has {longest} tokens to read (batch_size, max_segments)"
+    allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
     sums = _AttentionSums(config, config.mem_len + streams.segment_len + config.ext_len, device)
     memory, read = None, 0
@@ -120,7 +120,7 @@ class AttentionInputs(NamedTuple):
 
 @contextmanager
 def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs], None]) -> Iterator[None]:
-    """Call `see` with layer n, its attention module and the inputs of that, whenever the model runs in the block."""
+    """Call `see` with layer n, its attention module and the module's inputs, whenever the model runs in the block."""
 
     def hook(n: int, attention: nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(attention, Attention)

@@ -81,7 +81,7 @@ def text_attention(
     allowed = f"must leave room for memory and piece in the {len(tokens)} tokens of the split"
     require(first <= last, "mem_len" if config.mem_len else "segment_len", config.mem_len or segment_len, allowed)
     position = min(max(first, len(tokens) // 2), last) if position is None else position
-    allowed = f"must be in {first} … {last}, the {len(tokens)} tokens of the split less memory and piece"
+    allowed = f"must be in {first} … {last}, the {len(tokens)} tokens of the split minus memory and piece"
     require(first <= position <= last, "text_position", position, allowed)
 
     start = position - 1  # the first query: the token before the first target

@@ -29,7 +29,7 @@ from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
-# Models of bytes draw control characters too; shown as a sign, they cannot move the cursor or ring the bell.
+# Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -42,7 +42,7 @@ def show(text: str) -> None:
 
 @options_as_typed()
 def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] = show) -> list[str]:
-    """Draw the samples, print them, the first while it is drawn; write `generation.json` and `samples.txt`.
+    """Draw and print the samples, the first one as it is drawn; write `generation.json` and `samples.txt`.
 
     Args:
         options: options of the command.
@@ -93,7 +93,9 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     """Return the model with the context of its samples, and a description of that context."""
     model, config = trained.model, trained.config
     if not isinstance(model, TransformerXL):
-        require(options.mem_len is None, "mem_len", options.mem_len, f"{config.model.name} has no such length")
+        require(
+            options.mem_len is None, "mem_len", options.mem_len, f"must be null: {config.model.name} has no such length"
+        )
         return model, "context carried in the recurrent state"
     assert isinstance(config.model, TransformerXLModelConfig)
     if config.memory.mem_len == 0 and options.mem_len is None:

@@ -70,7 +70,7 @@ def typed_prompt(text: str, vocabulary: Vocabulary) -> Prompt:
     unknown = _unknown_symbols(text, vocabulary)
     if unknown and (vocabulary.level != "word" or vocabulary.unknown < 0):
         symbols = ", ".join(map(repr, unknown[:MOST_SHOWN])) + (", …" if len(unknown) > MOST_SHOWN else "")
-        allowed = f"{symbols} not among the {len(vocabulary)} symbols of the checkpoint's vocabulary"
+        allowed = f"has {symbols}, not among the {len(vocabulary)} symbols of the checkpoint's vocabulary"
         raise OptionError("prompt", _short(text), allowed)
     tokens = vocabulary.encode(text.encode())
     if vocabulary.level == "word" and not vocabulary.starts_sentences and not text.endswith("\n"):

@@ -70,10 +70,10 @@ def _check_options(options: ReclOptions) -> list[int]:
     require(not twice, "checkpoints", twice[:1], "is named twice")
     if options.names is not None:
         fits = len(options.names) == len(set(options.names)) == len(options.checkpoints) and all(options.names)
-        require(fits, "names", options.names, f"must be {len(options.checkpoints)} different names, as checkpoints has")
+        require(fits, "names", options.names, f"must be {len(options.checkpoints)} different names, one per checkpoint")
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
-    allowed = "must be an integer >= 2 (a standard error is over positions)"
+    allowed = "must be an integer >= 2 (for a standard error)"
     require(options.n_positions >= 2, "n_positions", options.n_positions, allowed)
     shortest = options.first_context + options.step
     allowed = f"must be at least first_context + step = {shortest}"
@@ -86,9 +86,9 @@ def _check_options(options: ReclOptions) -> list[int]:
 def _stored_losses(
     member: Member, tokens: np.ndarray, positions: NDArray[np.int64], contexts: list[int], options: ReclOptions
 ) -> tuple[Array, int]:
-    """Return l(c, t) of one model, [C, P], scoring what the store lacks, and the number of contexts scored now.
+    """Return l(c, t) of one model, [C, P], and the number of contexts scored now; the store has the others.
 
-    Every context is stored as soon as it is scored; an interrupted command resumes there.
+    Every context is stored as soon as it is scored, so an interrupted command resumes after the last one.
     """
     store = LossStore(Path(options.store).expanduser())
     key = {

@@ -102,7 +102,7 @@ def relative_effective_context_lengths(
             limit = (limits or {}).get(name)
             value, at_least = _first_below(gains_IC[None, i], contexts, threshold, limit)
             values_S, at_least_S = _first_below(sampled_SIC[:, i], contexts, threshold, limit)
-            # Observed values, not interpolations between them: RECL lives on the grid.
+            # Use observed values, not interpolations: RECL is always a context of the grid.
             ends = [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2]
             low, high = np.quantile(values_S, ends, method="inverted_cdf")
             results[name][r] = EffectiveContext(

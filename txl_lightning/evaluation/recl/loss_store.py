@@ -1,4 +1,4 @@
-"""Store of losses that were measured before: a file for each model, split and set of positions."""
+"""Store of measured losses: one file for each model, split and set of positions."""
 
 from __future__ import annotations
 

@@ -97,9 +97,9 @@ def _notes(results: dict[str, Any]) -> list[str]:
     if results["bootstrap"]:
         lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the positions.")
     if any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values()):
-        lines.append(f"≥: still gaining at {contexts[-1]} tokens, where the grid ends (max_context).")
+        lines.append(f"≥: steps still counted at {contexts[-1]} tokens, where the grid ends (max_context).")
     if any(model["limit"] for model in models):
-        lines.append("sees at most: absolute positions without recurrence, capped at the trained length.")
+        lines.append("Sees at most: absolute positions without recurrence are limited to the trained length.")
     scored = ", ".join(f"{model['name']} {model['contexts_scored']}" for model in models)
     lines.append(f"Contexts scored now (the others were in the store): {scored}.")
     return lines

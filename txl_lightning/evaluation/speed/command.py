@@ -195,7 +195,7 @@ def _warmed_up_schemes(
             show(f"{subject.level}, attention length {length:,}: {turns_seconds:.1f} s per round")
             left = deadline - time.perf_counter()
             needed = options.budget_seconds - left + fewest * round_seconds
-            allowed = f"is too little for {fewest} rounds, which end after {needed:.0f} s or more on this machine"
+            allowed = f"is too little for {fewest} rounds, which need {needed:.0f} s or more on this machine"
             require(fewest * round_seconds <= left, "budget_seconds", f"{options.budget_seconds:g}", allowed)
     show(f"{options.rounds} rounds of about {round_seconds:.0f} s, or as many as fit into {left:.0f} s")
     return schemes
@@ -219,8 +219,9 @@ def run_rounds(
         for key, name in turns:
             seconds[key][name].append(schemes[key][name].turn())
         turns.reverse()
-        longest = max(longest, time.perf_counter() - before)
-        show(f"round {i + 1} of {rounds}: {time.perf_counter() - before:.1f} s")
+        taken = time.perf_counter() - before
+        longest = max(longest, taken)
+        show(f"round {i + 1} of {rounds}: {taken:.1f} s; about {(rounds - i - 1) * taken:.0f} s left")
     return seconds
 
 

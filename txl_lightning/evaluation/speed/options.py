@@ -18,12 +18,12 @@ class SpeedOptions:
         d_model: width of the model; random weights only.
         n_head: heads per layer; random weights only.
         d_inner: width of the feed-forward layers; random weights only.
-        vanilla_n_layer: layers of the vanilla model; null for as many as the other model.
+        vanilla_n_layer: layers of the vanilla model; null for the number of the Transformer-XL.
         segment_len: tokens in a segment of state reuse.
         attention_lengths: attention lengths to time.
-        rounds: number of rounds, each of which times every scheme at every attention length.
-        budget_seconds: no round starts that would end after this time; at least 3 rounds must fit.
-        clock: wall, or cpu for the CPU time of one thread, on a machine with other work.
+        rounds: number of rounds; a round times every scheme at every attention length.
+        budget_seconds: time limit of the command; no round that would exceed it starts, and 3 rounds must fit.
+        clock: wall, or cpu to count the CPU time of one thread, for a machine that also does other work.
         seed: seed of weights and text.
         accelerator: cpu or gpu.
         num_threads: CPU threads; null for torch's default.

@@ -27,7 +27,7 @@ class TimedScheme:
 
     Args:
         model: model to time.
-        text_1n: tokens; the first follows the last.
+        text_1n: tokens, read in a loop.
         segment_len: tokens in a segment.
         state: state after the last segment.
         position: position of the next token to read.
@@ -90,7 +90,7 @@ def make_schemes(
         cached         segments with L keys and values as memory
 
     Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
-    take as long as any other states.
+    does not change the times.
     """
     lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, "memory_start": "zeros"}
     segmented: Mapping[str, LanguageModel] = {

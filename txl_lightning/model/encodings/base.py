@@ -74,7 +74,7 @@ class Encoding(nn.Module):
         Args:
             n_keys: K.
             clamp_len: larger distances are encoded like this one; -1 or 0 for none.
-            like: has the type and device of the result.
+            like: tensor with the type and device of the result.
         """
         return [LayerPositions()] * self.n_layer
 

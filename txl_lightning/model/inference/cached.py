@@ -29,17 +29,17 @@ CPU_SCORES_AT_ONCE = 1 << 21
 
 
 class CachedTransformerXL:
-    """A model with its present weights, for evaluation and generation; the same function as the model's.
+    """Model with its present weights, for evaluation and generation; computes the same function as the model.
 
         cached = CachedTransformerXL(model, mem_len=3800)
         nll, memory = cached.score(tokens, targets, memory)
 
-    Make a new one for every evaluation: when the weights, their device or autocast have changed since it was
-    made, it refuses to run (`WeightsSnapshot` says which changes it cannot see, a fused optimiser's among
-    them). A memory can be given once (`KeyValueMemory`).
+    Make a new one for every evaluation: it raises if the weights, their device or autocast changed after it was
+    made. `WeightsSnapshot` lists the changes that it cannot detect, such as a step of a fused optimiser. Each
+    memory can be given to a call once (`KeyValueMemory`).
 
     Args:
-        model: whose weights to use; it stays as it is.
+        model: model whose weights are used; it is not changed.
         lengths: other values of its `mem_len`, `same_length`, `clamp_len`, `ext_len` or `memory_start`.
 
     Raises:

@@ -20,10 +20,10 @@ class KeyValueMemory:
                               ^ begin
 
     The keys and values of a segment are written after the memory, so that attention reads both as one view;
-    then the window slides on. At the end of the buffer the memory is moved to its front. Moves are so rare
+    then the window moves. At the end of the buffer the memory is moved to its front. Moves are so rare
     that their cost per token is negligible.
 
-    Unlike `Memory` this is not a value: the model writes into the buffer and hands it on to the memory that it
+    Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the memory that it
     returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
 
     Args:
@@ -42,7 +42,7 @@ class KeyValueMemory:
     filled: int = 0
 
     def spend(self) -> KeyValueMemory:
-        """Hand the buffer on to a new memory; this one cannot be used again.
+        """Move the buffer to a new memory; this one cannot be used again.
 
         Raises:
             ValueError: the memory was spent before.

@@ -24,7 +24,7 @@ class SlidingWindow:
     that of a language model: the state is the last L tokens. There are no gradients.
 
     Args:
-        model: whose weights to use, in evaluation mode; its memory and extended context are not used.
+        model: model whose weights are used, in evaluation mode; its memory and extended context are not used.
         attention_len: L, tokens of a window, the one before the prediction included.
         fused: use torch's scaled_dot_product_attention, which never holds all scores: the same function,
             faster. Only for encodings whose score has term (a) alone, such as `absolute` and `al_rfou`.

@@ -47,7 +47,7 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         value = getattr(options, name)
         require(value in FORMATS, name, value, f"must be one of {', '.join(FORMATS)}")
     target = Path(options.target)
-    require(not target.exists(), "target", options.target, "exists already")
+    require(not target.exists(), "target", options.target, "must not exist yet")
     model = _read_model(options.source, options.source_format)
     if options.memory_start is not None:
         model = model.with_lengths(memory_start=options.memory_start)
@@ -76,13 +76,13 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
         raise OptionError("source", source, problem)
     weights = _read_weights(weights_path)
     if not (folder / CONFIG).is_file():
-        raise OptionError("source", source, f"needs {CONFIG}, its options, beside it")
+        raise OptionError("source", source, f"must have {CONFIG} with its options in the same folder")
     try:
         config = json.loads((folder / CONFIG).read_text())
     except ValueError as error:
-        raise OptionError("source", source, f"its {CONFIG} is not JSON ({error})") from error
+        raise OptionError("source", source, f"its {CONFIG} must be JSON ({error})") from error
     if not isinstance(config, dict):
-        raise OptionError("source", source, f"its {CONFIG} is not a dictionary of options")
+        raise OptionError("source", source, f"its {CONFIG} must be a dictionary of options")
     return READERS[source_format](weights, config)
 
 
@@ -93,7 +93,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
-        raise OptionError("source", path, "has no weights, or code, which is not run") from error
+        raise OptionError("source", path, "must hold tensors only; code in a file is never run") from error
     if not isinstance(contents, dict) or not all(isinstance(value, Tensor) for value in contents.values()):
         raise OptionError("source", path, "is not a dictionary of tensors; save the state_dict of the model")
     return contents
@@ -104,7 +104,7 @@ def _write_run(model: TransformerXL, options: ConvertOptions, target: Path) -> N
     corpus = load_corpus(options.data)
     if len(corpus.vocabulary) != model.config.vocab_size:
         raise UserError(
-            f"the vocabulary of the model has {model.config.vocab_size} tokens, that of {corpus.name} "
+            f"the vocabulary of the model has {model.config.vocab_size} tokens, that of data={corpus.name} has "
             f"{len(corpus.vocabulary)}: choose the corpus the model was trained on with data=…"
         )
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -27,13 +27,13 @@ class Checkpoints(Callback):
 
     `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end.
     `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a copy of the one with the lowest validation loss. If
-    a validation is due after a step, the step is saved after it; otherwise a resumed run would skip that
+    a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip that
     validation. On an exception a single process saves the state after the last completed step. With several ranks
-    the last checkpoint stays, since the other ranks wait in a collective. A failed write is reported and training
+    nothing is saved then, because the other ranks wait in a collective. A failed write is reported and training
     continues.
 
     Args:
-        directory: of the files.
+        directory: folder of the checkpoints.
         every_n_steps: n.
         val_every_n_steps: interval of validation; None for the end of every epoch.
         ranks: the processes of the run.

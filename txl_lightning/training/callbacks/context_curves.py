@@ -36,7 +36,7 @@ class ContextCurves(Callback):
         options: interval, contexts and number of positions.
         tokens: the validation split.
         trained_len: tokens that absolute positions were trained with.
-        path: of the file that gets one line per measurement.
+        path: file that gets one line per measurement.
         curves: counts the tokens seen so far; the time of a measurement is excluded from its tokens/s.
 
     Raises:

@@ -21,7 +21,7 @@ class RandomState(Callback):
 
     Args:
         ranks: the processes of the run.
-        seed: of the run; additional ranks derive theirs from it.
+        seed: seed of the run; additional ranks derive theirs from it.
     """
 
     def __init__(self, ranks: Ranks, seed: int) -> None:

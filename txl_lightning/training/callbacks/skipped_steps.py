@@ -19,8 +19,8 @@ class SkippedSteps(Callback):
 
     Args:
         limit: number of consecutive skipped steps that ends the run.
-        rank: of this process; rank 0 reports.
-        checkpoints: knows the last good checkpoint; None if checkpoints are disabled.
+        rank: rank of this process; rank 0 reports.
+        checkpoints: source of the last good checkpoint; None if checkpoints are disabled.
 
     Attributes:
         total: skipped steps since the run began.

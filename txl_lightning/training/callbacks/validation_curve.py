@@ -18,7 +18,7 @@ class ValidationCurve(Callback):
     """Writes each validation as a line of `validation.jsonl`: steps, tokens, seconds, nll and bpc or ppl.
 
     Args:
-        path: of the file.
+        path: path of the file.
         curves: counts the tokens seen so far and the seconds.
     """
 

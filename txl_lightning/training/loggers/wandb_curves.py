@@ -27,9 +27,9 @@ def start(config: Config, directory: Path, n_parameters: int, run_id: str | None
     one.
 
     Args:
-        config: of the run.
-        directory: of the run.
-        n_parameters: of the model.
+        config: config of the run.
+        directory: run directory.
+        n_parameters: number of trained parameters.
         run_id: id of the W&B run to continue; None for a new one. Offline every session has a folder of its own,
             and `wandb sync` joins the curves of equal ids.
 
