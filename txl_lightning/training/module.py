@@ -206,7 +206,7 @@ class LanguageModelModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Adam or AdamW and the per-step schedule."""
-        optimizer, schedule = make_optimizer(self.parameters(), self.optimizer_config, self.max_steps, self.fused)
+        optimizer, schedule = make_optimizer(self.model, self.optimizer_config, self.max_steps, self.fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
