@@ -117,9 +117,12 @@ def evaluate_ours(setup: Setup, cached: bool = False) -> tuple[nn.Module, Forwar
     from txl_lightning.model.inference.cached import CachedTransformerXL
 
     model = our_model(setup)
-    run = CachedTransformerXL(model) if cached else model
+    run: Any = None if cached else model
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        nonlocal run
+        if run is None:
+            run = CachedTransformerXL(model)  # the weights are on their device now, and autocast is on
         hidden, memory = run(tokens[:, :-1], memory)
         return run.log_probabilities(hidden), memory
 

@@ -1,10 +1,10 @@
-"""A position encoding of one's own: ALiBi (Press et al. 2021), relative, so it carries memory across segments.
+"""A custom position encoding: ALiBi (Press et al. 2021). It is relative, so memory works with it.
 
     export TXL_ENCODINGS=examples/alibi.py
     txl train encoding.name=alibi hydra.run.dir=runs/alibi
     txl evaluate checkpoint=runs/alibi/checkpoints/best.ckpt mem_len=256
 
-All commands, multiruns and `resume` find it through the variable. Nothing of it is trained.
+All commands, multiruns and `resume` find it through the variable. It has no parameters.
 """
 
 import torch
@@ -18,7 +18,7 @@ class ALiBi(Encoding):
     """A_ij = q_i·k_j / sqrt(E) - m_h (i - j), with the slopes m_h = 2^(-8h/H) of the heads h = 1, …, H."""
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """The biases of the distances K, …, 0 (column S - 1 is distance 0), alike in all layers."""
+        """Return the biases of the distances K, …, 0 (column S - 1 is distance 0), the same in all layers."""
         precise = torch.promote_types(like.dtype, torch.float32)
         distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
         if clamp_len > 0:

@@ -1,8 +1,9 @@
-"""Figures of the paper (Dai et al. 2019), to set ours beside. Nothing here was measured by us."""
+"""Numbers of the paper (Dai et al. 2019); none of them was measured by this project."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9 as TABLE_9
 
@@ -12,73 +13,105 @@ class ResultRow:
     """One row of Tables 1 to 5: a model and its result on the test split.
 
     Args:
-        model: as the paper calls it; this project's own is "Transformer-XL".
-        parameters: in millions; None where it is not known here.
-        figure: perplexity of words (Tables 1, 4, 5) or bits per character (Tables 2, 3).
+        model: as the paper calls it.
+        parameters: in millions; None where the paper does not say.
+        result: in the table's unit.
         finetuned: with the two-step fine-tuning of Table 5.
     """
 
     model: str
     parameters: int | None
-    figure: float
+    result: float
     finetuned: bool = False
 
 
-TABLE_1 = (
-    ResultRow("LSTM", None, 48.7),
-    ResultRow("LSTM + neural cache", None, 40.8),
-    ResultRow("GCNN-14", None, 37.2),
-    ResultRow("QRNN", 151, 33.0),
-    ResultRow("Hebbian + cache", None, 29.9),
-    ResultRow("Transformer-XL standard", 151, 24.0),
-    ResultRow("Adaptive Input", 247, 20.5),
-    ResultRow("Transformer-XL large", 257, 18.3),
-)
-"""WikiText-103, perplexity."""
+@dataclass(frozen=True)
+class ResultTable:
+    """One of Tables 1 to 5.
 
-TABLE_2 = (
-    ResultRow("Al-Rfou 12 layers", 44, 1.11),
-    ResultRow("Al-Rfou 64 layers", 235, 1.06),
-    ResultRow("Transformer-XL 12 layers", 41, 1.06),
-    ResultRow("Transformer-XL 18 layers", 88, 1.03),
-    ResultRow("Transformer-XL 24 layers", 277, 0.99),
-)
-"""enwik8, bits per character."""
-
-TABLE_3 = (
-    ResultRow("Al-Rfou 12 layers", None, 1.18),
-    ResultRow("Al-Rfou 64 layers", None, 1.13),
-    ResultRow("Transformer-XL 24 layers", 277, 1.08),
-)
-"""text8, bits per character."""
-
-TABLE_4 = (
-    ResultRow("Adaptive Input 0.46B", 460, 24.1),
-    ResultRow("Adaptive Input 1.0B", 1000, 23.7),
-    ResultRow("Transformer-XL base", 460, 23.5),
-    ResultRow("Transformer-XL large", 800, 21.8),
-)
-"""One Billion Word, perplexity."""
-
-TABLE_5 = (
-    ResultRow("AWD-LSTM", None, 58.8),
-    ResultRow("Transformer-XL", 24, 54.52),
-    ResultRow("AWD-LSTM", None, 57.3, finetuned=True),
-    ResultRow("MoS", None, 54.44, finetuned=True),
-)
-"""Penn Treebank, words, perplexity."""
-
-
-def result(table: tuple[ResultRow, ...], model: str, finetuned: bool = False) -> ResultRow:
-    """The row of Tables 1 to 5 of this model.
-
-    Raises:
-        KeyError: the table has no such row.
+    Args:
+        corpus: name in the paper.
+        unit: ppl (perplexity of words) or bpc (bits per character).
+        rows: in the paper's order.
     """
-    for row in table:
-        if (row.model, row.finetuned) == (model, finetuned):
-            return row
-    raise KeyError(f"{model} is none of {', '.join(row.model for row in table)}")
+
+    corpus: str
+    unit: Literal["ppl", "bpc"]
+    rows: tuple[ResultRow, ...]
+
+    def row(self, model: str, finetuned: bool = False) -> ResultRow:
+        """Return the row of a model.
+
+        Raises:
+            KeyError: the table has no such row.
+        """
+        for row in self.rows:
+            if (row.model, row.finetuned) == (model, finetuned):
+                return row
+        raise KeyError(f"{model} is none of {', '.join(row.model for row in self.rows)}")
+
+
+TABLE_1 = ResultTable(
+    "WikiText-103",
+    "ppl",
+    (
+        ResultRow("LSTM", None, 48.7),
+        ResultRow("LSTM + neural cache", None, 40.8),
+        ResultRow("GCNN-14", None, 37.2),
+        ResultRow("QRNN", 151, 33.0),
+        ResultRow("Hebbian + cache", None, 29.9),
+        ResultRow("Transformer-XL standard", 151, 24.0),
+        ResultRow("Adaptive Input", 247, 20.5),
+        ResultRow("Transformer-XL large", 257, 18.3),
+    ),
+)
+
+TABLE_2 = ResultTable(
+    "enwik8",
+    "bpc",
+    (
+        ResultRow("Al-Rfou 12 layers", 44, 1.11),
+        ResultRow("Al-Rfou 64 layers", 235, 1.06),
+        ResultRow("Transformer-XL 12 layers", 41, 1.06),
+        ResultRow("Transformer-XL 18 layers", 88, 1.03),
+        ResultRow("Transformer-XL 24 layers", 277, 0.99),
+    ),
+)
+
+TABLE_3 = ResultTable(
+    "text8",
+    "bpc",
+    (
+        ResultRow("Al-Rfou 12 layers", None, 1.18),
+        ResultRow("Al-Rfou 64 layers", None, 1.13),
+        ResultRow("Transformer-XL 24 layers", 277, 1.08),
+    ),
+)
+
+TABLE_4 = ResultTable(
+    "One Billion Word",
+    "ppl",
+    (
+        ResultRow("Adaptive Input 0.46B", 460, 24.1),
+        ResultRow("Adaptive Input 1.0B", 1000, 23.7),
+        ResultRow("Transformer-XL base", 460, 23.5),
+        ResultRow("Transformer-XL large", 800, 21.8),
+    ),
+)
+
+TABLE_5 = ResultTable(
+    "Penn Treebank",
+    "ppl",
+    (
+        ResultRow("AWD-LSTM", None, 58.8),
+        ResultRow("Transformer-XL", 24, 54.52),
+        ResultRow("AWD-LSTM", None, 57.3, finetuned=True),
+        ResultRow("MoS", None, 54.44, finetuned=True),
+    ),
+)
+
+
+MAIN_RESULTS = {1: TABLE_1, 2: TABLE_2, 3: TABLE_3, 4: TABLE_4, 5: TABLE_5}
 
 
 @dataclass(frozen=True)
@@ -91,7 +124,7 @@ class Table6Row:
         loss: over all positions of a segment or its last half.
         ppl_init: evaluated with the training lengths.
         ppl_best: evaluated with the best attention length.
-        attention_length: the shortest that reaches `ppl_best`.
+        attention_length: shortest that reaches `ppl_best`, in tokens.
     """
 
     recurrence: bool
@@ -113,12 +146,12 @@ TABLE_6 = (
     Table6Row(False, "absolute", "half", 30.97, 30.97, 120),
     Table6Row(False, "al_rfou", "half", 31.16, 31.16, 120),
 )
-"""The ablation; the model of Table 1, in the table's last rows, is `TABLE_6_STANDARD`."""
+"""Rows of the ablation; the last rows of the table, with the model of Table 1, are `TABLE_6_STANDARD`."""
 
 
 @dataclass(frozen=True)
 class Table6StandardRow:
-    """Table 6's last rows: the model of Table 1 (recurrence, relative encoding, full loss), perplexity.
+    """Last rows of Table 6: the model of Table 1 (recurrence, relative encoding, full loss), perplexity.
 
     Args:
         parameters: in millions.
@@ -135,7 +168,7 @@ TABLE_6_STANDARD = Table6StandardRow(151, 23.43, {640: 23.09, 450: 23.16, 300: 2
 
 
 def table_6(recurrence: bool, encoding: str = "relative", loss: str = "full") -> Table6Row:
-    """The row of Table 6 with these settings."""
+    """Return the row of Table 6 with these settings."""
     return next(r for r in TABLE_6 if (r.recurrence, r.encoding, r.loss) == (recurrence, encoding, loss))
 
 
@@ -169,7 +202,7 @@ class Table8Row:
         group: 1 for models of an equal budget, 2 for the ablation.
         model: under this project's names.
         parameters: in millions; None where the table has none.
-        recl: by fraction r of hardest positions.
+        recl: in words, by fraction r of hardest positions.
     """
 
     group: int
@@ -191,9 +224,9 @@ TABLE_8 = (
 
 @dataclass(frozen=True)
 class Table10Row:
-    """One row of Table 10: Table 6's relative encoding under an equal budget of GPU memory, perplexity.
+    """One row of Table 10: relative encoding at equal GPU memory, perplexity.
 
-    Without recurrence the memory that is not needed goes into longer segments.
+    Without recurrence, the memory that recurrence would take is spent on longer segments.
 
     Args:
         segment_len: backpropagation length.

@@ -1,19 +1,29 @@
-"""The real command: what a user types, and what comes back for what cannot be."""
+"""The command as a user types it: results, help, and one clear line for bad input."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-TXL = [sys.executable, "-m", "txl_lightning.cli"]
+from tests.in_process import run_txl
+from txl_lightning.cli import COMMANDS, main, usage
+from txl_lightning.config.schemas import CONF
+
+PYTHON = [sys.executable, "-m", "txl_lightning.cli"]
+REFUSED_SOON = [["train", "optimizer.lrr=1"], ["train", "model=large"], ["train", "+x=1"], ["fly"]]
 
 
-def txl(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TXL, *arguments], cwd=directory, capture_output=True, text=True, timeout=120)
+def in_process_of_its_own(directory: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """The command and the seconds of CPU time it took, which other work on the machine does not change much."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([*PYTHON, *arguments], cwd=directory, capture_output=True, text=True, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def files(directory: Path) -> None:
@@ -52,27 +62,110 @@ def files(directory: Path) -> None:
 )
 def test_bad_input_ends_soon_with_one_clear_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     files(tmp_path)
-    started = time.perf_counter()
-    done = txl(tmp_path, *arguments)
-    assert time.perf_counter() - started < 15
-    assert done.returncode in (1, 2)
-    assert words in done.stderr
+    done = run_txl(*arguments, directory=tmp_path)
+    assert done.status in (1, 2)
+    assert words in done.err
+    assert done.out == ""
+    assert len(done.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", REFUSED_SOON, ids=" ".join)
+def test_a_wrong_word_is_refused_in_two_seconds(tmp_path: Path, arguments: list[str]) -> None:
+    done, seconds = in_process_of_its_own(tmp_path, *arguments)
+    assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
+    assert seconds < 2
 
 
-def test_the_traceback_is_there_for_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_found_after_the_libraries_are_imported_ends_with_the_same_status(tmp_path: Path) -> None:
+    done, seconds = in_process_of_its_own(tmp_path, "train", "memory.mem_len=-1")
+    assert done.returncode == 2
+    assert done.stderr == "txl train: memory.mem_len=-1: must be an integer >= 0\n"
+    assert seconds < 15
+
+
+def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    done = txl(tmp_path, "train", "memory.mem_len=-1")
+    done, _ = in_process_of_its_own(tmp_path, "train", "memory.mem_len=-1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
 
 
-def test_help_lists_commands_and_groups(tmp_path: Path) -> None:
-    assert "txl train [overrides]" in txl(tmp_path, "--help").stdout
-    groups = txl(tmp_path, "train", "--help").stdout
+def test_help_takes_less_than_the_seconds_that_torch_and_hydra_need(tmp_path: Path) -> None:
+    done, seconds = in_process_of_its_own(tmp_path, "--help")
+    assert done.stdout == usage() + "\n"
+    assert seconds < 0.3
+    done, seconds = in_process_of_its_own(tmp_path, "train", "--help")
+    assert "usage: txl train" in done.stdout
+    assert seconds < 1.5
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import txl_lightning.cli", ("torch", "hydra", "omegaconf", "numpy")),
+        ("import txl_lightning.command_line.hydra_app", ("torch", "lightning", "matplotlib", "wandb", "optuna")),
+        ("from txl_lightning.cli import register_all; register_all()", ("torch", "lightning", "numpy")),
+        ("import txl_lightning; txl_lightning.__version__", ("torch", "hydra")),
+    ],
+)
+def test_start_up_imports_only_the_necessary(code: str, absent: tuple[str, ...]) -> None:
+    code += "; import sys; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not set(absent) & set(modules)
+
+
+def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
+    help_text = run_txl("--help").out
+    assert "txl train [overrides]" in help_text
+    assert all(f"txl {name} " in help_text for name in COMMANDS)
+    assert max(map(len, help_text.splitlines())) <= 120
+    groups = run_txl("train", "--help").out
     assert "memory: off, on" in groups
     assert "n_layer" in groups
+    assert "paper/table6" in groups
+    assert "checkpoints: ???" in run_txl("recl", "--help").out
+    assert "mem_len: 7" in run_txl("train", "memory.mem_len=7", "--help").out
+    assert run_txl().status == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_row_names_what_there_is(name: str) -> None:
+    row = COMMANDS[name]
+    assert callable(row.run)
+    assert isinstance(row.schema(), row.schema)
+    assert (CONF / f"{row.config_name}.yaml").is_file()
+
+
+def test_a_further_rank_is_refused_in_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    done = run_txl("train", "trainer.devices=2", "memory.mem_len=-1", directory=tmp_path)
+    assert done == (2, "", "txl train, rank 1: memory.mem_len=-1: must be an integer >= 0\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_leaves_arguments_and_environment_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
+    monkeypatch.setattr(sys, "argv", words)
+    variables = dict(os.environ)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert sys.argv is words
+    assert words == ["txl", "evaluate", "checkpoint=missing.ckpt"]
+    assert dict(os.environ) == variables
+
+
+def test_a_refused_conversion_leaves_no_directory(tmp_path: Path) -> None:
+    files = ("source=missing", "source_format=original", "target=made", "target_format=txl")
+    done = run_txl("convert", *files, directory=tmp_path)
+    assert done == (2, "", "txl convert: source=missing: no such file\n")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -81,25 +174,25 @@ def test_train_then_evaluate_at_the_same_and_at_other_lengths(tmp_path: Path) ->
     (tmp_path / "text.txt").write_text(text)
     data = ["data=file", "data.path=text.txt", "data.cache_dir=cache"]
     short = ["profile=smoke", "trainer.max_steps=20", "trainer.num_threads=1", "logger=none"]
-    done = txl(tmp_path, "train", *short, *data, "hydra.run.dir=run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "run")
+    done = run_txl("train", *short, *data, "hydra.run.dir=run", directory=tmp_path)
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[-1] == str(tmp_path / "run")
     metrics = json.loads((tmp_path / "run/metrics.json").read_text())
 
     checkpoint = "checkpoint=run/checkpoints/best.ckpt"
-    done = txl(tmp_path, "evaluate", checkpoint, "num_threads=1", "hydra.run.dir=same")
-    assert done.returncode == 0, done.stderr
+    done = run_txl("evaluate", checkpoint, "num_threads=1", "hydra.run.dir=same", directory=tmp_path)
+    assert done.status == 0, done.err
     same = json.loads((tmp_path / "same/evaluation.json").read_text())
     assert same["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
 
     lengths = ["mem_len=100", "same_length=true", "segment_len=10", "batch_size=3"]
-    done = txl(tmp_path, "evaluate", checkpoint, *lengths, "splits=[test]", "hydra.run.dir=other")
-    assert done.returncode == 0, done.stderr
+    done = run_txl("evaluate", checkpoint, *lengths, "splits=[test]", "hydra.run.dir=other", directory=tmp_path)
+    assert done.status == 0, done.err
     other = json.loads((tmp_path / "other/evaluation.json").read_text())
     assert other["evaluation"] | {"mem_len": 100, "same_length": True, "segment_len": 10} == other["evaluation"]
     assert other["test"]["nll"] != same["test"]["nll"]
     assert "valid" not in other
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "other")
+    assert done.out.splitlines()[-1] == str(tmp_path / "other")
 
 
 @pytest.mark.slow
@@ -107,7 +200,7 @@ def test_a_multirun_trains_both_arms_in_one_sweep_folder(tmp_path: Path) -> None
     (tmp_path / "text.txt").write_text("".join(f"{i} plus one is {i + 1}\n" for i in range(2000)))
     data = ["data=file", "data.path=text.txt", "data.cache_dir=cache"]
     short = ["profile=smoke", "trainer.max_steps=4", "trainer.num_threads=1", "logger=none"]
-    done = txl(tmp_path, "train", "-m", "memory=on,off", *short, *data, "hydra.sweep.dir=sweep")
+    done, _ = in_process_of_its_own(tmp_path, "train", "-m", "memory=on,off", *short, *data, "hydra.sweep.dir=sweep")
     assert done.returncode == 0, done.stderr
     runs = [json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text()) for i in (0, 1)]
     assert [run["evaluation"]["mem_len"] for run in runs] == [32, 0]

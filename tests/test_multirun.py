@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydra_plugins.txl_process_launcher import _outcomes
 from hydra_plugins.txl_process_launcher._outcomes import JobError, Outcome
 from tests.training.small_run import TINY
-from txl_lightning.cli import describe, one_line
+from txl_lightning.command_line.messages import describe, one_line
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config
 from txl_lightning.distributed.multirun import multirun_name, report_failed_jobs

@@ -15,7 +15,8 @@ from experiments.engine import job_process
 from experiments.report import readme
 from experiments.report.rendering import read_results
 from tests.training.small_run import TINY
-from txl_lightning.cli import literal, register_all
+from txl_lightning.cli import register_all
+from txl_lightning.command_line.hydra_app import literal
 from txl_lightning.config.schemas import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ def tiny(words: list[str]) -> list[str]:
 
 
 def test_the_readme_shows_the_committed_run() -> None:
-    shown = readme.part(read_results(readme.COMMITTED / "results.json"))
+    shown = readme.run_part(read_results(readme.ROOT / readme.LAPTOP / "results.json"))
     assert shown in (ROOT / "README.md").read_text(), "python -m experiments.report.readme"
 
 
@@ -77,7 +78,7 @@ def test_every_command_of_the_readme_composes() -> None:
         if "--help" in words:
             continue
         first = [re.sub(r"(=[^,(\[]+),.*", r"\1", word) for word in words if word != "-m" and "…" not in word]
-        first = [literal(word, "prompt") for word in first if not word.startswith(("hydra", "optimizer.lr=tag"))]
+        first = [literal(word, ("prompt",)) for word in first if not word.startswith(("hydra", "optimizer.lr=tag"))]
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config" if command == "train" else command, overrides=first)
         assert OmegaConf.to_container(config, throw_on_missing=False)

@@ -1,93 +1,83 @@
-"""Rules that compare cells of `results.json`, and what they say."""
+"""Rules that compare cells of tables: each returns a mark."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-Results = dict[str, Any]
+from experiments.report.cells import Cell, Number
+
 Mark = Literal["holds", "does not hold", "within noise"]
-Verdict = tuple[Mark, str]
 
 
-def rows_of(results: Results, table: str) -> dict[str, dict[str, Any]]:
-    """The rows of a table by their first cell; empty if the table is not there."""
-    for section in results["sections"]:
-        for found in section["tables"]:
-            if found["id"] == table:
-                return {row["arm"]["text"]: row for row in found["rows"]}
-    return {}
+def less(one: Number, other: Number) -> Mark:
+    """Return whether one loss is below another: every seed is, and the means differ by two standard errors.
 
-
-def less(one: dict[str, Any], other: dict[str, Any]) -> Mark:
-    """Whether one loss is lower than another by the rule over seeds."""
-    ones, others = list(one.get("by_seed", {}).values()), list(other.get("by_seed", {}).values())
+    The standard error of the difference is √(s₁² + s₂²). With fewer than two seeds the mark is "within noise".
+    """
+    ones, others = _values(one), _values(other)
     if min(len(ones), len(others)) < 2:
         return "within noise"
-    margin = 2 * math.hypot(one["standard_error"], other["standard_error"])
-    if max(ones) < min(others) and other["value"] - one["value"] > margin:
+    margin = 2 * math.hypot(_error(one), _error(other))
+    if max(ones) < min(others) and other.value - one.value > margin:
         return "holds"
-    if max(others) < min(ones) and one["value"] - other["value"] > margin:
+    if max(others) < min(ones) and one.value - other.value > margin:
         return "does not hold"
     return "within noise"
 
 
-def positive(cell: dict[str, Any] | None) -> Mark:
-    """Whether a difference is above zero by the rule over seeds, and by a digit that is shown."""
-    if cell is None:
+def positive(cell: Cell) -> Mark:
+    """Return whether a difference is above zero: every seed is, and the mean by two standard errors and a digit."""
+    if not isinstance(cell, Number) or len(_values(cell)) < 2:
         return "within noise"
-    values = list(cell.get("by_seed", {}).values())
-    if len(values) < 2:
-        return "within noise"
-    margin = max(2 * cell["standard_error"], 10 ** -cell["digits"])
-    if min(values) > 0 and cell["value"] > margin:
+    margin = max(2 * _error(cell), 10**-cell.digits)
+    if min(_values(cell)) > 0 and cell.value > margin:
         return "holds"
-    return "does not hold" if max(values) < 0 and cell["value"] < -margin else "within noise"
+    return "does not hold" if max(_values(cell)) < 0 and cell.value < -margin else "within noise"
 
 
-def longer(one: dict[str, Any], other: dict[str, Any]) -> Mark:
-    """Whether one length is above another beyond the 95 % intervals of both."""
-    low, high = one.get("low", one["value"]), one.get("high", one["value"])
-    if low > other.get("high", other["value"]):
+def longer(one: Number, other: Number) -> Mark:
+    """Return whether one length is above another: their 95 % intervals do not overlap."""
+    if _low(one) > _high(other):
         return "holds"
-    return "does not hold" if high < other.get("low", other["value"]) else "within noise"
+    return "does not hold" if _high(one) < _low(other) else "within noise"
 
 
-def above(cell: dict[str, Any], limit: float) -> Mark:
-    """Whether a mean over heads is above a limit by two standard errors."""
-    margin = 2 * cell.get("standard_error", 0.0)
-    return (
-        "holds"
-        if cell["value"] - margin > limit
-        else "does not hold"
-        if cell["value"] + margin < limit
-        else "within noise"
-    )
-
-
-def apart(low: dict[str, Any], high: dict[str, Any]) -> Mark:
-    """Whether one mean over heads is below another by two standard errors of the difference."""
-    margin = 2 * math.hypot(low.get("standard_error", 0.0), high.get("standard_error", 0.0))
-    if high["value"] - low["value"] > margin:
+def above(cell: Number, limit: float) -> Mark:
+    """Return whether a mean over heads is above a limit by two standard errors."""
+    margin = 2 * _error(cell)
+    if cell.value - margin > limit:
         return "holds"
-    return "does not hold" if low["value"] - high["value"] > margin else "within noise"
+    return "does not hold" if cell.value + margin < limit else "within noise"
 
 
-def all_of(marks: list[Mark]) -> Mark:
-    """A claim of several parts holds if all hold, and does not if one does not."""
+def apart(low: Number, high: Number) -> Mark:
+    """Return whether one mean over heads is below another by two standard errors of the difference."""
+    margin = 2 * math.hypot(_error(low), _error(high))
+    if high.value - low.value > margin:
+        return "holds"
+    return "does not hold" if low.value - high.value > margin else "within noise"
+
+
+def all_of(marks: Sequence[Mark]) -> Mark:
+    """Return the mark of a claim of several parts: it holds if all do, and does not hold if one does not."""
     if "does not hold" in marks:
         return "does not hold"
     return "holds" if marks and all(mark == "holds" for mark in marks) else "within noise"
 
 
-def shown(cell: dict[str, Any]) -> str:
-    """`2.585 ± 0.004`."""
-    value = f"{cell['value']:,.{cell['digits']}f}"
-    value = value.removeprefix("-") if float(value.replace(",", "")) == 0 else value.replace("-", "−")
-    return f"{value} ± {cell['standard_error']:.{cell['digits']}f}" if "standard_error" in cell else value
+def _values(cell: Number) -> list[float]:
+    return list((cell.by_seed or {}).values())
 
 
-def interval(cell: dict[str, Any]) -> str:
-    """`96 [80, 112]`."""
-    value = f"{'≥ ' if cell.get('at_least') else ''}{cell['value']:,.0f}"
-    return f"{value} [{cell['low']:,.0f}, {cell['high']:,.0f}]" if "low" in cell else value
+def _error(cell: Number) -> float:
+    return cell.standard_error or 0.0
+
+
+def _low(cell: Number) -> float:
+    return cell.value if cell.low is None else cell.low
+
+
+def _high(cell: Number) -> float:
+    return cell.value if cell.high is None else cell.high

@@ -1,4 +1,4 @@
-"""Which corpora are there without fetching anything."""
+"""Corpora of the trainings: present or not, and their checksums."""
 
 from __future__ import annotations
 
@@ -9,24 +9,36 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import UserError
 
-_decided: dict[str, bool] = {}
+_present: dict[str, bool] = {}
 
 
 def at_hand(config: DataConfig) -> bool:
-    """Whether a corpus is on this machine, whole or as far as it was asked for; decided once, for plan and report."""
+    """Return whether a corpus can be loaded without a download.
+
+    The answer is kept, so that the plan and the report of one call agree.
+    """
     key = f"{config} {os.environ.get('TXL_DATA')}"
-    if key not in _decided:
-        _decided[key] = _is_there(config)
-    return _decided[key]
+    if key not in _present:
+        _present[key] = _is_present(config)
+    return _present[key]
 
 
-def _is_there(config: DataConfig) -> bool:
+def corpus_checksum(config: DataConfig, planning: bool) -> str:
+    """Return the SHA-256 of a corpus; a plan downloads nothing and takes "" for a corpus that is missing.
+
+    Raises:
+        UserError: the corpus is missing or damaged.
+    """
+    return "" if planning and not at_hand(config) else load_corpus(config).checksum
+
+
+def _is_present(config: DataConfig) -> bool:
     if config.name not in ("python-stdlib", "file"):
         root = config.root or os.environ.get("TXL_DATA") or Path(config.cache_dir) / "downloads"
         if not (Path(root).expanduser() / config.name).is_dir():
             return False
     try:
         load_corpus(config)
-    except UserError:  # a part of it, or a damaged file
+    except UserError:  # incomplete or damaged
         return False
     return True

@@ -1,6 +1,6 @@
-"""A job's process: the command `txl`, forked from a process that has its libraries imported already.
+"""Processes of jobs: the command `txl`, forked from a process that has imported its libraries, or after a prefix.
 
-Starting Python and importing torch, Lightning and Hydra takes as long as a short run; a fork takes a blink.
+Importing torch, Lightning and Hydra takes as long as a short run; a fork takes milliseconds.
 """
 
 from __future__ import annotations
@@ -9,21 +9,77 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import IO, Protocol
 
-IMPORTED = ["txl_lightning.cli", "txl_lightning.training.run", "txl_lightning.evaluation.evaluate.command", "wandb"]
+PRELOADED = [
+    "txl_lightning.command_line.hydra_app",
+    "txl_lightning.training.run",
+    "txl_lightning.evaluation.evaluate.command",
+    "wandb",
+]
+
+
+class JobHandle(Protocol):
+    """Running process of a job: a process of `multiprocessing`, or `PrefixedProcess`."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit status; None while the process runs."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class PrefixedProcess:
+    """Job started through a prefix such as `srun --nodes 2`.
+
+    Args:
+        prefix: words in front of `txl`.
+        words: command line of `txl`.
+        log: file that the output is appended to.
+        lock: open file whose lock the process inherits and holds until it ends, even if the runner is gone.
+        environment: variables set beside those of this process.
+    """
+
+    def __init__(
+        self, prefix: tuple[str, ...], words: list[str], log: Path, lock: IO[str], environment: dict[str, str]
+    ) -> None:
+        with log.open("a") as output:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "txl_lightning.cli", *words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | environment,
+                pass_fds=(lock.fileno(),),
+            )
+        self.terminate, self.kill = self._process.terminate, self._process.kill
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit status; None while the process runs."""
+        return self._process.poll()
 
 
 def start(words: list[str], log: Path, lock: Path, environment: dict[str, str]) -> ForkServerProcess:
-    """`txl` with some words, its output in a file, in a process group of its own that ends with this process.
+    """Start `txl` in a process group of its own that ends with this process.
 
-    `lock` is held as long as it runs.
+    Args:
+        words: command line of `txl`.
+        log: file that the output is appended to.
+        lock: file that the process locks until it ends.
+        environment: variables set beside those of this process.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
+    context.set_forkserver_preload(PRELOADED)
     process = context.Process(target=_run, args=(words, str(log), str(lock), environment))
     process.start()
     return process
@@ -32,8 +88,8 @@ def start(words: list[str], log: Path, lock: Path, environment: dict[str, str]) 
 def _run(words: list[str], log: str, lock: str, environment: dict[str, str]) -> None:
     from txl_lightning.cli import main
 
-    os.setpgid(0, 0)  # Ctrl-C is for the runner, who passes one signal on
-    threading.Thread(target=_end_with_the_runner, daemon=True).start()
+    os.setpgid(0, 0)  # Ctrl-C reaches the runner alone, which sends each job one signal
+    threading.Thread(target=_end_with_runner, daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -44,8 +100,8 @@ def _run(words: list[str], log: str, lock: str, environment: dict[str, str]) -> 
     main()
 
 
-def _end_with_the_runner() -> None:
-    """Kill this process's group once the runner is gone, whose pipe closes then; the fork server lives on with us."""
+def _end_with_runner() -> None:
+    """Kill this process group once the runner is gone: the fork server is the parent, and outlives the runner."""
     runner = multiprocessing.parent_process()
     assert runner is not None
     runner.join()

@@ -1,4 +1,4 @@
-"""Jobs: calls of `txl`, known by what they depend on, so that a finished one is never run again."""
+"""Jobs: calls of `txl`, each identified by a hash of everything that its numbers depend on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, plain, typed
 from txl_lightning.reporting.machine import processor
 
-RUNS = "@runs"  # stands in overrides for the folder of all runs, which may move
+RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
 WITHOUT_INFLUENCE = (
     "logger",
     "checkpoint.every_n_steps",
@@ -28,6 +28,7 @@ WITHOUT_INFLUENCE = (
     "data.root",
     "trainer.num_threads",
     "trainer.progress_bar",
+    "trainer.progress_file",
     "trainer.log_every_n_steps",
 )
 
@@ -37,15 +38,15 @@ class Job:
     """One call of `txl`.
 
     Args:
-        name: unique; the folder in `runs/`.
-        command: of `txl`.
-        overrides: as they are typed behind the command; `@runs` is the folder of all runs.
-        arm: what is compared, in words.
-        seed: of initialisation and dropout, of trainings.
-        tags: of the W&B run.
+        name: unique name; also its folder in `runs/`.
+        command: command of `txl`, such as train.
+        overrides: arguments of the command; `@runs` stands for the folder of all runs.
+        arm: the arm of the comparison, in words.
+        seed: seed of a training; None for measurements.
+        tags: tags of the W&B run.
         needs: names of the jobs whose files it reads.
-        alone: it measures time, so that nothing may run beside it.
-        sections: of the report, that use it.
+        alone: measures time, so no other job may run meanwhile.
+        sections: sections of the report that use it.
     """
 
     name: str
@@ -60,20 +61,24 @@ class Job:
 
     @property
     def checkpoint(self) -> str:
-        """The best weights of a training, as another job's override names them."""
+        """Path of a training's best weights, for the overrides of another job."""
         return f"{RUNS}/{self.name}/checkpoints/best.ckpt"
 
+    def overrides_in(self, runs: Path) -> tuple[str, ...]:
+        """Return the overrides with the folder of all runs in place of `@runs`."""
+        parent, folder = (f"{RUNS}/..", str(runs.parent)), (RUNS, str(runs))
+        return tuple(word.replace(*parent).replace(*folder) for word in self.overrides)
+
     def words(self, runs: Path) -> list[str]:
-        """What is typed behind `txl`, but for where it writes."""
-        beside, inside = (f"{RUNS}/..", str(runs.parent)), (RUNS, str(runs))
-        return [self.command, *(word.replace(*beside).replace(*inside) for word in self.overrides)]
+        """Return the command line of `txl`, without the run directory."""
+        return [self.command, *self.overrides_in(runs)]
 
 
 def merge(jobs_by_section: dict[str, list[Job]]) -> list[Job]:
-    """All jobs once, each knowing the sections that use it, what is needed before what needs it.
+    """Return every job once, with all sections that use it, each after the jobs it needs.
 
     Raises:
-        ValueError: two jobs of one name differ, or a needed one is missing.
+        ValueError: two jobs with one name differ, or a needed job is missing.
     """
     merged: dict[str, Job] = {}
     for section, jobs in jobs_by_section.items():
@@ -93,11 +98,13 @@ def merge(jobs_by_section: dict[str, list[Job]]) -> list[Job]:
 
 @cache
 def composed(overrides: tuple[str, ...]) -> Config:
-    """The whole configuration of a training, which nobody may change.
+    """Return the configuration of a training; it is cached, so callers must not change it.
 
     Raises:
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
+    if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
+        return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return typed(compose("config", overrides=list(overrides)))
@@ -105,7 +112,7 @@ def composed(overrides: tuple[str, ...]) -> Config:
 
 @cache
 def code_version() -> str:
-    """SHA-256 over what the package's sources and its configuration files say, comments and docstrings left out."""
+    """Return the SHA-256 of the package's sources and configuration files without comments and docstrings."""
     package = Path(txl_lightning.__file__).parent
     sources = [(path.relative_to(package), statements(path.read_text())) for path in package.rglob("*.py")]
     choices = [(path.relative_to(CONF), values(path.read_text())) for path in CONF.rglob("*.yaml")]
@@ -116,7 +123,7 @@ def code_version() -> str:
 
 
 def statements(source: str) -> str:
-    """A syntax tree without comments, layout and docstrings."""
+    """Return the syntax tree of a source, without comments, layout and docstrings, as text."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -125,17 +132,17 @@ def statements(source: str) -> str:
 
 
 def values(text: str) -> str:
-    """What Hydra reads of a configuration file: its values and its package."""
+    """Return what Hydra reads from a configuration file, its values and its package, as text."""
     packages = [line for line in text.splitlines() if line.startswith("# @package")]
     return json.dumps([packages, OmegaConf.to_container(OmegaConf.create(text))])
 
 
 def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
-    """What each job depends on, hashed: code, configuration, corpus, and the jobs that it needs.
+    """Return a hash of what each job depends on, by job name: code, configuration, corpus, the jobs that it needs.
 
     Args:
-        jobs: in an order in which what is needed comes first.
-        corpora: checksum of the corpus of every training.
+        jobs: each after the jobs it needs.
+        corpora: checksum of the corpus of each training, by job name.
     """
     made: dict[str, str] = {}
     for job in jobs:
@@ -151,7 +158,7 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
 
 
 def with_influence(config: Config) -> dict[str, Any]:
-    """The configuration without what changes no number."""
+    """Return a configuration as plain values, without the options that change no number."""
     values = plain(config)
     for option in WITHOUT_INFLUENCE:
         group, _, name = option.partition(".")

@@ -1,4 +1,4 @@
-"""What the jobs left."""
+"""Result files of finished jobs."""
 
 from __future__ import annotations
 
@@ -6,43 +6,93 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from experiments.engine.jobs import Job
 from txl_lightning.errors import UserError
 
+Unit = Literal["bpc", "ppl"]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of a training: its metrics and the unit of its losses.
+
+    Args:
+        metrics: content of `metrics.json`.
+    """
+
+    metrics: dict[str, Any]
+
+    @property
+    def level(self) -> str:
+        """Level of the tokens: byte, char, word or bpe."""
+        return str(self.metrics["corpus"]["level"])
+
+    @property
+    def unit(self) -> Unit:
+        """`ppl` (perplexity) for words, else `bpc` (bits per character or byte)."""
+        return "ppl" if self.level == "word" else "bpc"
+
+    @property
+    def corpus(self) -> str:
+        """Name of the corpus."""
+        return str(self.metrics["corpus"]["name"])
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained parameters."""
+        return int(self.metrics["parameters"])
+
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return int(self.metrics["steps"])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read in training."""
+        return int(self.metrics["tokens"])
+
+    def loss(self, split: Literal["val", "test"] = "test") -> float:
+        """Return the loss of the best weights on a split, in `unit`."""
+        return float(self.metrics[f"{split}/{self.unit}"])
+
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The files of finished jobs.
+    """Access to the result files of finished jobs.
 
     Args:
-        runs: the folder of all runs.
-        figures: where the report's figures go.
+        runs: folder of all runs.
+        figures: folder of the report's figures.
     """
 
     runs: Path
     figures: Path
 
     def result(self, job: Job, file: str) -> dict[str, Any]:
-        """A JSON file of a job."""
-        path = self.runs / job.name / file
-        try:
-            found: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from error
-        return found
+        """Read a JSON file of a job.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        return read_json(self.runs / job.name / file)
+
+    def training(self, job: Job) -> TrainingResult:
+        """Return the result of a training."""
+        return TrainingResult(self.metrics(job))
 
     def metrics(self, job: Job) -> dict[str, Any]:
-        """What a training ended with."""
+        """Read `metrics.json` of a training."""
         return self.result(job, "metrics.json")
 
     def validation(self, job: Job) -> list[dict[str, Any]]:
-        """The validations of a training."""
+        """Read all validations of a training, in order."""
         return [json.loads(line) for line in (self.runs / job.name / "validation.jsonl").read_text().splitlines()]
 
     def figure(self, job: Job, name: str, caption: str, alt: str) -> dict[str, Any]:
-        """A figure that a job drew, copied to the report's: PNG and, if there is one, SVG."""
+        """Copy a figure of a job (PNG and, if there is one, SVG) into the report's figures and describe it."""
         self.figures.mkdir(parents=True, exist_ok=True)
         files: dict[str, Any] = {"svg": None}
         for suffix in ("png", "svg"):
@@ -51,3 +101,18 @@ class Outcomes:
                 shutil.copyfile(source, self.figures / f"{job.name}_{name}.{suffix}")
                 files[suffix] = f"{self.figures.name}/{job.name}_{name}.{suffix}"
         return {**files, "caption": caption, "alt": alt}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds no JSON object")
+    return found

@@ -1,33 +1,35 @@
-"""What a profile means for the reproduction: the same experiments with other numbers.
+"""Profiles of the reproduction: seeds, grids, measurements and estimates.
 
-The model and the lengths of a training run are in `conf/profile/NAME.yaml`; here stands what the experiments
-choose beside them.
+Model, lengths and hardware of a training run are in `conf/profile/NAME.yaml`; here is only what that file cannot hold.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from experiments.engine.jobs import composed
+from txl_lightning.config.schemas import Config
+
 
 @dataclass(frozen=True)
 class Profile:
-    """The numbers of a reproduction.
+    """Numbers of a reproduction beside those of `conf/profile/NAME.yaml`.
 
     Args:
-        name: also of `conf/profile`.
-        note: what to think of the figures; the report begins with it.
-        needs: in words, for `--plan`.
-        seeds: of the runs whose differences are claimed; the others have the first one.
-        attention_lengths: of Table 6's sweep at evaluation, in tokens.
-        recurrent: the sizes of Table 8's baselines by model, as many parameters as the Transformer-XL.
+        name: name of the file in `conf/profile`.
+        note: first sentence of the report: how far its numbers can be trusted.
+        needs: hardware, time and data in words, for `--plan`.
+        seeds: seeds of the arms that claims compare; other arms have the first one only.
+        attention_lengths: grid of Table 6's evaluation, in tokens.
+        recurrent: sizes of Table 8's baselines by model, for as many parameters as the Transformer-XL.
         evaluate, recl, speed, attention, generate: overrides of these commands.
-        tokens_per_second: of one training job, for estimates; `measured` says where.
-        measured: the machine of `tokens_per_second`.
-        seconds: of one job by command, for estimates; `train` is what a run takes beside its steps.
-        accelerator: cpu or gpu.
-        devices: of one training job.
-        main: which published results are run, by name of `conf/experiment/paper`, if their corpora are at hand.
-        main_overrides: of those runs.
+        tokens_per_second: estimated speed of one training.
+        measured: origin of `tokens_per_second`.
+        seconds: estimated seconds of one job by command; for `train` the time outside of its steps.
+        devices: devices of one training.
+        main: published models to train if their corpora are present, as files of `conf/experiment/paper`.
+        main_warmup_steps: warm-up of those models when they train only as long as the profile's own runs;
+            None for their published length.
     """
 
     name: str
@@ -44,19 +46,36 @@ class Profile:
     tokens_per_second: float
     measured: str
     seconds: dict[str, float]
-    accelerator: str = "cpu"
     devices: int = 1
     main: tuple[str, ...] = ()
-    main_overrides: tuple[str, ...] = ()
+    main_warmup_steps: int | None = None
     train: tuple[str, ...] = field(default=())
 
+    @property
+    def accelerator(self) -> str:
+        """Accelerator of `conf/profile/NAME.yaml`: cpu or gpu."""
+        return self._training.trainer.accelerator
 
-ADAPTIVE = ("model.cutoffs=[20000,40000,200000]", "model.div_val=4")  # of WikiText-103's words
+    @property
+    def main_overrides(self) -> tuple[str, ...]:
+        """Overrides of the published models: the length of the profile's own runs, or none."""
+        if self.main_warmup_steps is None:
+            return ()
+        lengths = {name: getattr(self._training.trainer, name) for name in ("max_steps", "val_every_n_steps")}
+        words = (f"trainer.{name}={value}" for name, value in lengths.items())
+        return (*words, f"optimizer.warmup_steps={self.main_warmup_steps}")
+
+    @property
+    def _training(self) -> Config:
+        return composed((f"profile={self.name}",))
+
+
+ADAPTIVE = ("model.cutoffs=[20000,40000,200000]", "model.div_val=4")  # adaptive softmax for WikiText-103's words
 
 SMOKE = Profile(
     name="smoke",
-    note="A smoke run: it shows that everything works, its figures mean nothing.",
-    needs="two processor cores, 3 GB of memory, 0.2 GB of disk",
+    note="A smoke run: it shows that everything works; its numbers mean nothing.",
+    needs="two CPU cores, 3 GB of memory, 0.2 GB of disk",
     seeds=(1,),
     attention_lengths=(32, 96),
     recurrent={"lstm": ("model.d_model=64",), "qrnn": ("model.d_model=48",)},
@@ -86,9 +105,9 @@ SMOKE = Profile(
 
 LAPTOP = Profile(
     name="laptop",
-    note="These are small models after a short training: they show which way a difference goes, not how large it is in "
-    "the paper. Their figures are not the paper's.",
-    needs="two processor cores, 4 GB of memory, 0.5 GB of disk",
+    note="These are small models after a short training: they show the sign of a difference, not its size in the "
+    "paper. Their numbers are not the paper's.",
+    needs="two CPU cores, 4 GB of memory, 0.5 GB of disk",
     seeds=(1, 2),
     attention_lengths=(32, 64, 96, 128, 192),
     recurrent={
@@ -107,8 +126,8 @@ LAPTOP = Profile(
 
 GPU = Profile(
     name="gpu",
-    note="These models had a fraction of the paper's training: their order is to be compared with the paper's, not "
-    "their figures.",
+    note="These models had a fraction of the paper's training: compare their order with the paper's, not their "
+    "numbers.",
     needs="one GPU of 40 GB or more for about a day, 32 GB of memory, 60 GB of disk, the corpora (TXL_DATA)",
     seeds=(1, 2),
     attention_lengths=(120, 180, 260, 340, 420, 500, 640),
@@ -122,11 +141,10 @@ GPU = Profile(
     attention=("mem_len=640", "split=valid", "accelerator=gpu"),
     generate=("context=512", "n_tokens=1000", "n_samples=3", "mem_len=1000", "accelerator=gpu"),
     tokens_per_second=90_000,
-    measured="a guess for one H100, no measurement: others reach 60,000 with wt103 base on an A100 (mixed precision)",
+    measured="a guess for one H100, not measured: others report 60,000 for wt103 base on an A100 (mixed precision)",
     seconds={"train": 120, "evaluate": 400, "recl": 1200, "speed": 480, "attention": 120, "generate": 120},
-    accelerator="gpu",
     main=("enwik8_base", "text8_base", "lm1b_base_paper"),
-    main_overrides=("trainer.max_steps=20000", "trainer.val_every_n_steps=2000", "optimizer.warmup_steps=1000"),
+    main_warmup_steps=1000,
 )
 
 PAPER = replace(
@@ -143,7 +161,7 @@ PAPER = replace(
     recl=("first_context=100", "step=100", "max_context=1200", "n_positions=10000", "accelerator=gpu"),
     speed=("levels=[char,word]", "n_layer=24", "d_model=1024", "d_inner=3072", "accelerator=gpu"),
     tokens_per_second=450_000,
-    measured="wt103 base on eight A100 (others' measurement, mixed precision)",
+    measured="wt103 base on eight A100, measured by others (mixed precision)",
     seconds={"train": 600, "evaluate": 1200, "recl": 7200, "speed": 480, "attention": 600, "generate": 300},
     devices=8,
     main=(
@@ -156,7 +174,7 @@ PAPER = replace(
         "lm1b_base_paper",
         "lm1b_large",
     ),
-    main_overrides=(),
+    main_warmup_steps=None,
 )
 
 PROFILES = {profile.name: profile for profile in (SMOKE, LAPTOP, GPU, PAPER)}

@@ -1,8 +1,8 @@
-"""What a reproduction shows while it runs: jobs done, what runs now with its loss, time left."""
+"""Progress of a reproduction: jobs done, steps and loss of the running ones, time left."""
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 import sys
 import time
@@ -10,90 +10,84 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.engine.jobs import Job
-from experiments.engine.runner import LOG, Runner
+from experiments.engine.runner import Runner
+from txl_lightning.training.callbacks.progress_file import PROGRESS_FILE
 
-STATE = re.compile(r"(\d+)/(\d+) \[[^\]]*?(?:, ((?:nll|bpc|ppl)[^\]]*))?\]\s*$")
-LOSS = re.compile(r"\b(bpc|ppl) ([\d.]+)")
-EVERY_SECONDS = 30.0  # without a terminal
+SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_UPDATES = 0.25
+CLEAR_LINE = "\r\033[K"
 
 
 class Progress:
-    """One moving line on a terminal; without one, a line for every job that ended and one every 30 seconds.
+    """Line on standard error, updated on a terminal; else a line for each ended job and one every 30 seconds.
 
     Args:
-        jobs: all of them, the finished ones too.
+        jobs: all jobs, finished ones included.
         estimate: seconds of a job that has not run.
-        slots: how many run at once.
+        slots: jobs that run at once.
     """
 
     def __init__(self, jobs: list[Job], estimate: Callable[[Job], float], slots: int) -> None:
-        self.jobs, self.estimate, self.slots = jobs, estimate, slots
-        self.on_terminal = sys.stderr.isatty()
-        self.told: set[str] = set()
-        self.last = 0.0
+        self.jobs, self.estimate, self.slots = {job.name: job for job in jobs}, estimate, slots
+        self._on_terminal = sys.stderr.isatty()
+        self._reported: set[str] = set()
+        self._last_update: float | None = None
 
     def __call__(self, runner: Runner) -> None:
-        """Show the state of things, if there is news."""
-        if not self.last:  # what an earlier call finished is no news
-            self.told = set(runner.done)
-        ended = [name for name in (*runner.done, *runner.failed) if name not in self.told]
-        for name in ended:
-            self.told.add(name)
-            seconds = runner.record(next(job for job in self.jobs if job.name == name)).get("seconds", 0)
-            self._line(runner.failed.get(name) or f"{name}: done in {seconds:.0f} s")
-        now = time.monotonic()
-        if now - self.last < (0.25 if self.on_terminal else EVERY_SECONDS):
-            return
-        self.last = now
-        if not runner.running:
-            return
-        text = f"{len(runner.done)} of {len(self.jobs)} jobs done, about {clock(self.left(runner))} left"
-        shown = [
-            f"{running.job.name} {state(runner.directory(running.job) / LOG)}".strip() for running in runner.running
-        ]
-        self._status(" · ".join([text, *shown]))
+        """Report jobs that ended since the last call and, when it is time, the running ones."""
+        if self._last_update is None:
+            self._reported = set(runner.done)  # finished in earlier calls
+        for name in [name for name in (*runner.done, *runner.failed) if name not in self._reported]:
+            self._reported.add(name)
+            seconds = runner.record(self.jobs[name]).get("seconds", 0)
+            self._print_line(runner.failed.get(name) or f"{name}: done in {seconds:.0f} s")
+        now, pause = time.monotonic(), SECONDS_BETWEEN_UPDATES if self._on_terminal else SECONDS_BETWEEN_LINES
+        if self._last_update is None or now - self._last_update >= pause:
+            self._last_update = now
+            if runner.running:
+                self._print_status(self.status(runner))
 
-    def left(self, runner: Runner) -> float:
-        """Seconds until all jobs are done."""
-        waiting = [job for job in runner.waiting if not job.alone]
-        shared = sum(self.estimate(job) for job in waiting)
+    def status(self, runner: Runner) -> str:
+        """Return one line: jobs done, time left, steps and loss of each running job."""
+        done = f"{len(runner.done)} of {len(self.jobs)} jobs done, about {clock(self.seconds_left(runner))} left"
+        running = (f"{r.job.name} {training_progress(runner.directory(r.job))}".strip() for r in runner.running)
+        return " · ".join([done, *running])
+
+    def seconds_left(self, runner: Runner) -> float:
+        """Return the estimated seconds until all jobs are done."""
+        parallel = sum(self.estimate(job) for job in runner.waiting if not job.alone)
         for running in runner.running:
-            shared += max(0.0, self.estimate(running.job) - (time.perf_counter() - running.started))
-        return shared / self.slots + sum(self.estimate(job) for job in runner.waiting if job.alone)
+            parallel += max(0.0, self.estimate(running.job) - (time.perf_counter() - running.started))
+        return parallel / self.slots + sum(self.estimate(job) for job in runner.waiting if job.alone)
 
-    def _line(self, text: str) -> None:
-        print(("\r\033[K" if self.on_terminal else "") + text, file=sys.stderr, flush=True)
+    def close(self) -> None:
+        """Clear the status line of a terminal."""
+        if self._on_terminal:
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
-    def _status(self, text: str) -> None:
-        if self.on_terminal:
+    def _print_line(self, text: str) -> None:
+        print((CLEAR_LINE if self._on_terminal else "") + text, file=sys.stderr, flush=True)
+
+    def _print_status(self, text: str) -> None:
+        if self._on_terminal:
             width = shutil.get_terminal_size().columns - 1
-            print("\r\033[K" + text[:width], end="", file=sys.stderr, flush=True)
+            print(CLEAR_LINE + text[:width], end="", file=sys.stderr, flush=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Leave the moving line."""
-        if self.on_terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
-
-def state(log: Path) -> str:
-    """`600/1500 bpc 2.61`: what a training's progress bar wrote last; empty if it has not begun."""
+def training_progress(run: Path) -> str:
+    """Return steps and loss of a training, such as `600/1500 bpc 2.610`, from its progress file; empty without one."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+        state = json.loads((run / PROGRESS_FILE).read_text())
+    except (OSError, ValueError):
         return ""
-    for line in reversed(lines):
-        if found := STATE.search(line):
-            loss = LOSS.search(found[3] or "")
-            return f"{found[1]}/{found[2]}" + (f" {loss[1]} {loss[2]}" if loss else "")
-    return ""
+    loss = "" if state["loss"] is None else f" {state['unit']} {state['loss']:.3f}"
+    return f"{state['steps']}/{state['max_steps']}{loss}"
 
 
 def clock(seconds: float) -> str:
-    """`45 s`, `3 min`, `2.5 h`, `12 days`."""
+    """Return a duration such as `45 s`, `3 min`, `2.5 h` or `12 days`."""
     for longest, unit, name in ((90, 1, "s"), (5400, 60, "min")):
         if seconds < longest:
             return f"{seconds / unit:.0f} {name}"

@@ -1,53 +1,70 @@
-"""`results.json`: everything that the report shows, in the form of `results.schema.json`."""
+"""Assemble `results.json`: everything that the report shows, as `results.schema.json` says."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from experiments.engine.estimate import cores
 from experiments.engine.jobs import Job, code_version, composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.runner import Runner
+from experiments.engine.session import Stopwatch
 from experiments.engine.setup import Setup
-from experiments.engine.stopwatch import Stopwatch
-from txl_lightning.reporting.machine import processor
+from experiments.report.sections import Section, to_json
+from txl_lightning.reporting.machine import cores, processor
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
 
 
 def assemble(
-    setup: Setup, jobs: list[Job], runner: Runner, sections: list[dict[str, Any]], command: str, watch: Stopwatch
+    setup: Setup,
+    jobs: list[Job],
+    runner: Runner,
+    sections: Sequence[Section],
+    claims: list[dict[str, Any]],
+    command: str,
+    watch: Stopwatch,
 ) -> dict[str, Any]:
-    """All of it but the claims, which are judged from it."""
+    """Return the content of `results.json`.
+
+    Args:
+        setup: of the reproduction.
+        jobs: all of its jobs, finished.
+        runner: that ran them.
+        sections: of the report, in order.
+        claims: judged, as `claims.judged` returns them.
+        command: as typed in a shell.
+        watch: wall-clock time so far.
+    """
     outcomes = Outcomes(setup.runs, setup.figures)
-    runs = {job.name: run_of(job, runner, outcomes) for job in jobs}
+    runs = {job.name: _run(job, runner, outcomes) for job in jobs}
     seconds = dict.fromkeys(("training", "rest"), 0.0)
     for run in runs.values():
         seconds["training" if run["command"] == "train" else "rest"] += run["seconds"]
-    results: dict[str, Any] = {
+    return {
         "schema_version": 1,
         "profile": setup.profile.name,
         "note": setup.profile.note,
         "command": command,
         "started": watch.began,
         "seconds": {"wall": round(watch.seconds, 1), **{kind: round(value, 1) for kind, value in seconds.items()}},
-        "machine": machine(setup),
+        "machine": _machine(setup),
         "versions": {name: version(name) for name in LIBRARIES},
         "code": code_version(),
-        "corpora": corpora(jobs, outcomes),
-        "settings": settings(jobs, outcomes, setup),
+        "corpora": _corpora(jobs, outcomes),
+        "settings": _settings(jobs, outcomes, setup),
         "runs": runs,
-        "sections": sections,
+        "sections": to_json(sections),
+        "claims": claims,
     }
-    return results
 
 
-def run_of(job: Job, runner: Runner, outcomes: Outcomes) -> dict[str, Any]:
-    """What `results.json` has of a job."""
+def _run(job: Job, runner: Runner, outcomes: Outcomes) -> dict[str, Any]:
+    """Entry of a job under `runs`."""
     run: dict[str, Any] = {
         "command": job.command,
         "arm": job.arm,
@@ -64,8 +81,8 @@ def run_of(job: Job, runner: Runner, outcomes: Outcomes) -> dict[str, Any]:
     return run
 
 
-def machine(setup: Setup) -> dict[str, Any]:
-    """What it ran on."""
+def _machine(setup: Setup) -> dict[str, Any]:
+    """Hardware and Python of this machine."""
     gpus = setup.profile.accelerator == "gpu"
     return {
         "processor": processor(),
@@ -76,8 +93,8 @@ def machine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
-    """Every corpus once, with the sections that used it."""
+def _corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
+    """Every corpus once, with the ids of the sections that used it."""
     found: dict[str, dict[str, Any]] = {}
     for job in jobs:
         if job.command == "train":
@@ -87,8 +104,8 @@ def corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[str]]:
-    """What all runs have in common, in words."""
+def _settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[str]]:
+    """Settings that all runs share, as pairs of text."""
     first = next((job for job in jobs if job.command == "train"), None)
     if first is None:
         return [["profile", setup.profile.name]]

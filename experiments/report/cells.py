@@ -1,46 +1,64 @@
-"""Cells and columns of tables."""
+"""Cells of a table: text, numbers, means over seeds, estimates with an interval."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
-Cell = dict[str, Any] | None
-Section = dict[str, Any]
 DIGITS = {"bpc": 3, "ppl": 2}
 
 
-def unit_of(metrics: Mapping[str, Any]) -> str:
-    """`bpc`, or `ppl` for words."""
-    return "bpc" if "test/bpc" in metrics else "ppl"
+@dataclass(frozen=True)
+class Text:
+    """Cell of words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """Cell of one number, with a standard error or a 95 % interval where it has one (never both).
+
+    Args:
+        value: in the column's unit.
+        digits: decimals shown.
+        standard_error: of a mean.
+        by_seed: values that `value` is the mean of, by seed.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        at_least: the value is a lower bound.
+        difference: `value` minus a reference, in the column's unit.
+    """
+
+    value: float
+    digits: int
+    standard_error: float | None = None
+    by_seed: Mapping[str, float] | None = None
+    low: float | None = None
+    high: float | None = None
+    at_least: bool | None = None
+    difference: float | None = None
+
+
+Cell: TypeAlias = Text | Number | None
+"""None is an empty cell."""
+
+
+def number(value: float | None, digits: int) -> Cell:
+    """Return a cell of one number, or an empty one for None."""
+    return None if value is None else Number(value, digits)
+
+
+def over_seeds(by_seed: Mapping[int, float], digits: int) -> Number:
+    """Return the mean over n seeds and, if n > 1, its standard error s / √n."""
+    values = list(by_seed.values())
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Number(statistics.mean(values), digits, error, {str(seed): value for seed, value in by_seed.items()})
 
 
 def unit_in_words(unit: str, level: str) -> str:
-    """As an axis names it."""
+    """Return the name of a loss's unit for the axis of a figure."""
     return "perplexity" if unit == "ppl" else "bits per byte" if level == "byte" else "bits per character"
-
-
-def text(words: str) -> Cell:
-    """A cell of words."""
-    return {"text": words}
-
-
-def number(value: float | None, digits: int, **more: Any) -> Cell:
-    """A cell of one number; None is an empty cell."""
-    return None if value is None else {"value": value, "digits": digits, **more}
-
-
-def over_seeds(values: Mapping[Any, float], digits: int) -> Cell:
-    """Mean over seeds and, of two or more, its standard error: s / √n."""
-    numbers = list(values.values())
-    cell: dict[str, Any] = {"value": statistics.mean(numbers), "digits": digits}
-    if len(numbers) > 1:
-        cell["standard_error"] = statistics.stdev(numbers) / math.sqrt(len(numbers))
-    return {**cell, "by_seed": {str(seed): value for seed, value in values.items()}}
-
-
-def column(key: str, title: str, of: str, unit: str | None = None) -> dict[str, Any]:
-    """A column of a table; `of` is label, ours or paper."""
-    return {"key": key, "title": title, "of": of, "unit": unit}

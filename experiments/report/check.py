@@ -1,4 +1,4 @@
-"""Whether results are what `results.schema.json` says, and what a schema cannot say."""
+"""Validate `results.json`: by its schema, and by rules that a schema cannot express."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SCHEMA = Path(__file__).with_name("results.schema.json")
 
 
 def check_results(results: Mapping[str, Any]) -> None:
-    """Hold results against `results.schema.json` and against themselves (ids, keys of rows, tables of claims).
+    """Validate results by `results.schema.json` and for consistency (unique ids, keys of rows, tables of claims).
 
     Raises:
-        UserError: naming the path of what is wrong, such as `sections[0].tables[0].rows[2].init`.
+        UserError: naming the path of the first error, such as `sections[0].tables[0].rows[2].init`.
     """
     try:
-        read_back = json.loads(json.dumps(results))  # what a reader of the file will see
+        read_back = json.loads(json.dumps(results))  # as a reader of the file will see it
     except (TypeError, ValueError) as error:
         raise UserError(f"results.json: {error}") from error
     worst = best_match(_validator().iter_errors(read_back))
@@ -38,7 +38,7 @@ def check_results(results: Mapping[str, Any]) -> None:
 
 
 def _validator() -> Any:
-    """Of the schema, with one more rule: NaN and infinity are no numbers (JSON has none, Python writes them)."""
+    """Validator of the schema that also refuses NaN and infinity, which Python writes but JSON does not have."""
 
     def finite(_: Any, value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -49,7 +49,7 @@ def _validator() -> Any:
 
 
 def _contradictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Path and message of what a schema cannot say."""
+    """Yield path and message of each violation that a schema cannot express."""
     tables = [
         (f"sections[{i}].tables[{j}]", table)
         for i, section in enumerate(results["sections"])
@@ -61,10 +61,13 @@ def _contradictions(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "claims": [claim["id"] for claim in results["claims"]],
     }
     ids |= {f"{path}.columns": [column["key"] for column in table["columns"]] for path, table in tables}
+    ids |= {f"{path}.row_keys": table.get("row_keys", []) for path, table in tables}
     for path, names in ids.items():
         yield from ((path, f"'{name}' is there twice") for name, count in Counter(names).items() if count > 1)
     for path, table in tables:
         of = {column["key"]: column["of"] for column in table["columns"]}
+        if len(table.get("row_keys", table["rows"])) != len(table["rows"]):
+            yield f"{path}.row_keys", f"must be {len(table['rows'])} keys, one per row"
         for i, row in enumerate(table["rows"]):
             if wrong := sorted(set(of) ^ set(row)):
                 yield f"{path}.rows[{i}]", f"'{wrong[0]}' is a column or a cell, but not both"

@@ -1,56 +1,109 @@
-"""The part of README.md that shows the committed laptop run, made from its `results.json`.
+"""Parts of README.md and docs/reproduction.md that show the committed laptop run, made from its `results.json`.
 
-`python -m experiments.report.readme` writes it between its markers.
+`python -m experiments.report.readme` writes each part between its markers.
 """
 
 from __future__ import annotations
 
+import posixpath
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from experiments.report.markdown import pipe_table, results_table
 from experiments.report.rendering import read_results
+from experiments.report.sections import Section, section_from_json
 from experiments.report.view import SIGNS, duration, table_view
+from txl_lightning.errors import UserError
+from txl_lightning.files import write_text
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "experiments" / "results" / "laptop"
-BEGIN, END = "<!-- laptop run begin -->", "<!-- laptop run end -->"
+LAPTOP = "experiments/results/laptop"
+RUN_MARKERS = ("<!-- laptop run begin -->", "<!-- laptop run end -->")
+TABLES_MARKERS = ("<!-- laptop tables begin -->", "<!-- laptop tables end -->")
+DETAILS = "docs/reproduction.md"
 
 
-def part(results: dict[str, Any]) -> str:
-    """Command, time and hardware, Table 6, the claims and one figure."""
-    folder = COMMITTED.relative_to(ROOT).as_posix()
-    section = next(section for section in results["sections"] if section["id"] == "table_6")
-    trainings = [run for run in results["runs"].values() if run["command"] == "train"]
-    size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} bytes of training"
+def run_part(results: dict[str, Any]) -> str:
+    """Return the README's part: command, time and hardware; the claims; one figure; links."""
     machine = results["machine"]
-    figure = section["figures"][0]
+    trainings = [run for run in results["runs"].values() if run["command"] == "train"]
+    size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} tokens of training"
+    figure = _table_6(results).figures[0]
     claims = [[claim["claim"], f"{SIGNS[claim['mark']]} {claim['mark']}"] for claim in results["claims"]]
-    return "\n".join(
-        [
-            BEGIN,
-            f"`{results['command']}` took {duration(results['seconds']['wall'])} on {machine['cores']} cores of an "
-            f"{machine['processor']}: {len(trainings)} runs of {size}, and their measurements. {results['note']}",
-            f"[The whole report]({folder}/report.md) has every table and figure, with the rules behind the marks.",
-            "",
-            pipe_table(["what the paper says", "in this run"], claims),
-            "",
-            f"{section['title']} (mean and standard error over seeds):",
-            "",
-            results_table(table_view(section["tables"][0])),
-            "",
-            f"![{figure['alt']}]({folder}/{figure['png']})",
-            END,
-        ]
+    return _between(
+        RUN_MARKERS,
+        f"`{results['command']}` took {duration(results['seconds']['wall'])} on {machine['cores']} cores of an "
+        f"{machine['processor']}: {len(trainings)} runs of {size}, and their measurements.",
+        pipe_table(["claim of the paper", "in this run"], claims),
+        f"![{figure.alt}]({LAPTOP}/{figure.png})",
+        f"[Report]({LAPTOP}/report.md) with every table, figure and rule behind a mark · [Table 6 and how to reproduce "
+        f"it]({DETAILS})",
     )
 
 
-def main() -> None:
-    """Replace what stands between the markers."""
-    path = ROOT / "README.md"
-    before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(before + part(read_results(COMMITTED / "results.json")) + rest.partition(END)[2])
+def tables_part(results: dict[str, Any]) -> str:
+    """Return the part of docs/reproduction.md: Table 6 and the note on its size."""
+    section = _table_6(results)
+    return _between(
+        TABLES_MARKERS,
+        f"{section.title} (mean and standard error over seeds). {results['note']}",
+        results_table(table_view(section.tables[0])),
+        f"All tables are in the [report]({posixpath.relpath(LAPTOP, posixpath.dirname(DETAILS))}/report.md).",
+    )
+
+
+PARTS: dict[str, tuple[tuple[str, str], Callable[[dict[str, Any]], str]]] = {
+    "README.md": (RUN_MARKERS, run_part),
+    DETAILS: (TABLES_MARKERS, tables_part),
+}
+
+
+def update(root: Path, results: dict[str, Any]) -> None:
+    """Write the parts of both files between their markers.
+
+    Raises:
+        UserError: a file or one of its markers is missing; no file is changed then.
+    """
+    pages = {root / name: _replaced(root / name, *part, results) for name, part in PARTS.items()}
+    for path, page in pages.items():
+        write_text(path, page)
+
+
+def main() -> int:
+    """Update both files and print their names."""
+    try:
+        update(ROOT, read_results(ROOT / LAPTOP / "results.json"))
+    except UserError as error:
+        print(f"readme: {error}", file=sys.stderr)
+        return 2
+    print(f"written: {', '.join(PARTS)}")
+    return 0
+
+
+def _table_6(results: dict[str, Any]) -> Section:
+    return next(section_from_json(section) for section in results["sections"] if section["id"] == "table_6")
+
+
+def _between(markers: tuple[str, str], *paragraphs: str) -> str:
+    begin, end = markers
+    return "\n".join([begin, "\n\n".join(paragraphs), end])
+
+
+def _replaced(
+    path: Path, markers: tuple[str, str], part: Callable[[dict[str, Any]], str], results: dict[str, Any]
+) -> str:
+    begin, end = markers
+    try:
+        before, found_begin, rest = path.read_text("utf-8").partition(begin)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); it must exist and have '{begin}'") from error
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise UserError(f"{path}: must have '{begin}' and, after it, '{end}'")
+    return before + part(results) + after
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

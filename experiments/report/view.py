@@ -1,4 +1,4 @@
-"""What both renderings of a report show: cells as text, columns under "here" and "paper", differences, seeds."""
+"""Tables as the HTML and the Markdown page show them: columns in groups, cells as text, values by seed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from experiments.report.cells import Cell, Number, Text
+from experiments.report.sections import Table
+
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
-HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page would not show, or not bear
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page cannot show
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column as it is shown.
+class ColumnView:
+    """Column as it is shown.
 
     Args:
         title: without unit.
         unit: of its numbers, or None.
         of: label, ours or paper.
-        first: it begins a group of columns of the same `of`.
+        first: begins a group of columns of the same `of`.
     """
 
     title: str
@@ -32,18 +35,18 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Group, title and unit in one line, where a table has no second header row."""
+        """Group, title and unit in one line, for tables with a single header row."""
         text = ": ".join(part for part in (HEADINGS[self.of], self.title) if part)
         return f"{text} ({self.unit})" if self.unit else text
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell as it is shown.
+class CellView:
+    """Cell as it is shown.
 
     Args:
         text: with ±, interval and ≥, without unit.
-        seeds: its values by seed, or nothing.
+        seeds: values by seed; empty where there are none.
     """
 
     text: str
@@ -52,61 +55,65 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table as it is shown.
+    """Table as it is shown.
 
     Args:
         id: of the table in `results.json`.
-        caption: what it shows.
-        columns: with one of differences after a column that has any.
+        caption: above the table.
+        columns: those of the table; a column with differences is followed by one that shows them.
         groups: heading, `of` and number of columns of each group, in order.
         rows: a cell for each column.
-        notes: the experiment's, then what ± and brackets mean.
+        notes: of the table, then the meaning of ± and brackets.
         by_seed: header and rows of the values by seed, or None.
     """
 
     id: str
     caption: str
-    columns: list[Column]
+    columns: list[ColumnView]
     groups: list[tuple[str, str, int]]
-    rows: list[list[Cell]]
+    rows: list[list[CellView]]
     notes: list[str]
     by_seed: tuple[list[str], list[list[str]]] | None
 
 
-def table_view(table: Mapping[str, Any]) -> TableView:
-    """The view of a checked table."""
-    usual = _usual_seeds(table)
-    columns: list[Column] = []
-    keys: list[tuple[str, bool]] = []  # of results.json, and whether the difference is shown
-    for source in table["columns"]:
-        first = not columns or columns[-1].of != source["of"]
-        columns.append(Column(source["title"], source["unit"], source["of"], first))
-        keys.append((source["key"], False))
-        if any("difference" in (row[source["key"]] or {}) for row in table["rows"]):
-            title = f"{source['title']}: difference" if source["title"] else "difference"
-            columns.append(Column(title, source["unit"], source["of"], False))
-            keys.append((source["key"], True))
+def table_view(table: Table) -> TableView:
+    """Return a table as it is shown."""
+    seeds = _common_seeds(table)
+    columns: list[ColumnView] = []
+    sources: list[tuple[str, bool]] = []  # key of the column, and whether its differences are shown
+    for column in table.columns:
+        first = not columns or columns[-1].of != column.of
+        columns.append(ColumnView(column.title, column.unit, column.of, first))
+        sources.append((column.key, False))
+        cells = [row[column.key] for row in table.rows.values()]
+        if any(isinstance(cell, Number) and cell.difference is not None for cell in cells):
+            title = f"{column.title}: difference" if column.title else "difference"
+            columns.append(ColumnView(title, column.unit, column.of, False))
+            sources.append((column.key, True))
     return TableView(
-        id=table["id"],
-        caption=table["caption"],
+        id=table.id,
+        caption=table.caption,
         columns=columns,
         groups=[(HEADINGS[of], of, len(list(group))) for of, group in groupby(columns, lambda column: column.of)],
-        rows=[[_cell(row[key], difference, usual) for key, difference in keys] for row in table["rows"]],
-        notes=[*table.get("notes", []), *_explanations(table, usual)],
+        rows=[
+            [_difference(row[key]) if difference else _cell(row[key], seeds) for key, difference in sources]
+            for row in table.rows.values()
+        ],
+        notes=[*table.notes, *_explanations(table, seeds)],
         by_seed=_by_seed(table),
     )
 
 
 def number(value: float, digits: int, signed: bool = False) -> str:
-    """1234.5 -> 1,234.5; minus is a minus sign; `signed` adds a plus."""
+    """Format a number: 1234.5 -> 1,234.5, with a minus sign (−); `signed` adds a plus sign."""
     text = f"{value:{'+' if signed else ''},.{int(digits)}f}"
     if not any(digit in text for digit in "123456789"):
-        text = text.lstrip("+-")  # a rounded nothing has no sign
+        text = text.lstrip("+-")  # zero after rounding
     return text.replace("-", "−")
 
 
 def duration(seconds: float) -> str:
-    """75.1 -> 75 s; 5000 -> 1 h 23 min."""
+    """Format a duration: 75.1 -> 75 s; 5000 -> 1 h 23 min."""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -114,7 +121,7 @@ def duration(seconds: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Text of a model, with escapes for what is no sign (controls, half characters) but line ends and tabs."""
+    """Escape characters that a page cannot show (controls, lone surrogates), except line ends and tabs."""
     return "".join(
         sign if sign in "\n\t" or unicodedata.category(sign) not in HIDDEN else sign.encode("unicode_escape").decode()
         for sign in text
@@ -122,76 +129,80 @@ def visible(text: str) -> str:
 
 
 def mark_counts(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """How often each mark was given, best first, without those that were not."""
+    """Return the number of claims by mark, best mark first, without marks that no claim has."""
     counts = Counter(claim["mark"] for claim in claims)
     return [(mark, counts[mark]) for mark in SIGNS if counts[mark]]
 
 
-def _usual_seeds(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The seeds that most cells are means over."""
-    seeds = Counter(tuple(sorted(cell["by_seed"], key=int)) for cell in _cells(table) if "by_seed" in cell)
+def _numbers(table: Table) -> list[Number]:
+    return [cell for row in table.rows.values() for cell in row.values() if isinstance(cell, Number)]
+
+
+def _common_seeds(table: Table) -> tuple[str, ...]:
+    """Seeds that most means of the table are over."""
+    seeds = Counter(tuple(sorted(cell.by_seed, key=int)) for cell in _numbers(table) if cell.by_seed)
     return seeds.most_common(1)[0][0] if seeds else ()
 
 
-def _cells(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [cell for row in table["rows"] for cell in row.values() if cell is not None]
+def _cell(cell: Cell, common_seeds: tuple[str, ...]) -> CellView:
+    if cell is None:
+        return CellView("")
+    if isinstance(cell, Text):
+        return CellView(visible(cell.text))
+    return CellView(_number_text(cell, common_seeds), _seeds_text(cell))
 
 
-def _cell(cell: Mapping[str, Any] | None, difference: bool, usual: tuple[str, ...]) -> Cell:
-    if cell is None or (difference and "difference" not in cell):
-        return Cell("")
-    if difference:
-        return Cell(number(cell["difference"], cell["digits"], signed=True))
-    if "text" in cell:
-        return Cell(visible(cell["text"]))
-    return Cell(_number_text(cell, usual), _seeds_text(cell))
+def _difference(cell: Cell) -> CellView:
+    if not isinstance(cell, Number) or cell.difference is None:
+        return CellView("")
+    return CellView(number(cell.difference, cell.digits, signed=True))
 
 
-def _number_text(cell: Mapping[str, Any], usual: tuple[str, ...]) -> str:
-    digits = cell["digits"]
-    text = ("≥ " if cell.get("at_least") else "") + number(cell["value"], digits)
-    if "standard_error" in cell:
-        text += f" ± {number(cell['standard_error'], digits)}"
-    if "low" in cell:
-        text += f" [{number(cell['low'], digits)}, {number(cell['high'], digits)}]"
-    seeds = cell.get("by_seed", {})
-    return text if not seeds or set(seeds) == set(usual) else f"{text} (n = {len(seeds)})"
+def _number_text(cell: Number, common_seeds: tuple[str, ...]) -> str:
+    text = ("≥ " if cell.at_least else "") + number(cell.value, cell.digits)
+    if cell.standard_error is not None:
+        text += f" ± {number(cell.standard_error, cell.digits)}"
+    if cell.low is not None and cell.high is not None:
+        text += f" [{number(cell.low, cell.digits)}, {number(cell.high, cell.digits)}]"
+    if not cell.by_seed or set(cell.by_seed) == set(common_seeds):
+        return text
+    return f"{text} (n = {len(cell.by_seed)})"
 
 
-def _seeds_text(cell: Mapping[str, Any]) -> str:
-    seeds = cell.get("by_seed", {})
-    return "; ".join(f"seed {seed}: {number(seeds[seed], cell['digits'])}" for seed in sorted(seeds, key=int))
+def _seeds_text(cell: Number) -> str:
+    seeds = cell.by_seed or {}
+    return "; ".join(f"seed {seed}: {number(seeds[seed], cell.digits)}" for seed in sorted(seeds, key=int))
 
 
-def _explanations(table: Mapping[str, Any], usual: tuple[str, ...]) -> list[str]:
-    """What the signs in the cells mean, if there are such."""
-    cells = _cells(table)
-    seeds = f"seed{'s' if len(usual) > 1 else ''} {', '.join(usual)} (n = {len(usual)})"
+def _explanations(table: Table, common_seeds: tuple[str, ...]) -> list[str]:
+    """Meaning of the signs in the cells of this table."""
+    cells = _numbers(table)
+    seeds = f"seed{'s' if len(common_seeds) > 1 else ''} {', '.join(common_seeds)} (n = {len(common_seeds)})"
     texts = []
-    if len(usual) > 1:
+    if len(common_seeds) > 1:
         texts.append(f"Here: the mean over {seeds}, ± its standard error; a cell of other seeds says how many.")
-    elif usual:
+    elif common_seeds:
         texts.append(f"Here: {seeds}, so without a standard error; a cell of more seeds says how many.")
-    if any("low" in cell for cell in cells):
+    if any(cell.low is not None for cell in cells):
         texts.append("In brackets: a 95 % interval.")
-    if any(cell.get("at_least") for cell in cells):
+    if any(cell.at_least for cell in cells):
         texts.append("≥: as far as was measured; the value may lie beyond.")
     return texts
 
 
-def _by_seed(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | None:
-    """A row for each row with values by seed, its labels in one, and a column for each column that has them."""
-    labels = [column["key"] for column in table["columns"] if column["of"] == "label"]
-    shown = [
-        (column["key"], Column(column["title"], column["unit"], column["of"], False).heading)
-        for column in table["columns"]
-        if any("by_seed" in (row[column["key"]] or {}) for row in table["rows"])
-    ]
-    if not shown:
+def _by_seed(table: Table) -> tuple[list[str], list[list[str]]] | None:
+    """Header and rows of the values by seed: labels in one column, then each column that has such values."""
+    labels = [column.key for column in table.columns if column.of == "label"]
+    with_seeds = {
+        column.key: ColumnView(column.title, column.unit, column.of, False).heading
+        for column in table.columns
+        if any(_cell(row[column.key], ()).seeds for row in table.rows.values())
+    }
+    if not with_seeds:
         return None
     rows = []
-    for row in table["rows"]:
-        values = [_seeds_text(row[key] or {}) for key, _ in shown]
+    for row in table.rows.values():
+        values = [_cell(row[key], ()).seeds for key in with_seeds]
         if any(values):
-            rows.append([", ".join(filter(None, (_cell(row[key], False, ()).text for key in labels))), *values])
-    return ["", *(heading for _, heading in shown)], rows
+            rows.append([", ".join(filter(None, (_cell(row[key], ()).text for key in labels))), *values])
+    return ["", *with_seeds.values()], rows

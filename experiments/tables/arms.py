@@ -1,4 +1,4 @@
-"""The arms of the ablation and the training runs that several tables share."""
+"""Arms of the ablation, and the training runs that several tables share."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
 
 ENCODINGS = {"relative": "ours", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}
-LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: what takes the memory of a GPU that recurrence takes
-SET_HERE = (
+LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: segments that fill the memory recurrence would take
+RESERVED_OPTIONS = (
     *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),
     *("resume", "experiment", "initial_weights", "trainer.devices", "trainer.num_threads", "trainer.num_nodes"),
 )
-GROUPS_SET_HERE = ("logger", "hydra", "profile")
-OF_ATTENTION = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len", "same_length", "clamp_len"))
+RESERVED_GROUPS = ("logger", "hydra", "profile")
+ATTENTION_OPTIONS = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len", "same_length", "clamp_len"))
 CORPUS_OPTIONS = ("data", "data.path", "data.level", "data.fractions", "data.prefix", "data.newlines")
 
 
 @dataclass(frozen=True)
 class OtherCorpus:
-    """A corpus that some tables want instead of the user's.
+    """Corpus that a table uses instead of the user's.
 
     Args:
         name: in words.
-        overrides: that choose it.
+        overrides: Hydra overrides that choose it.
     """
 
     name: str
@@ -36,15 +36,15 @@ class OtherCorpus:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared.
+    """One setting of the ablation.
 
     Args:
-        recurrence: with memory.
+        recurrence: train with memory.
         encoding: position encoding, under this project's names.
-        loss: over all positions of a segment or its last half.
-        longer: segments as much longer as Table 10's.
+        loss: over all positions of a segment (full) or its last half (half).
+        longer: use the longer segments of Table 10.
         baseline: lstm or qrnn instead of a Transformer.
-        corpus: another than the user's.
+        corpus: instead of the user's.
     """
 
     recurrence: bool = True
@@ -56,7 +56,7 @@ class Arm:
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Name in the report."""
         if self.baseline:
             return self.baseline.upper()
         words = ["recurrence" if self.recurrence else "no recurrence", ENCODINGS[self.encoding], f"{self.loss} loss"]
@@ -65,38 +65,44 @@ class Arm:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What the arm is, a word each; the name of its runs is made of them."""
+        """Tags of its W&B runs."""
         if self.baseline:
             return (self.baseline,)
         words = ("recurrence" if self.recurrence else "no_recurrence", self.encoding, f"{self.loss}_loss")
         return (*words, *(["longer_segments"] if self.longer else []))
 
+    @property
+    def key(self) -> str:
+        """Key of its rows in tables and beginning of the names of its runs; unlike the title, it never changes."""
+        return "-".join([*([self.corpus.name.replace(" ", "_")] if self.corpus else []), *self.tags])
+
     def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
-        """Behind the profile's and the user's, which `config` is composed of."""
+        """Return the overrides of the arm, to follow the profile's and the user's, which compose `config`."""
         if self.baseline:
             return (f"model={self.baseline}", *profile.recurrent[self.baseline])
         words = [f"memory={'on' if self.recurrence else 'off'}", f"encoding={self.encoding}", f"loss={self.loss}"]
         segment_len = config.data.segment_len
         if self.longer:
             segment_len = round(segment_len * LONGER[self.loss])
-            words += [f"data.segment_len={segment_len}", *scored_in(segment_len, config)]
-        if self.loss == "half" and not self.recurrence:  # the first half of a segment was never trained on: context
+            words += [f"data.segment_len={segment_len}", *evaluation_segments(segment_len, config)]
+        if self.loss == "half" and not self.recurrence:
+            # Training scores the second half of a segment and uses the first as context; so does evaluation.
             half = segment_len // 2
-            words += [f"evaluation.ext_len={segment_len - half}", *scored_in(half, config)]
+            words += [f"evaluation.ext_len={segment_len - half}", *evaluation_segments(half, config)]
         return tuple(words)
 
-    def is_of(self, word: str) -> bool:
-        """Whether a user's override means something to this arm."""
-        key = word.split("=")[0]
-        if self.baseline and (key.split(".")[0] in ("model", "memory") or key in OF_ATTENTION):
+    def accepts(self, override: str) -> bool:
+        """Return whether an override of the user's applies to this arm."""
+        option = override.split("=")[0]
+        if self.baseline and (option.split(".")[0] in ("model", "memory") or option in ATTENTION_OPTIONS):
             return False
-        if not self.recurrence and key == "memory.mem_len":
+        if not self.recurrence and option == "memory.mem_len":
             return False
-        return not (self.corpus and key in CORPUS_OPTIONS)
+        return not (self.corpus and option in CORPUS_OPTIONS)
 
 
-def scored_in(segment_len: int, config: Config) -> list[str]:
-    """Evaluation in segments of another length, over as much text."""
+def evaluation_segments(segment_len: int, config: Config) -> list[str]:
+    """Return overrides that evaluate in segments of another length and keep the number of scored tokens."""
     evaluation = config.evaluation
     words = [f"evaluation.segment_len={segment_len}"]
     if evaluation.max_segments is not None:
@@ -107,36 +113,36 @@ def scored_in(segment_len: int, config: Config) -> list[str]:
 
 
 def check_overrides(overrides: tuple[str, ...]) -> None:
-    """Refuse what the arms and the runner set themselves.
+    """Refuse overrides of options that the arms and the runner set.
 
     Raises:
-        OptionError: naming it.
+        OptionError: naming the option.
     """
     for word in overrides:
-        key, _, value = word.partition("=")
+        option, _, value = word.partition("=")
         allowed = "is set by the experiments (--only chooses among them); other options of txl train may be given"
-        require(key not in SET_HERE and key.split(".")[0] not in GROUPS_SET_HERE, key, value, allowed)
+        reserved = option in RESERVED_OPTIONS or option.split(".")[0] in RESERVED_GROUPS
+        require(not reserved, option, value, allowed)
 
 
 def training(arm: Arm, seed: int, setup: Setup) -> Job:
-    """The run of an arm with a seed."""
+    """Return the training run of an arm with a seed."""
     profile = setup.profile
     corpus = arm.corpus.overrides if arm.corpus else ()
-    words = (f"profile={profile.name}", *profile.train, *filter(arm.is_of, setup.overrides), *corpus)
+    words = (f"profile={profile.name}", *profile.train, *filter(arm.accepts, setup.overrides), *corpus)
     config = composed(words)
     words += arm.overrides(profile, config)
     if profile.devices > 1:
         words += (f"trainer.devices={devices_for(config, profile)}",)
-    name = "-".join([*([arm.corpus.name.replace(" ", "_")] if arm.corpus else []), *arm.tags, f"seed{seed}"])
-    return Job(name, "train", (*words, f"seed={seed}"), arm.title, seed, arm.tags)
+    return Job(f"{arm.key}-seed{seed}", "train", (*words, f"seed={seed}"), arm.title, seed, arm.tags)
 
 
 def devices_for(config: Config, profile: Profile) -> int:
-    """As many of the profile's devices as divide the batch."""
+    """Return the largest number of the profile's devices that divides the batch."""
     return max(n for n in range(1, profile.devices + 1) if config.data.batch_size % n == 0)
 
 
 def trainings(arm: Arm, setup: Setup, one_seed: bool = False) -> list[Job]:
-    """The runs of an arm, a seed each."""
+    """Return the training runs of an arm, one per seed of the profile."""
     seeds = setup.profile.seeds[:1] if one_seed else setup.profile.seeds
     return [training(arm, seed, setup) for seed in seeds]

@@ -1,22 +1,22 @@
-"""Tables 1 to 5: the main results, for the corpora at hand.
+"""Tables 1 to 5: the main results, for the corpora on this machine.
 
-The paper found Transformer-XL ahead of recurrent and of vanilla Transformer models of its size on five corpora.
-Runs: on the corpus of the reproduction, Table 6's and Table 8's runs side by side; with the larger profiles also the
-published models (`conf/experiment/paper`) whose corpora are there.
-Writes: a table of ours, and one for each of the paper's tables that was run.
+Paper: Transformer-XL is better than recurrent and vanilla Transformer models of its size on five corpora.
+Runs: arms of Tables 6 and 8 side by side; with the larger profiles also the published models
+(`conf/experiment/paper`) whose corpora are there.
+Writes: a table of our arms, and each of the paper's tables that has a published model that was run.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments import paper
 from experiments.engine.corpora import at_hand
 from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
+from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup
-from experiments.report.cells import DIGITS, Section, column, number, over_seeds, text, unit_of
+from experiments.paper import MAIN_RESULTS
+from experiments.report.cells import Text, number
+from experiments.report.sections import Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, devices_for, trainings
+from experiments.tables.shared.job_results import mean_test_loss, results_by_seed
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (
@@ -30,18 +30,15 @@ ARMS = {
     "QRNN": Arm(baseline="qrnn"),
     "LSTM": Arm(baseline="lstm"),
 }
-BASELINES = ("QRNN", "LSTM")
-NEAREST = {  # the paper's rows of the same kind, on a corpus of the same level
-    "bpc": {
-        "Transformer-XL": (2, "Transformer-XL 12 layers"),
-        "Transformer, Al-Rfou's encoding, half loss": (2, "Al-Rfou 12 layers"),
-    },
-    "ppl": {"Transformer-XL": (1, "Transformer-XL standard"), "QRNN": (1, "QRNN"), "LSTM": (1, "LSTM")},
+NEAREST_TABLE = {"bpc": 2, "ppl": 1}  # the paper's table whose corpus has tokens of the same kind
+NEAREST_MODEL = {  # rows there of the same kind of model
+    (2, Arm()): "Transformer-XL 12 layers",
+    (2, Arm(False, "al_rfou", "half")): "Al-Rfou 12 layers",
+    (1, Arm()): "Transformer-XL standard",
+    (1, Arm(baseline="qrnn")): "QRNN",
+    (1, Arm(baseline="lstm")): "LSTM",
 }
-TABLES = {1: paper.TABLE_1, 2: paper.TABLE_2, 3: paper.TABLE_3, 4: paper.TABLE_4, 5: paper.TABLE_5}
-CORPORA = {1: "WikiText-103", 2: "enwik8", 3: "text8", 4: "One Billion Word", 5: "Penn Treebank"}
-UNITS = {1: "ppl", 2: "bpc", 3: "bpc", 4: "ppl", 5: "ppl"}
-PUBLISHED = {  # files of conf/experiment/paper and the row that each is; none is published for Penn Treebank
+PUBLISHED = {  # files of conf/experiment/paper with table and row; none is published for Penn Treebank
     "wt103_base": (1, "Transformer-XL standard"),
     "wt103_large": (1, "Transformer-XL large"),
     "enwik8_base": (2, "Transformer-XL 12 layers"),
@@ -54,13 +51,40 @@ PUBLISHED = {  # files of conf/experiment/paper and the row that each is; none i
 }
 
 
-def runs(name: str, setup: Setup) -> list[Job]:
-    """The trainings of one of our rows."""
-    return trainings(ARMS[name], setup, one_seed=name in BASELINES)
+def jobs(setup: Setup) -> list[Job]:
+    """Return the runs of all tables."""
+    return [*(run for arm in ARMS.values() for run in _runs(arm, setup)), *_published_runs(setup).values()]
 
 
-def published(setup: Setup) -> dict[str, Job]:
-    """The published models of the profile whose corpora are at hand."""
+def section(setup: Setup, outcomes: Outcomes) -> Section:
+    """Return our table, and the paper's tables that were run."""
+    found = {arm: results_by_seed(_runs(arm, setup), outcomes) for arm in ARMS.values()}
+    published = {name: outcomes.training(run) for name, run in _published_runs(setup).items()}
+    missing = [name for name in setup.profile.main if name not in published]
+    left_out = f" Not run, because their corpora are not here: {', '.join(missing)}." if missing else ""
+    first = next(iter(found[Arm()].values()))
+    return Section(
+        id="main_results",
+        title=TITLE,
+        paper=PAPER,
+        here=(
+            f"{first.corpus}, {first.level} level, {first.tokens:,} tokens of training; test loss of the best "
+            "validation at training's lengths. The paper's numbers beside ours are those of the same kind of model on "
+            f"another corpus: compare their order only.{left_out}"
+        ),
+        tables=(
+            _our_table(found),
+            *(_paper_table(number_, published) for number_ in sorted({PUBLISHED[name][0] for name in published})),
+        ),
+    )
+
+
+def _runs(arm: Arm, setup: Setup) -> list[Job]:
+    return trainings(arm, setup, one_seed=arm.baseline is not None)
+
+
+def _published_runs(setup: Setup) -> dict[str, Job]:
+    """The published models of the profile whose corpora are on this machine."""
     places = tuple(word for word in setup.overrides if word.split("=")[0] in ("data.root", "data.cache_dir"))
     found = {}
     for name in setup.profile.main:
@@ -69,98 +93,67 @@ def published(setup: Setup) -> dict[str, Job]:
         if setup.profile.devices > 1:
             words += (f"trainer.devices={devices_for(config, setup.profile)}",)
         if at_hand(config.data):
-            number_, row = PUBLISHED[name]
-            arm = f"Table {number_}: {row}"
-            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), arm, 1, ("published", name))
+            table, model = PUBLISHED[name]
+            title = f"Table {table}: {model}"
+            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1, ("published", name))
     return found
 
 
-def jobs(setup: Setup) -> list[Job]:
-    """The runs of all tables."""
-    return [*(run for name in ARMS for run in runs(name, setup)), *published(setup).values()]
-
-
-def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Our table, and the paper's that were run."""
-    first = outcomes.metrics(runs("Transformer-XL", setup)[0])
-    by_table: dict[int, list[str]] = {}
-    for name in published(setup):
-        by_table.setdefault(PUBLISHED[name][0], []).append(name)
-    missing = [name for name in setup.profile.main if name not in published(setup)]
-    notes = f" Not at hand, so not run: the corpora of {', '.join(missing)}." if missing else ""
-    return {
-        "id": "main_results",
-        "title": TITLE,
-        "paper": PAPER,
-        "here": (
-            f"{first['corpus']['name']}, {first['corpus']['level']} level, {first['tokens']:,} tokens of training; "
-            "test loss of the best validation at training's lengths. The paper's figures beside ours are those of the "
-            f"same kind of model on another corpus: nothing to compare ours with but their order.{notes}"
+def _our_table(found: dict[Arm, dict[int, TrainingResult]]) -> Table:
+    first = next(iter(found[Arm()].values()))
+    nearest = NEAREST_TABLE[first.unit]
+    theirs = MAIN_RESULTS[nearest]
+    rows: dict[str, Row] = {}
+    for title, arm in ARMS.items():
+        model = NEAREST_MODEL.get((nearest, arm))
+        row = theirs.row(model) if model else None
+        rows[arm.key] = {
+            "arm": Text(title),
+            "parameters": number(next(iter(found[arm].values())).parameters / 1e6, 2),
+            "loss": mean_test_loss(found[arm]),
+            "paper_parameters": number(row.parameters if row else None, 0),
+            "paper": number(row.result if row else None, 2),
+        }
+    return Table(
+        id="main_results",
+        caption=f"Main results on {first.corpus}",
+        columns=(
+            label("arm"),
+            ours("parameters", "parameters", "million"),
+            ours("loss", "test loss", first.unit),
+            paper("paper_parameters", f"parameters, {theirs.corpus}", "million"),
+            paper("paper", f"test loss, {theirs.corpus}", theirs.unit),
         ),
-        "tables": [ours(setup, outcomes), *(theirs(*item, setup, outcomes) for item in sorted(by_table.items()))],
-    }
+        rows=rows,
+    )
 
 
-def ours(setup: Setup, outcomes: Outcomes) -> dict[str, Any]:
-    """The models of the reproduction on its corpus."""
-    metrics = {name: {run.seed: outcomes.metrics(run) for run in runs(name, setup)} for name in ARMS}
-    unit = unit_of(next(iter(metrics["Transformer-XL"].values())))
-    rows = []
-    for name, by_seed in metrics.items():
-        nearest = NEAREST[unit].get(name)
-        row = paper.result(TABLES[nearest[0]], nearest[1]) if nearest else None
-        rows.append(
-            {
-                "arm": text(name),
-                "parameters": number(next(iter(by_seed.values()))["parameters"] / 1e6, 2),
-                "loss": over_seeds({seed: m[f"test/{unit}"] for seed, m in by_seed.items()}, DIGITS[unit]),
-                "paper_parameters": number(row.parameters, 0) if row else None,
-                "paper": number(row.figure, 2) if row else None,
-            }
-        )
-    table = 2 if unit == "bpc" else 1
-    return {
-        "id": "main_results",
-        "caption": f"Main results on {next(iter(metrics['LSTM'].values()))['corpus']['name']}",
-        "columns": [
-            column("arm", "", "label"),
-            column("parameters", "parameters", "ours", "million"),
-            column("loss", "test loss", "ours", unit),
-            column("paper_parameters", f"parameters, {CORPORA[table]}", "paper", "million"),
-            column("paper", f"test loss, {CORPORA[table]}", "paper", UNITS[table]),
-        ],
-        "rows": rows,
-    }
-
-
-def theirs(table: int, names: list[str], setup: Setup, outcomes: Outcomes) -> dict[str, Any]:
-    """One of the paper's tables with our runs of its models."""
-    unit, found = UNITS[table], published(setup)
-    measured = {PUBLISHED[name][1]: outcomes.metrics(found[name]) for name in names}
-    listed = {(row.model, row.finetuned): row for row in TABLES[table]}
-    keys = [*listed, *((model, False) for model in measured if (model, False) not in listed)]
-    rows = []
-    for model, finetuned in keys:
-        row, metrics = listed.get((model, finetuned)), None if finetuned else measured.get(model)
-        value = metrics[f"test/{unit}"] if metrics else None
-        rows.append(
-            {
-                "arm": text(model + (", fine-tuned" if finetuned else "")),
-                "loss": number(value, 2),
-                "steps": number(metrics["steps"] if metrics else None, 0),
-                "paper": number(row.figure if row else None, 2),
-                "difference": number(value - row.figure if value is not None and row else None, 2),
-            }
-        )
-    return {
-        "id": f"table_{table}",
-        "caption": f"Table {table}: {CORPORA[table]}",
-        "columns": [
-            column("arm", "", "label"),
-            column("loss", "test loss", "ours", unit),
-            column("steps", "training", "ours", "steps"),
-            column("paper", "test loss", "paper", unit),
-            column("difference", "ours − paper", "ours", unit),
-        ],
-        "rows": rows,
-    }
+def _paper_table(table: int, published: dict[str, TrainingResult]) -> Table:
+    theirs = MAIN_RESULTS[table]
+    measured = {PUBLISHED[name][1]: result for name, result in published.items() if PUBLISHED[name][0] == table}
+    listed = [(row.model, row.finetuned, row.result) for row in theirs.rows]
+    unlisted = [(model, False, None) for model in measured if model not in {row.model for row in theirs.rows}]
+    rows: dict[str, Row] = {}
+    for model, finetuned, paper_loss in (*listed, *unlisted):
+        result = None if finetuned else measured.get(model)
+        loss = result.loss() if result else None
+        title = model + (", fine-tuned" if finetuned else "")
+        rows[title] = {
+            "arm": Text(title),
+            "loss": number(loss, 2),
+            "steps": number(result.steps if result else None, 0),
+            "paper": number(paper_loss, 2),
+            "difference": number(None if loss is None or paper_loss is None else loss - paper_loss, 2),
+        }
+    return Table(
+        id=f"table_{table}",
+        caption=f"Table {table}: {theirs.corpus}",
+        columns=(
+            label("arm"),
+            ours("loss", "test loss", theirs.unit),
+            ours("steps", "training", "steps"),
+            paper("paper", "test loss", theirs.unit),
+            ours("difference", "ours − paper", theirs.unit),
+        ),
+        rows=rows,
+    )

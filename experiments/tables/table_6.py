@@ -1,253 +1,150 @@
-"""Table 6: recurrence, position encoding and loss, one cell of the ablation a row.
+"""Table 6: recurrence, position encoding and loss; each row is one arm of the ablation.
 
-The paper found, on WikiText-103 with 128M parameters, that recurrence and its encoding both matter, that only its
-encoding gains from attention that is longer at evaluation than in training, and that absolute encodings want the loss
-of the last half of a segment alone.
-
-Runs: every row of the table and, for the claim about half losses, the absolute encodings with the full loss; each is
-evaluated at training's lengths ("init") and at a grid of attention lengths ("best").
-Writes: the table, the rows' loss by attention length, and the learning curves with and without recurrence.
+Paper: on WikiText-103 with 128M parameters, recurrence and the relative encoding both help, only the relative
+encoding gains from longer attention at evaluation than in training, and absolute encodings need the half loss.
+Runs: every row of the table and, for the claim about the half loss, the absolute encodings with the full loss; each
+is evaluated at training's lengths ("init") and at a grid of attention lengths ("best").
+Writes: both tables, loss by attention length, and learning curves with and without recurrence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
+from experiments.engine.jobs import Job
+from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_6
-from experiments.report.cells import DIGITS, Cell, Section, column, number, over_seeds, text, unit_in_words, unit_of
-from experiments.tables.arms import Arm, scored_in, trainings
-from txl_lightning.reporting.canvas import line_figure
+from experiments.report.cells import Text, number, unit_in_words
+from experiments.report.sections import Figure, Section, Table, label, ours, paper
+from experiments.tables.arms import Arm, trainings
+from experiments.tables.shared.job_results import drawn_figure
+from experiments.tables.shared.length_sweep import SweepsBySeed, cells, columns, gain_cell, sweeps_by_seed, with_sweeps
 
 TITLE = "Table 6: recurrence, encoding, loss"
 PAPER = (
     "On WikiText-103, with 128M parameters and a backpropagation length of 128, recurrence lowers the perplexity from "
-    "29.59 to 27.02, the paper's encoding does better than Shaw's and the absolute ones, and only it gains when the "
+    "29.59 to 27.02, the paper's encoding is better than Shaw's and the absolute ones, and only it gains when the "
     "attention at evaluation is longer than in training (27.02 to 26.77 at 500). Absolute encodings are listed with "
     "the half loss alone, because they only work well with it."
 )
-ROWS = [Arm(row.recurrence, row.encoding, row.loss) for row in TABLE_6]
-FULL_LOSS = [Arm(False, "absolute", "full"), Arm(False, "al_rfou", "full")]
-ARMS = [*ROWS, *FULL_LOSS]
+ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
+FULL_LOSS = [Arm(False, "absolute"), Arm(False, "al_rfou")]
 ONE_SEED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # no claim rests on them
-ON, OFF = Arm(True), Arm(False)
+ON, OFF = Arm(), Arm(False)
+IN_FIGURE = [ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou"))]
 
 
 def runs(arm: Arm, setup: Setup) -> list[Job]:
-    """The trainings of a row."""
+    """Return the trainings of a row."""
     return trainings(arm, setup, one_seed=arm in ONE_SEED)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A run at all attention lengths.
-
-    Args:
-        init: test loss as in training; with the half loss and no recurrence, of the half that was trained on.
-        trained: the attention length of training.
-        lengths: test loss by attention length.
-        tolerance: how near to the best counts as reaching it.
-        tokens: that were scored.
-        limit: the longest attention that the model can have; None for any.
-    """
-
-    init: float
-    trained: int
-    lengths: dict[int, float]
-    tolerance: float
-    tokens: int
-    limit: int | None
-
-    @property
-    def best(self) -> float:
-        """The lowest of all."""
-        return min([self.init, *self.lengths.values()])
-
-    @property
-    def attention_length(self) -> int:
-        """The shortest that reaches the best."""
-        points = [(self.trained, self.init), *self.lengths.items()]
-        return min(length for length, loss in points if loss <= self.best + self.tolerance)
-
-    @property
-    def beyond(self) -> float | None:
-        """What attention that is longer than in training gains; None for a model that cannot have it."""
-        known = [self.init, *(loss for length, loss in self.lengths.items() if length <= self.trained)]
-        longer = [loss for length, loss in self.lengths.items() if length > self.trained]
-        return min(known) - min(longer) if longer else None
-
-
-def sweep(run: Job, setup: Setup) -> Job:
-    """The evaluation of a run at a grid of attention lengths."""
-    config = composed(run.overrides)
-    lengths = f"attention_lengths=[{','.join(map(str, setup.profile.attention_lengths))}]"
-    words = [f"checkpoint={run.checkpoint}", *setup.profile.evaluate, lengths]
-    if config.evaluation.ext_len and config.encoding.name in ("relative", "shaw"):  # memory instead, in whole segments
-        segment_len = config.data.segment_len
-        whole = (word.removeprefix("evaluation.") for word in scored_in(segment_len, config))
-        words += ["ext_len=0", *whole]
-    return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
-
-
-def measured(run: Job, setup: Setup, outcomes: Outcomes) -> Measured:
-    """What the run and its evaluation left."""
-    metrics = outcomes.metrics(run)
-    found = outcomes.result(sweep(run, setup), "evaluation.json")["test"]
-    swept = found["sweep"]
-    return Measured(
-        init=metrics[f"test/{swept['unit']}"],
-        trained=swept["init"]["attention_length"],
-        lengths={row["attention_length"]: row[swept["unit"]] for row in swept["lengths"]},
-        tolerance=swept["tolerance"],
-        tokens=found["tokens"],
-        limit=swept["limit"],
-    )
-
-
 def jobs(setup: Setup) -> list[Job]:
-    """Every run and its evaluation; the runs of one arm are neighbours."""
-    found = [run for arm in ARMS for run in runs(arm, setup)]
-    return [job for run in found for job in (run, sweep(run, setup))]
+    """Return every run and its evaluation."""
+    return [job for arm in (*ROWS, *FULL_LOSS) for job in with_sweeps(runs(arm, setup), setup)]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """The table and its figures."""
-    found = {arm: runs(arm, setup) for arm in ARMS}
-    by_arm = {arm: {run.seed: measured(run, setup, outcomes) for run in found[arm]} for arm in ARMS}
-    first = outcomes.metrics(found[ON][0])
-    unit, level = unit_of(first), first["corpus"]["level"]
-    return {
-        "id": "table_6",
-        "title": TITLE,
-        "paper": PAPER,
-        "here": (
-            f"{first['corpus']['name']}, {first['parameters']:,} parameters, {first['steps']:,} steps, segments of "
-            f"{first['evaluation']['segment_len']}. Every row is scored on the same "
-            f"{next(iter(by_arm[ON].values())).tokens:,} tokens of the test split. Attention length: how "
-            "many tokens a token attends to; of absolute encodings without recurrence the segment and the context in "
-            "front of it, at most what training saw. With the half loss and no recurrence, init is the half that was "
-            "trained on."
+    """Return both tables and both figures."""
+    sweeps = {arm: sweeps_by_seed(runs(arm, setup), setup, outcomes) for arm in (*ROWS, *FULL_LOSS)}
+    result = outcomes.training(runs(ON, setup)[0])
+    first = next(iter(sweeps[ON].values()))
+    return Section(
+        id="table_6",
+        title=TITLE,
+        paper=PAPER,
+        here=(
+            f"{result.corpus}, {result.parameters:,} parameters, {result.steps:,} steps, segments of "
+            f"{result.metrics['evaluation']['segment_len']}. Every row is scored on the same {first.tokens:,} tokens "
+            "of the test split. Attention length: how many tokens a token attends to; for absolute encodings without "
+            "recurrence, the segment and the context in front of it, at most those of training. With the half loss "
+            "and no recurrence, init is the loss of the trained half."
         ),
-        "tables": [table(by_arm, unit), full_loss_table(by_arm, unit)],
-        "figures": [
-            lengths_figure(by_arm, unit_in_words(unit, level), outcomes),
-            learning_curves({arm: found[arm] for arm in (ON, OFF)}, unit, level, outcomes),
-        ],
-    }
-
-
-def table(by_arm: dict[Arm, dict[Any, Measured]], unit: str) -> dict[str, Any]:
-    """The rows of the paper's table."""
-    rows = [
-        {
-            "arm": text(arm.title),
-            **cells(by_arm[arm], unit),
-            "beyond": beyond(by_arm[arm], unit),
-            "paper_init": number(theirs.ppl_init, 2),
-            "paper_best": number(theirs.ppl_best, 2),
-            "paper_length": number(theirs.attention_length, 0),
-        }
-        for arm, theirs in zip(ROWS, TABLE_6, strict=True)
-    ]
-    return {
-        "id": "table_6",
-        "caption": TITLE,
-        "columns": [
-            *columns(unit),
-            column("beyond", "gain beyond training's length", "ours", unit),
-            column("paper_init", "init", "paper", "ppl"),
-            column("paper_best", "best", "paper", "ppl"),
-            column("paper_length", "attention length", "paper", "tokens"),
-        ],
-        "rows": rows,
-        "notes": [
-            reached(by_arm, unit),
-            "Gain beyond training's length: the best loss at attention lengths that training had, less the best at "
-            "longer ones; none where the model cannot attend farther.",
-        ],
-    }
-
-
-def full_loss_table(by_arm: dict[Arm, dict[Any, Measured]], unit: str) -> dict[str, Any]:
-    """The rows that the paper leaves out."""
-    return {
-        "id": "table_6_full_loss",
-        "caption": "Absolute encodings with the full loss, which Table 6 leaves out",
-        "columns": columns(unit),
-        "rows": [{"arm": text(arm.title), **cells(by_arm[arm], unit)} for arm in FULL_LOSS],
-        "notes": [reached(by_arm, unit)],
-    }
-
-
-def columns(unit: str) -> list[dict[str, Any]]:
-    """Ours in both tables."""
-    return [
-        column("arm", "", "label"),
-        column("init", "init", "ours", unit),
-        column("best", "best", "ours", unit),
-        column("length", "attention length", "ours", "tokens"),
-    ]
-
-
-def cells(by_seed: dict[Any, Measured], unit: str) -> dict[str, Any]:
-    """Ours in both tables, and in Table 10."""
-    return {
-        "init": over_seeds({seed: run.init for seed, run in by_seed.items()}, DIGITS[unit]),
-        "best": over_seeds({seed: run.best for seed, run in by_seed.items()}, DIGITS[unit]),
-        "length": over_seeds({seed: run.attention_length for seed, run in by_seed.items()}, 0),
-    }
-
-
-def reached(by_arm: dict[Arm, dict[Any, Measured]], unit: str) -> str:
-    """What the attention length of a row is."""
-    tolerance = next(iter(by_arm[ON].values())).tolerance
-    return f"Attention length: the shortest that is at most {tolerance} {unit} above the best."
-
-
-def beyond(by_seed: dict[Any, Measured], unit: str) -> Cell:
-    """The gain of longer attention, if there is any to have."""
-    found = {seed: run.beyond for seed, run in by_seed.items() if run.beyond is not None}
-    return over_seeds(found, DIGITS[unit]) if found else None
-
-
-def lengths_figure(by_arm: dict[Arm, dict[Any, Measured]], y_label: str, outcomes: Outcomes) -> dict[str, Any]:
-    """Loss by attention length, of the first seed of six rows."""
-    shown = [ON, Arm(True, "shaw"), OFF, Arm(False, "relative", "half"), Arm(False, "absolute", "half")]
-    shown.append(Arm(False, "al_rfou", "half"))
-    curves = {}
-    for arm in shown:
-        first = next(iter(by_arm[arm].values()))
-        points = sorted({**first.lengths, **({first.trained: first.init} if first.limit else {})}.items())
-        curves[arm.title] = [([length for length, _ in points], [loss for _, loss in points])]
-    path = outcomes.figures / "table_6_attention_lengths.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line_figure(
-        path, curves, "attention length at evaluation (tokens)", f"test loss ({y_label})", "Loss by attention length"
+        tables=(_table(sweeps, result.unit), _full_loss_table(sweeps, result.unit)),
+        figures=(
+            _lengths_figure(sweeps, result, outcomes),
+            _learning_curves({arm: runs(arm, setup) for arm in (ON, OFF)}, result, outcomes),
+        ),
     )
-    return {
-        "png": f"{outcomes.figures.name}/{path.name}",
-        "svg": None,
-        "caption": "Test loss by the attention length at evaluation, the same weights, first seed.",
-        "alt": "Loss against attention length for six rows of Table 6",
-    }
 
 
-def learning_curves(runs_by_arm: dict[Arm, list[Job]], unit: str, level: str, outcomes: Outcomes) -> dict[str, Any]:
-    """Validation loss against tokens with and without recurrence, a line a seed."""
+def _table(sweeps: dict[Arm, SweepsBySeed], unit: str) -> Table:
+    return Table(
+        id="table_6",
+        caption=TITLE,
+        columns=(
+            label("arm"),
+            *columns(unit),
+            ours("beyond", "gain beyond training's length", unit),
+            paper("paper_init", "init", "ppl"),
+            paper("paper_best", "best", "ppl"),
+            paper("paper_length", "attention length", "tokens"),
+        ),
+        rows={
+            arm.key: {
+                "arm": Text(arm.title),
+                **cells(sweeps[arm], unit),
+                "beyond": gain_cell(sweeps[arm], unit),
+                "paper_init": number(row.ppl_init, 2),
+                "paper_best": number(row.ppl_best, 2),
+                "paper_length": number(row.attention_length, 0),
+            }
+            for arm, row in ROWS.items()
+        },
+        notes=(
+            _attention_length_note(sweeps, unit),
+            "Gain beyond training's length: the best loss at attention lengths up to training's, minus the best at "
+            "longer ones; empty where the model cannot attend farther.",
+        ),
+    )
+
+
+def _full_loss_table(sweeps: dict[Arm, SweepsBySeed], unit: str) -> Table:
+    return Table(
+        id="table_6_full_loss",
+        caption="Absolute encodings with the full loss, which Table 6 leaves out",
+        columns=(label("arm"), *columns(unit)),
+        rows={arm.key: {"arm": Text(arm.title), **cells(sweeps[arm], unit)} for arm in FULL_LOSS},
+        notes=(_attention_length_note(sweeps, unit),),
+    )
+
+
+def _attention_length_note(sweeps: dict[Arm, SweepsBySeed], unit: str) -> str:
+    tolerance = next(iter(sweeps[ON].values())).tolerance
+    return f"Attention length: the shortest whose loss is at most {tolerance} {unit} above the best."
+
+
+def _lengths_figure(sweeps: dict[Arm, SweepsBySeed], result: TrainingResult, outcomes: Outcomes) -> Figure:
     curves = {}
-    for arm, found in runs_by_arm.items():
-        validations = [outcomes.validation(job) for job in found]
-        curves[arm.title] = [([r["tokens"] for r in rows], [r[f"val/{unit}"] for r in rows]) for rows in validations]
-    path = outcomes.figures / "learning_curves.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    y_label = f"validation loss ({unit_in_words(unit, level)})"
-    line_figure(path, curves, "training tokens", y_label, "With and without recurrence")
-    return {
-        "png": f"{outcomes.figures.name}/{path.name}",
-        "svg": None,
-        "caption": "Validation loss during training at training's lengths, a line a seed.",
-        "alt": "Learning curves with and without recurrence",
-    }
+    for arm in IN_FIGURE:
+        first = next(iter(sweeps[arm].values()))
+        points = sorted({**first.losses, **({first.trained: first.init} if first.limit else {})}.items())
+        curves[arm.title] = [([length for length, _ in points], [loss for _, loss in points])]
+    return drawn_figure(
+        outcomes,
+        "table_6_attention_lengths",
+        curves,
+        "attention length at evaluation (tokens)",
+        f"test loss ({unit_in_words(result.unit, result.level)})",
+        "Loss by attention length",
+        caption="Test loss by attention length at evaluation, with the same weights; first seed.",
+        alt="Loss against attention length for six rows of Table 6",
+    )
+
+
+def _learning_curves(found: dict[Arm, list[Job]], result: TrainingResult, outcomes: Outcomes) -> Figure:
+    curves = {}
+    for arm, arm_runs in found.items():
+        validations = [outcomes.validation(run) for run in arm_runs]
+        curves[arm.title] = [
+            ([row["tokens"] for row in rows], [row[f"val/{result.unit}"] for row in rows]) for rows in validations
+        ]
+    return drawn_figure(
+        outcomes,
+        "learning_curves",
+        curves,
+        "training tokens",
+        f"validation loss ({unit_in_words(result.unit, result.level)})",
+        "With and without recurrence",
+        caption="Validation loss during training at training's lengths; one line per seed.",
+        alt="Learning curves with and without recurrence",
+    )

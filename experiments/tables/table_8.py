@@ -1,8 +1,8 @@
-"""Table 8 and Figures 3 and 4: how far each model looks (relative effective context length, appendix C).
+"""Table 8 and Figures 3 and 4: relative effective context length (RECL, appendix C).
 
-The paper found, for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400
-for QRNN and LSTM of equal size, and 700 against 400, 300 and 128 in its ablation.
-Runs: an LSTM and a QRNN of as many parameters; the other models are Table 6's. `txl recl` for each of the two groups.
+Paper: for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400 for QRNN
+and LSTM of equal size, and 700 against 400, 300 and 128 in the ablation.
+Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. `txl recl` for each of both groups.
 Writes: the table with bootstrap intervals over positions, the gains (Figure 3) and the loss by context (Figure 4).
 """
 
@@ -14,8 +14,10 @@ from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_8
-from experiments.report.cells import DIGITS, Cell, Section, column, number, text
+from experiments.report.cells import DIGITS, Cell, Number, Text, number
+from experiments.report.sections import Figure, Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, trainings
+from experiments.tables.shared.job_results import copied_figure
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
 PAPER = (
@@ -34,14 +36,43 @@ GROUPS: dict[int, dict[str, Arm]] = {
 }
 
 
-def runs(group: int, setup: Setup) -> dict[str, Job]:
-    """The training behind each model of a group: the first seed."""
+def row_key(group: int, arm: Arm) -> str:
+    """Return the key of an arm's row; an arm may be in both groups."""
+    return f"group{group}-{arm.key}"
+
+
+def jobs(setup: Setup) -> list[Job]:
+    """Return the trainings of all models, and the RECL of both groups."""
+    trained = {run.name: run for group in GROUPS for run in _runs(group, setup).values()}
+    return [*trained.values(), *(_recl(group, setup) for group in GROUPS)]
+
+
+def section(setup: Setup, outcomes: Outcomes) -> Section:
+    """Return the table, and the figures of both groups."""
+    results = {group: outcomes.result(_recl(group, setup), "recl.json") for group in GROUPS}
+    one = results[1]
+    return Section(
+        id="table_8",
+        title=TITLE,
+        paper=PAPER,
+        here=(
+            f"{one['positions']['number']:,} evenly spaced positions of {one['corpus']['name']} ({one['split']}), "
+            f"exactly c tokens of context from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} "
+            "(the paper's steps are of 100 words); the first seed of every model. Lengths can be compared within a "
+            "group only."
+        ),
+        tables=(_table(results),),
+        figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
+    )
+
+
+def _runs(group: int, setup: Setup) -> dict[str, Job]:
+    """First seed of each model of a group."""
     return {name: trainings(arm, setup, one_seed=True)[0] for name, arm in GROUPS[group].items()}
 
 
-def scored(group: int, setup: Setup) -> Job:
-    """RECL of a group."""
-    members = runs(group, setup)
+def _recl(group: int, setup: Setup) -> Job:
+    members = _runs(group, setup)
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{name}'" for name in members)
     words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *setup.profile.recl)
@@ -49,72 +80,55 @@ def scored(group: int, setup: Setup) -> Job:
     return Job(f"recl-group{group}", "recl", words, f"group {group}", needs=needs)
 
 
-def jobs(setup: Setup) -> list[Job]:
-    """The baselines, and the scoring of both groups."""
-    trained = {run.name: run for group in GROUPS for run in runs(group, setup).values()}
-    return [*trained.values(), *(scored(group, setup) for group in GROUPS)]
-
-
-def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """The table, and the figures of both groups."""
-    results = {group: outcomes.result(scored(group, setup), "recl.json") for group in GROUPS}
-    one = results[1]
-    figures = []
-    for group in GROUPS:
-        job = scored(group, setup)
-        caption = f"Figure 3, group {group}: what a longer context gains, at the hardest tenth of positions."
-        figures.append(outcomes.figure(job, "gains_r0.1", caption, f"Perplexity gain by context, group {group}"))
-        caption = f"Figure 4, group {group}: loss by context, all positions, ± standard error."
-        figures.append(outcomes.figure(job, "contexts", caption, f"Loss by context, group {group}"))
-    return {
-        "id": "table_8",
-        "title": TITLE,
-        "paper": PAPER,
-        "here": (
-            f"{one['positions']['number']:,} evenly spaced positions of {one['corpus']['name']} ({one['split']}), "
-            f"exactly c tokens of context from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} "
-            "(the paper's steps are of 100 words); the first seed of every model. A group's lengths cannot be compared "
-            "with another's."
+def _figures(group: int, setup: Setup, outcomes: Outcomes) -> list[Figure]:
+    captions = {
+        "gains_r0.1": (
+            f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
+            f"Perplexity gain by context, group {group}",
         ),
-        "tables": [table(results)],
-        "figures": figures,
+        "contexts": (
+            f"Figure 4, group {group}: loss by context, all positions, ± standard error.",
+            f"Loss by context, group {group}",
+        ),
     }
+    found = [copied_figure(outcomes, _recl(group, setup), name, *words) for name, words in captions.items()]
+    return [figure for figure in found if figure]
 
 
-def table(results: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _table(results: dict[int, dict[str, Any]]) -> Table:
     """RECL by group, model and r, and the loss at the longest context."""
     unit = results[1]["unit"]
     fractions = sorted(results[1]["models"][0]["recl"])
-    columns = [column("arm", "", "label")]
-    columns += [column(f"r{r}", f"r = {r}", "ours", "tokens") for r in fractions]
-    columns += [column("loss", f"loss at {results[1]['contexts'][-1]} tokens", "ours", unit)]
-    columns += [column("limit", "sees at most", "ours", "tokens")]
-    columns += [column(f"paper_r{r}", f"r = {r}", "paper", "words") for r in fractions]
-    paper = {(row.group, row.model): row for row in TABLE_8}
-    rows = []
+    paper_rows = {(row.group, row.model): row for row in TABLE_8}
+    rows: dict[str, Row] = {}
     for group, result in results.items():
         for model in result["models"]:
-            row: dict[str, Any] = {"arm": text(f"group {group}: {model['name']}")}
-            row |= {f"r{r}": length(model["recl"][r]) for r in fractions}
-            error = model[f"{unit}_standard_error"][-1]
-            row["loss"] = number(model[unit][-1], DIGITS[unit], standard_error=error)
-            row["limit"] = number(model["limit"], 0)
-            theirs = paper[(group, model["name"])].recl
-            row |= {f"paper_r{r}": number(theirs.get(float(r)), 0) for r in fractions}
-            rows.append(row)
-    return {
-        "id": "table_8",
-        "caption": TITLE,
-        "columns": columns,
-        "rows": rows,
-        "notes": [
-            "Intervals are over resamples of the positions, the error of the loss over positions. ≥: still gaining "
-            "where the grid of contexts ends.",
-        ],
-    }
+            theirs = paper_rows[(group, model["name"])].recl
+            rows[row_key(group, GROUPS[group][model["name"]])] = {
+                "arm": Text(f"group {group}: {model['name']}"),
+                **{f"r{r}": _length(model["recl"][r]) for r in fractions},
+                "loss": Number(model[unit][-1], DIGITS[unit], model[f"{unit}_standard_error"][-1]),
+                "limit": number(model["limit"], 0),
+                **{f"paper_r{r}": number(theirs.get(float(r)), 0) for r in fractions},
+            }
+    return Table(
+        id="table_8",
+        caption=TITLE,
+        columns=(
+            label("arm"),
+            *(ours(f"r{r}", f"r = {r}", "tokens") for r in fractions),
+            ours("loss", f"loss at {results[1]['contexts'][-1]} tokens", unit),
+            ours("limit", "sees at most", "tokens"),
+            *(paper(f"paper_r{r}", f"r = {r}", "words") for r in fractions),
+        ),
+        rows=rows,
+        notes=(
+            "Intervals are over resamples of the positions, the standard error of the loss is over positions. ≥: the "
+            "loss still falls at the longest context.",
+        ),
+    )
 
 
-def length(recl: dict[str, Any]) -> Cell:
-    """A RECL with its interval."""
-    interval = {} if recl.get("low") is None else {"low": recl["low"], "high": recl["high"]}
-    return number(recl["value"], 0, at_least=recl["at_least"], **interval)
+def _length(recl: dict[str, Any]) -> Cell:
+    value, low, high = recl["value"], recl.get("low"), recl.get("high")
+    return None if value is None else Number(value, 0, low=low, high=high, at_least=recl["at_least"])

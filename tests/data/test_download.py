@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from txl_lightning import files
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora import download, official
 from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
@@ -134,7 +135,7 @@ def test_no_network_and_a_full_disk_are_named(server: Server, tmp_path: Path, mo
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match=r"file cannot be written \(No space left on device\)"):
         download.download(f"{server.address}/good", tmp_path / "file")
     assert list(tmp_path.iterdir()) == []

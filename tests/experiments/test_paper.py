@@ -1,4 +1,4 @@
-"""The paper's numbers, typed a second time: a typo in either place shows."""
+"""The paper's numbers, typed a second time to catch typing errors."""
 
 from dataclasses import astuple
 
@@ -6,7 +6,7 @@ import pytest
 
 from experiments import paper
 
-# model, parameters in millions or -, figure, * if fine-tuned
+# model, parameters in millions or -, result, * if fine-tuned
 RESULTS = {
     "TABLE_1": """
         Transformer-XL standard/151/24.0  Transformer-XL large/257/18.3  Adaptive Input/247/20.5  QRNN/151/33.0
@@ -42,16 +42,16 @@ def number(text: str) -> int | None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_of_whole_models(name: str) -> None:
     cells = [entry.strip().split("/") for line in RESULTS[name].splitlines() for entry in line.split("  ")]
-    typed = [(model, number(size), float(figure), bool(star)) for model, size, figure, *star in filter(any, cells)]
-    assert sorted(map(str, typed)) == sorted(str(astuple(row)) for row in getattr(paper, name))
+    typed = [(model, number(size), float(result), bool(star)) for model, size, result, *star in filter(any, cells)]
+    assert sorted(map(str, typed)) == sorted(str(astuple(row)) for row in getattr(paper, name).rows)
 
 
 def test_a_result_is_found_by_its_model() -> None:
-    assert paper.result(paper.TABLE_1, "QRNN").figure == 33.0
-    assert paper.result(paper.TABLE_5, "AWD-LSTM").figure == 58.8
-    assert paper.result(paper.TABLE_5, "AWD-LSTM", finetuned=True).figure == 57.3
+    assert paper.TABLE_1.row("QRNN").result == 33.0
+    assert paper.TABLE_5.row("AWD-LSTM").result == 58.8
+    assert paper.TABLE_5.row("AWD-LSTM", finetuned=True).result == 57.3
     with pytest.raises(KeyError, match="GPT is none of LSTM"):
-        paper.result(paper.TABLE_1, "GPT")
+        paper.TABLE_1.row("GPT")
 
 
 def test_table_6() -> None:

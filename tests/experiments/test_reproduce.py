@@ -1,4 +1,4 @@
-"""The one command, as users call it: from nothing, interrupted, called again, and with what cannot work."""
+"""The command as users call it: from nothing, interrupted, called again, and with bad input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ import pytest
 
 from experiments import reproduce
 from experiments.claims import claims
-from experiments.report.rendering import check_results
+from experiments.engine.plan import COMMANDS_WITH_LOGGER
+from experiments.engine.progress import training_progress
+from experiments.engine.session import exclusive
+from experiments.report.check import check_results
+from experiments.report.sections import section_from_json
 from tests import wandb_files
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +31,7 @@ NOWHERE = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:
 
 
 def call(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """The command with nothing in its environment but PATH, HOME and a network that leads nowhere."""
+    """Run the command with only PATH, HOME and an unreachable network in its environment."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), **NOWHERE}
     return subprocess.run([*REPRODUCE, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
 
@@ -39,15 +43,18 @@ def read(directory: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_from_nothing_to_a_report_and_again_at_once(tmp_path: Path) -> None:
+def test_from_nothing_to_a_report_and_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = tmp_path / "report"
-    done = call("--profile", "smoke", "--directory", str(directory), home=tmp_path)
+    words = ["--profile", "smoke", "--directory", str(directory)]
+    done = call(*words, home=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == f"report: {directory}/report.html"
     results = read(directory)
     check_results(results)
     assert [section["id"] for section in results["sections"]] == list(reproduce.SECTIONS)
-    assert results["claims"] == claims.judged(results)
+    assert results["claims"] == claims.judged([section_from_json(section) for section in results["sections"]])
     assert len(results["claims"]) == 10
     assert results["corpora"][0]["name"].startswith("python-stdlib")
     page = (directory / "report.html").read_text()
@@ -58,20 +65,28 @@ def test_from_nothing_to_a_report_and_again_at_once(tmp_path: Path) -> None:
         for figure in section.get("figures", []):
             assert (directory / figure["png"]).stat().st_size > 5000
     check_wandb(directory, results)
+    check_progress(directory, results)
 
     ended = {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/job.json")}
-    again = call("--profile", "smoke", "--directory", str(directory), home=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert f"{len(ended)} of them finished before" in again.stderr
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert reproduce.main(words) == 0
+    assert f"{len(ended)} of them finished before" in capsys.readouterr().err
     assert ended == {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/job.json")}
     assert read(directory)["sections"] == results["sections"]
 
 
+def check_progress(directory: Path, results: dict[str, Any]) -> None:
+    """Every training left its last step and loss for the status line."""
+    for name, run in results["runs"].items():
+        if run["command"] == "train":
+            assert training_progress(directory / "runs" / name).startswith(f"{run['steps']}/{run['steps']} bpc ")
+
+
 def check_wandb(directory: Path, results: dict[str, Any]) -> None:
-    """One offline run a job, grouped by table, with everything that a dashboard wants."""
+    """Every job has one offline run, with the keys that the dashboard shows."""
     for name, run in results["runs"].items():
         files = wandb_files.run_files(directory / "runs" / name)
-        assert len(files) == (run["command"] in reproduce.LOGGING), name
+        assert len(files) == (run["command"] in COMMANDS_WITH_LOGGER), name
     trained = wandb_files.run_files(directory / "runs" / "recurrence-relative-full_loss-seed1")[0]
     names = {key for record in wandb_files.history(trained, "train/bpc") for key in record}
     measured = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
@@ -91,13 +106,13 @@ def check_wandb(directory: Path, results: dict[str, Any]) -> None:
     assert wandb_files.artifacts(report)["report"]["name"] == "report-smoke"
 
 
-SMALL = ["--profile", "smoke", "--only", "table_7", "--logger", "csv"]
+SMALL = ["--profile", "smoke", "--only", "table_7", "--logger", "csv", "--parallel", "1"]
 STEPS = ["trainer.max_steps=150", "trainer.val_every_n_steps=50", "checkpoint.every_n_steps=10"]
 
 
 def begin(directory: Path, home: Path) -> subprocess.Popen[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
-    command = [*REPRODUCE, *SMALL, "--parallel", "1", "--directory", str(directory), *STEPS]
+    command = [*REPRODUCE, *SMALL, "--directory", str(directory), *STEPS]
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE)
 
 
@@ -117,24 +132,25 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def finished(directory: Path) -> dict[Path, int]:
-    """Runs that ended, and when they wrote their metrics."""
+    """Return the metrics of the finished runs and when they were written."""
     return {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/metrics.json")}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_interrupted_and_killed_it_goes_on_and_ends_alike(tmp_path: Path) -> None:
+def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = begin(whole, tmp_path)
-    errors = done.communicate(timeout=600)[1]
-    assert done.returncode == 0, errors
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert reproduce.main([*SMALL, "--directory", str(whole), *STEPS]) == 0
 
     process = begin(broken, tmp_path)  # Ctrl-C in the first run
     wait_for(lambda: len(checkpoints(broken)) == 1)
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert "goes on from here" in errors
+    assert "continues from here" in errors
     assert not finished(broken)
 
     process = begin(broken, tmp_path)  # kill -9 in the second
@@ -146,39 +162,35 @@ def test_interrupted_and_killed_it_goes_on_and_ends_alike(tmp_path: Path) -> Non
     before = finished(broken)
     assert len(before) == 1
 
-    done = begin(broken, tmp_path)
-    errors = done.communicate(timeout=600)[1]
-    assert done.returncode == 0, errors
-    assert "1 of them finished before" in errors
+    capsys.readouterr()
+    assert reproduce.main([*SMALL, "--directory", str(broken), *STEPS]) == 0
+    assert "1 of them finished before" in capsys.readouterr().err
     assert all(finished(broken)[path] == ended for path, ended in before.items())
     logs = [path.read_text() for path in broken.glob("runs/*/log.txt")]
-    assert sum("going on from" in log for log in logs) == 2
+    assert sum(bool(re.search(r"resume=auto: .*\.ckpt", log)) for log in logs) == 2
     assert read(broken)["sections"] == read(whole)["sections"]
     assert read(broken)["claims"] == read(whole)["claims"]
     first, second = read(whole)["runs"], read(broken)["runs"]
     assert {name: run["key"] for name, run in first.items()} == {name: run["key"] for name, run in second.items()}
 
 
-@pytest.mark.slow
-def test_what_cannot_work_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    where = ["--profile", "smoke", "--only", "table_7", "--logger", "none", "--directory", str(tmp_path)]
+def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(600)))
+    where = ["--profile", "smoke", "--only", "appendix_e", "--logger", "none", "--directory", str(tmp_path)]
+    book = ["data=file", f"data.path={tmp_path}/book.txt", f"data.cache_dir={tmp_path}/cache"]
     assert reproduce.main([*where, "memory.mem_length=4"]) == 2
     assert "mem_length" in capsys.readouterr().err
     assert reproduce.main([*where, "data=file", "data.path=nowhere.txt"]) == 2
     assert "nowhere.txt" in capsys.readouterr().err
-    assert reproduce.main([*where, "optimizer.lr=-1", f"data.cache_dir={tmp_path}/cache"]) == 2
+    assert reproduce.main([*where, *book, "optimizer.lr=-1"]) == 2
     assert "optimizer.lr=-1" in capsys.readouterr().err
-    with reproduce.only_one(tmp_path):
+    with exclusive(tmp_path):
         assert reproduce.main(where) == 2
     assert "another reproduction" in capsys.readouterr().err
-    for words, named in ((["--only", "table_99"], "table_99"), (["profile=huge"], "huge"), (["--parallel", "0"], "0")):
-        with pytest.raises(SystemExit) as ended:
-            reproduce.main(words)
-        assert ended.value.code == 2
-        assert named in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("words", [["--profile", "gpu"], ["profile=paper"], ["--profile", "smoke"]])
+@pytest.mark.parametrize("words", [["--profile", "gpu"], ["profile=paper"], ["profile=smoke", "--only=table_6"]])
 def test_a_plan_needs_no_corpus_and_writes_nothing(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

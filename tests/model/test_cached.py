@@ -1,6 +1,5 @@
 """Cached inference computes what the hidden-state memory does, and refuses what it cannot compute."""
 
-import gc
 import itertools
 from typing import Any
 
@@ -9,16 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.optim import optimizer
 
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference import cached as cached_inference
 from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.weights_snapshot import in_place_changes
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
-SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 1, 1, 4, 4, 4]
+SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 4, 4]
+FEW_SEGMENTS = [3, 1, 7, 1]
 SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
 ENCODINGS: dict[str, dict[str, Any]] = {
     "relative": {},
@@ -41,7 +41,7 @@ LENGTHS: list[dict[str, Any]] = [
 
 @torch.no_grad()
 def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
-    """Hidden states of every call, one behind the other, and the losses as a last column."""
+    """Hidden states of all calls, concatenated, and log P(token 0) as a last column."""
     results, memory = [], None
     for tokens in stream.split(segments, dim=1):
         hidden, memory = model(tokens, memory)
@@ -58,31 +58,36 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
     assert_close(cached, outputs(model, stream, segments), tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_the_cache_computes_what_hidden_states_do(encoding, lengths, dtype):
-    model = tiny_model(**ENCODINGS[encoding], **lengths).to(dtype)
-    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT if dtype is torch.float64 else SINGLE)
+def test_the_cache_computes_what_hidden_states_do(encoding, lengths):
+    model = tiny_model(**ENCODINGS[encoding], **lengths)
+    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_in_single_precision(encoding):
+    model = tiny_model(**ENCODINGS[encoding], **LENGTHS[5]).float()
+    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, SINGLE)
 
 
 @pytest.mark.parametrize("encoding", [{}, {"encoding": "shaw", "table_len": 5}], ids=["relative", "shaw"])
 @pytest.mark.parametrize("terms", SUBSETS)
 def test_with_any_terms(terms, encoding):
     model = tiny_model(terms=terms, untie_biases=True, mem_len=5, memory_start="zeros", **encoding)
-    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
+    assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
 
 
 @pytest.mark.parametrize("scores_at_once", [1, 40])
 @pytest.mark.parametrize("encoding", ["relative, pre-norm, untied u and v", "shaw", "absolute"])
 @pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
-    monkeypatch.setattr(cached_inference, "SCORES_AT_ONCE", scores_at_once)
+    monkeypatch.setattr(cached_inference, "CPU_SCORES_AT_ONCE", scores_at_once)
     model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
-    assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
+    assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     encoding=st.sampled_from(sorted(ENCODINGS)),
     terms=st.sampled_from(["abcd", "abcd", *SUBSETS]),
@@ -155,14 +160,14 @@ def test_a_memory_can_be_given_once_and_copied_before():
     assert torch.equal(first, second)
 
 
-def test_a_memory_of_other_streams_or_another_model_is_refused_and_not_spent():
+def test_a_memory_of_other_streams_or_another_object_is_refused_and_not_spent():
     model, stream = tiny_model(), random_stream(3, 8)
     cached = CachedTransformerXL(model)
     with torch.no_grad():
         _, memory = cached(stream[:2, :4])
         with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 3 streams"):
             cached(stream[:, 4:], memory)
-        with pytest.raises(ValueError, match="made by another model"):
+        with pytest.raises(ValueError, match="made by another CachedTransformerXL"):
             CachedTransformerXL(model)(stream[:2, 4:], memory)
         cached(stream[:2, 4:], memory)
 
@@ -173,9 +178,15 @@ def step_of_adam(model: TransformerXL, **options: Any) -> None:
     model.zero_grad()
 
 
+@torch.no_grad()
+def change_in_place(model: TransformerXL) -> None:
+    model.encoding.v.mul_(1.1)
+
+
 CHANGES = {
+    "a parameter changed in place": change_in_place,
     "a step of Adam": step_of_adam,
-    "a step of fused Adam": lambda model: step_of_adam(model, fused=True),
+    "a step of Adam, tensors together": lambda model: step_of_adam(model, foreach=True),
     "other weights loaded": lambda model: model.load_state_dict({k: v * 0.9 for k, v in model.state_dict().items()}),
     "a parameter replaced": lambda model: setattr(
         model.layers[1].attention.position, "weight", torch.nn.Parameter(torch.randn(6, 8, dtype=torch.float64))
@@ -185,37 +196,51 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_nothing_stale_survives_a_change_of_the_weights(change):
+def test_changed_weights_are_refused_and_a_new_object_computes_with_them(change):
     model, stream = tiny_model(), random_stream(2, 12)
     cached = CachedTransformerXL(model)
     with torch.no_grad():
         _, memory = cached(stream[:, :6])
     CHANGES[change](model)
-    with torch.no_grad(), pytest.raises(ValueError, match="before the weights or autocast changed"):
-        cached(stream[:, 6:], memory)
+    with torch.no_grad():
+        for use in (lambda: cached(stream[:, 6:], memory), lambda: cached(stream), lambda: cached.start_memory(2)):
+            with pytest.raises(RuntimeError, match=r"\w changed after cached inference was set up; make a new"):
+                use()
     tolerance = SINGLE if change == "another type" else EXACT
-    assert_close(outputs(cached, stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance)
+    assert_same(model, stream, [6, 6], tolerance)
+    assert_close(outputs(cached.with_lengths(), stream, [6, 6]), outputs(model, stream, [6, 6]), tolerance)
+
+
+def test_the_changed_parameter_is_named():
+    model = tiny_model()
+    cached = CachedTransformerXL(model)
+    with torch.no_grad():
+        model.layers[1].feed_forward[0].bias.add_(1)
+        with pytest.raises(RuntimeError, match=r"^layers\.1\.feed_forward\.0\.bias changed after"):
+            cached(random_stream(2, 3))
 
 
 def test_training_another_model_changes_nothing():
     cached, stream = CachedTransformerXL(tiny_model()), random_stream(2, 12)
     with torch.no_grad():
         _, memory = cached(stream[:, :6])
-    step_of_adam(tiny_model(), fused=True)
+    step_of_adam(tiny_model())
     with torch.no_grad():
         cached(stream[:, 6:], memory)
 
 
-def test_nothing_is_left_behind():
-    gc.collect()  # what other tests left in cycles
-    hooks = len(optimizer._global_optimizer_post_hooks)
-    cached = CachedTransformerXL(tiny_model())
+def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
+    """Fails when torch drops `_version`, or counts fused steps: then say so in `WeightsSnapshot`."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    before = in_place_changes(weight)
     with torch.no_grad():
-        _, memory = cached(random_stream(2, 4))
-    assert len(optimizer._global_optimizer_post_hooks) == hooks + 1
-    del cached, memory
-    gc.collect()
-    assert len(optimizer._global_optimizer_post_hooks) == hooks
+        weight.mul_(2)
+    assert in_place_changes(weight) == before + 1
+    with torch.inference_mode():
+        assert in_place_changes(torch.ones(3)) == 0
+    weight.grad = torch.ones(3)
+    torch.optim.Adam([weight], fused=True).step()
+    assert in_place_changes(weight) == before + 1
 
 
 def test_gradients_and_dropout_are_refused():
@@ -242,13 +267,14 @@ def test_in_inference_mode():
 @pytest.mark.parametrize("options", [{}, {"terms": "acd"}, {"encoding": "shaw", "table_len": 5}], ids=str)
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     model, stream = tiny_model(**options).float(), random_stream(2, 12)
-    cached = CachedTransformerXL(model)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        cached = CachedTransformerXL(model)
         expected = outputs(model, stream, [3] * 4)
         torch.testing.assert_close(outputs(cached, stream, [3] * 4), expected, rtol=0.05, atol=0.1)
         _, memory = cached(stream)
         assert memory.buffer_NPXCE.dtype == torch.bfloat16
-    with torch.no_grad(), pytest.raises(ValueError, match="autocast changed"):
+    changed = "set up with autocast=torch.bfloat16 and is called with autocast=None; make a new"
+    with torch.no_grad(), pytest.raises(RuntimeError, match=changed):
         cached(stream, memory)
 
 

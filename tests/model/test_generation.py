@@ -1,4 +1,4 @@
-"""Drawn tokens follow the model's own distribution, cut as asked, and come one at a time."""
+"""Drawn tokens follow the model's distribution, restricted as asked, and are yielded one at a time."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model import CachedTransformerXL, RecurrentConfig, RecurrentLanguageModel, generate
+from txl_lightning.model import CachedTransformerXL, RecurrentConfig, RecurrentLanguageModel, generate, generate_all
 from txl_lightning.model.inference.generation import candidates
 
 
@@ -35,13 +35,13 @@ def drawn(model: Any, prompt: Tensor, n_tokens: int, **options: Any) -> Tensor:
 
 @torch.no_grad()
 def next_distribution(model: Any, context: Tensor) -> Tensor:
-    """P(next token | context), the context read at once from the start."""
+    """P(next token | context), with the whole context in one segment."""
     hidden, _ = model(context)
     return model.log_probabilities(hidden)[:, -1].exp()
 
 
 def allowed(probabilities: list[float], top_k: int | None, top_p: float, temperature: float) -> dict[int, float]:
-    """The same in plain Python, from the words: the likeliest k, of these the nucleus, normalised."""
+    """Candidates in plain Python: the likeliest k, of these the nucleus, normalised."""
     weights = {token: p ** (1 / temperature) for token, p in enumerate(probabilities)}
     likeliest = sorted(weights, key=lambda token: -weights[token])[: top_k or len(weights)]
     total, nucleus, reached = sum(weights[token] for token in likeliest), [], 0.0
@@ -92,7 +92,7 @@ def test_tokens_follow_the_models_distribution(name, options):
             error = 5 * math.sqrt(p * (1 - p) / len(tokens)) + 1e-9
             assert (tokens[:, position] == token).double().mean().item() == pytest.approx(p, abs=error)
         commonest = tokens[:, position].mode().values
-        tokens = tokens[tokens[:, position] == commonest]  # go on with those that share a context
+        tokens = tokens[tokens[:, position] == commonest]  # continue with the streams that share a context
         context = torch.cat([context, commonest.view(1, 1)], dim=1)
 
 
@@ -107,7 +107,7 @@ def test_the_likeliest_token_every_time(name):
 
 
 def test_a_long_prompt_is_read_through_the_memory():
-    """What a token saw may lie before its segment: with memory for it, the segments do not matter."""
+    """Context may lie before a token's segment: with enough memory the segment length does not matter."""
     model, prompt = tiny_model(mem_len=600), random_stream(1, 512)
     by_segments = drawn(model, prompt, 5, segment_len=64)
     assert torch.equal(by_segments, drawn(model, prompt, 5, segment_len=512))
@@ -199,5 +199,5 @@ def test_a_model_in_training_is_refused(model: nn.Module):
 @pytest.mark.parametrize("name", MODELS)
 def test_all_tokens_at_once(name):
     model, prompt = MODELS[name](), random_stream(2, 5)
-    assert torch.equal(model.generate(prompt, 6, seed=4, top_k=3), drawn(model, prompt, 6, seed=4, top_k=3))
-    assert model.generate(prompt, 0).shape == (2, 0)
+    assert torch.equal(generate_all(model, prompt, 6, seed=4, top_k=3), drawn(model, prompt, 6, seed=4, top_k=3))
+    assert generate_all(model, prompt, 0).shape == (2, 0)

@@ -1,6 +1,6 @@
-"""Losses of a short training, to the last digits: a refactor leaves them as they are.
+"""Losses of a short training: a refactor leaves them as they are.
 
-After a change that is meant to change them, write them anew with `python tests/model/test_golden.py`.
+After a deliberate change write them again with `python tests/model/test_golden.py`.
 """
 
 import json

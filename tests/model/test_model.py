@@ -1,15 +1,16 @@
 """Options, sizes, initialisation, dropout and compilation of the model."""
 
-import os
-import subprocess
+import importlib
 import sys
-from pathlib import Path
+from types import ModuleType
 
 import jaxtyping
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo
 
+import txl_lightning
 from tests.model.tiny_model import SIZES, random_stream, tiny_model
 from txl_lightning import LanguageModel, TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
@@ -179,11 +180,36 @@ def test_each_dropout_acts_in_training_and_not_in_evaluation(site):
     assert torch.equal(model.eval()(stream)[0], exact)
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A second copy of `txl_lightning.model`, without the checks of shapes, which cannot be compiled."""
+    hooks = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
+    monkeypatch.setattr(sys, "meta_path", hooks)
+    monkeypatch.setattr(txl_lightning, "model", sys.modules["txl_lightning.model"])  # restored after the test
+    for name in [name for name in sys.modules if name.startswith("txl_lightning.model")]:
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module("txl_lightning.model")
+
+
 @pytest.mark.slow
-def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory():
-    script = Path(__file__).with_name("compiled_segments.py")
-    root = str(Path(__file__).parents[2])
-    finished = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
+def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked):
+    T, segments, warm_up = 4, 7, 3
+    eager, stream = tiny_model(mem_len=6), random_stream(2, T * segments + 1)
+    compiled = unchecked.TransformerXL(unchecked.TransformerXLConfig(**vars(eager.config))).double()
+    compiled.load_state_dict(eager.state_dict())
+    compiled_score = torch.compile(compiled.score, backend="aot_eager", fullgraph=True)
+    eager_memory, compiled_memory = (model.start_memory(2, static=True) for model in (eager, compiled))
+    for i in range(segments):
+        tokens, targets = (stream[:, T * i + shift :][:, :T] for shift in (0, 1))
+        with dynamo.patch(error_on_recompile=i >= warm_up):
+            compiled_nll, compiled_memory = compiled_score(tokens, targets, compiled_memory)
+        eager_nll, eager_memory = eager.score(tokens, targets, eager_memory)
+        assert compiled_memory.filled == eager_memory.filled == min(6, T * (i + 1))
+        torch.testing.assert_close(compiled_nll, eager_nll, rtol=0, atol=1e-12)
+        torch.testing.assert_close(compiled_memory.states, eager_memory.states, rtol=0, atol=1e-12)
+        gradients = (
+            torch.autograd.grad(nll.mean(), list(model.parameters()), materialize_grads=True)
+            for nll, model in ((compiled_nll, compiled), (eager_nll, eager))
+        )
+        for ours, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from txl_lightning.runs.metrics import TokenLoss, figures
+from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 
 
 def test_the_mean_is_weighted_by_tokens() -> None:
@@ -29,7 +29,7 @@ def test_it_counts_beyond_float32_and_survives_casts() -> None:
 
 
 def test_units() -> None:
-    assert figures(math.log(2), "byte") == {"nll": math.log(2), "bpc": 1.0}
-    assert figures(math.log(8), "char")["bpc"] == pytest.approx(3.0)
-    assert figures(math.log(20), "word")["ppl"] == pytest.approx(20.0)
-    assert figures(1e6, "word")["ppl"] == math.inf
+    assert loss_metrics(math.log(2), "byte") == {"nll": math.log(2), "bpc": 1.0}
+    assert loss_metrics(math.log(8), "char")["bpc"] == pytest.approx(3.0)
+    assert loss_metrics(math.log(20), "word")["ppl"] == pytest.approx(20.0)
+    assert loss_metrics(1e6, "word")["ppl"] == math.inf

@@ -85,7 +85,7 @@ def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path: Path, monkeyp
         assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, "_seal", dies)
+    monkeypatch.setattr(storage, "_append_checksum", dies)
     with pytest.raises(KeyboardInterrupt):
         write({"step": 3}, last, previous)
     assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)

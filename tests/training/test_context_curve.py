@@ -12,7 +12,7 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl.curve import context_curve
+from txl_lightning.evaluation.recl.loss_by_context import context_curve
 from txl_lightning.evaluation.scoring.windows import evenly_spaced
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained

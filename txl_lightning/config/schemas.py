@@ -132,7 +132,8 @@ class TrainerConfig:
     """Group `trainer`: how long, where, and how often something is reported.
 
     `devices` processes on each of `num_nodes` machines share the global batch; `column_chunks` goes through
-    each one's columns in so many parts. `max_nonfinite_steps` skipped steps in a row end the run.
+    each one's columns in so many parts. `max_nonfinite_steps` skipped steps in a row end the run. `progress_file`
+    writes `progress.json` about once a second.
     """
 
     max_steps: int = MISSING
@@ -148,6 +149,7 @@ class TrainerConfig:
     val_max_segments: int | None = None
     max_nonfinite_steps: int = 10
     progress_bar: bool = True
+    progress_file: bool = False
 
 
 @dataclass

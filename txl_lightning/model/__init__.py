@@ -1,10 +1,10 @@
-"""Tensors only: the model, its memory and the checkpoints of other implementations."""
+"""The model, its memory, inference, baselines and the checkpoints of other implementations; tensors only."""
 
 from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import Encoding, LayerPositions, register_encoding
 from txl_lightning.model.inference.cached import CachedTransformerXL
-from txl_lightning.model.inference.generation import generate
+from txl_lightning.model.inference.generation import generate, generate_all
 from txl_lightning.model.inference.key_value_memory import KeyValueMemory
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
@@ -25,5 +25,6 @@ __all__ = [
     "TransformerXL",
     "TransformerXLConfig",
     "generate",
+    "generate_all",
     "register_encoding",
 ]

@@ -14,15 +14,19 @@ from txl_lightning.model.positions import relative_shift
 
 
 class Attention(nn.Module):
-    """Attention whose score is the sum of those of the four terms that `config.active_terms` names.
+    """Attention whose score is the sum of the terms that `config.active_terms` names (section 3.3).
 
-        A_ij = (q_i·k_j + q_i·r_{i-j} + u·k_j + v·r_{i-j}) / sqrt(E)                          (section 3.3)
-                 (a)        (b)         (c)     (d)           = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
+        A_ij = (q_i·k_j + u·k_j + q_i·r_{i-j} + v·r_{i-j}) / sqrt(E)
+                  (a)      (c)       (b)          (d)
+             = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
 
-    r_{i-j} = W_{k,R} R_{i-j}, or a trained vector of the distance; v·r_{i-j} may be a trained bias. All
-    projections are free of bias, and those that no term needs do not exist. Heads come before streams
-    (H·B in one batch of matrix products), because r is the same for all streams: (b) and (d) are one
-    product a head with the queries of all streams under each other.
+    r_{i-j} is W_{k,R} R_{i-j} or a trained vector of the distance; v·r_{i-j} may be a trained bias. The
+    projections have no bias, and a projection that no term needs does not exist. Heads come before streams
+    (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are one
+    product per head, with the queries of all streams as rows.
+
+    Args:
+        config: sizes, terms and dropout.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -46,10 +50,16 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attend from every token of the segment to the keys that `mask_TK` leaves visible.
 
-        Gradients reach the weights of keys and values through the memory, but not the memory.
+        Gradients reach the weights of keys and values through the memory, but not the memory itself.
+
+        Args:
+            hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
+            memory_BMD: earlier inputs of the layer, treated alike.
+            positions: u, v and what is known of the distances K, …, 0.
+            mask_TK: 0 where a query may attend to a key, -inf elsewhere.
         """
-        q_HBTE, kv_PHBKE = self.project_both(hidden_BTD, memory_BMD)
-        return self.merge(self.average(q_HBTE, kv_PHBKE, positions, mask_TK))
+        q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
+        return self.combine_heads(self.attend(q_HBTE, kv_PHBKE, positions, mask_TK))
 
     def scores(
         self,
@@ -59,31 +69,29 @@ class Attention(nn.Module):
         mask_TK: Float[Tensor, "T K"],
         terms: str | None = None,
     ) -> Float[Tensor, "H B T K"]:
-        """What `forward` takes the softmax of: A_ij / sqrt(E), -inf where `mask_TK` hides a key.
+        """Return the argument of the softmax in `forward`: A_ij / sqrt(E), and -inf where a key is hidden.
 
         Args:
-            hidden_BTD: as `forward` is given it, like the next three.
-            memory_BMD: the memory.
+            hidden_BTD: as in `forward`, like the next three.
+            memory_BMD: earlier inputs of the layer.
             positions: u, v and what is known of distances.
             mask_TK: 0 or -inf.
-            terms: of these terms alone (Figure 7); their scores add up to those of all terms.
+            terms: only these terms (Figure 7); the scores of single terms add up to the whole score.
 
         Raises:
-            ValueError: the attention has no such term.
+            ValueError: the attention lacks one of the terms.
         """
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        q_HBTE, kv_PHBKE = self.project_both(hidden_BTD, memory_BMD)
-        k_HBKE = kv_PHBKE[0] if self.n_key else None
-        H, B = kv_PHBKE.shape[1:3]
-        scores_XTK = self._scores(q_HBTE, k_HBKE, positions.of_terms(terms), mask_TK, H, B, terms)
-        return scores_XTK.unflatten(0, (H, B))
+        q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
+        scores_XTK = self._scores(q_HBTE, kv_PHBKE, positions.of_terms(terms), mask_TK, terms)
+        return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
-    def project_both(
+    def project_with_memory(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
     ) -> tuple[Tensor | None, Float[Tensor, "P H B K E"]]:
-        """`project`, with the keys and values of the memory in front of the segment's."""
+        """Project the segment to queries, and memory and segment to keys and values; see `project`."""
         q_HBTE, kv_PHBKE = self.project(hidden_BTD)
         if memory_BMD.shape[1]:
             weight = self.qkv.weight[self.n_query * self.n_head * self.d_head :]
@@ -92,41 +100,42 @@ class Attention(nn.Module):
         return q_HBTE, kv_PHBKE
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor | None, Float[Tensor, "P H B T E"]]:
-        """Queries of the segment, None if no term has them, and its keys and values, heads first.
+        """Project to queries (None if no term needs them), keys and values, heads first.
 
-        P = 2, keys and then values; values alone (P = 1) where no term has keys.
+        P = 2 is keys and values; P = 1 is values alone, where no term needs keys.
         """
         parts = self.qkv(hidden_BTD).unflatten(-1, (-1, self.n_head, self.d_head)).permute(2, 3, 0, 1, 4)
         return parts[0] if self.n_query else None, parts[self.n_query :]
 
-    def average(
+    def attend(
         self,
         q_HBTE: Float[Tensor, "H B T E"] | None,
         kv_PHBKE: Float[Tensor, "P H B K E"],
         positions: LayerPositions,
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "H B T E"]:
-        """Σ_j softmax(A_i)_j v_j of every head, or of those heads that are given."""
-        k_HBKE, v_HBKE = kv_PHBKE[0] if self.n_key else None, kv_PHBKE[-1]
-        scores_XTK = self._scores(q_HBTE, k_HBKE, positions, mask_TK, *v_HBKE.shape[:2])
+        """Return Σ_j softmax(A_i)_j v_j for all heads, or for those heads that are given."""
+        scores_XTK = self._scores(q_HBTE, kv_PHBKE, positions, mask_TK, self.terms)
+        v_HBKE = kv_PHBKE[-1]
         probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
 
-    def merge(self, averages_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
-        """The output of attention from the averages of all heads."""
-        return self.output(averages_HBTE.permute(1, 2, 0, 3).flatten(2))
+    def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
+        """Concatenate the heads of every token and project them to the output."""
+        return self.output(heads_HBTE.permute(1, 2, 0, 3).flatten(2))
 
-    def projected(self, positions: LayerPositions) -> LayerPositions:
-        """The same positions with what depends on distances alone computed: r = W_{k,R} R, or v·r itself
-        where there is no term (b) and so no query whose product with r could include v.
+    def precompute(self, positions: LayerPositions) -> LayerPositions:
+        """Return positions with r = W_{k,R} R computed, for weights that stay as they are.
+
+        Without term (b) no query is multiplied with r, so v·r itself is computed, as a bias of the distance.
         """
-        r_HSE, v_HE = self._r(positions), positions.v_HE
+        r_HSE, v_HE = self._distance_vectors(positions), positions.v_HE
         if "b" in self.terms or r_HSE is None or v_HE is None:
             return positions._replace(sinusoids_SD=None, table_HSE=None if r_HSE is None else r_HSE.contiguous())
         return LayerPositions(u_HE=positions.u_HE, bias_HS=torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2))
 
-    def _r(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
-        """r of the distances K, …, 0."""
+    def _distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
+        """Return r of the distances K, …, 0."""
         if self.position is None or positions.sinusoids_SD is None:
             return positions.table_HSE
         return self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
@@ -134,50 +143,79 @@ class Attention(nn.Module):
     def _scores(
         self,
         q_HBTE: Tensor | None,
-        k_HBKE: Tensor | None,
+        kv_PHBKE: Tensor,
         positions: LayerPositions,
         mask_TK: Tensor,
-        n_head: int,
-        n_streams: int,
-        terms: str | None = None,
+        terms: str,
     ) -> Float[Tensor, "X T K"]:
-        """Masked scores of X = H·B heads of streams, of all terms or of those whose `positions` are given."""
-        terms = self.terms if terms is None else terms
-        T, K = mask_TK.shape
-        scale = self.d_head**-0.5
+        """Add the two halves of the score. `positions` holds nothing of terms that are left out."""
+        scale = self.d_head**-0.5  # applied to the factors, which are smaller than the scores
         u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
         q = q_HBTE if q_HBTE is None else q_HBTE * scale
-        masks = mask_TK.expand(n_head * n_streams, T, K)
-
-        content_query = total(q if "a" in terms else None, None if u is None else u[:, None, None])
-        if content_query is None or k_HBKE is None:
-            scores_XTK = masks.clone()
-        else:
-            rows = content_query.expand(-1, n_streams, -1, -1).flatten(0, 1)
-            keys = k_HBKE.flatten(0, 1).transpose(1, 2)
-            scores_XTK = torch.baddbmm(masks, rows, keys) if "a" in terms else masks + torch.bmm(rows, keys)
-
-        position_query = total(q if "b" in terms else None, None if v is None else v[:, None, None])
-        by_distance = scores_by_distance(position_query, self._r(positions), bias)
-        if by_distance is None:
-            return scores_XTK
+        k = kv_PHBKE[0] if self.n_key else None
+        H, B = kv_PHBKE.shape[1:3]
+        mask_XTK = mask_TK.expand(H * B, -1, -1)
+        content_XTK = content_scores(q if "a" in terms else None, u, k, mask_XTK)
+        r_HSE = self._distance_vectors(positions)
+        position = position_scores(q if "b" in terms else None, v, r_HSE, bias, mask_XTK)
+        if position is None:
+            return content_XTK
         if "b" in terms:
-            return scores_XTK.add_(relative_shift(by_distance.view(-1, T, K + 1)))
-        shifted_H1TK = relative_shift(by_distance.expand(-1, T, -1).contiguous())[:, None]
-        return (scores_XTK.unflatten(0, (n_head, n_streams)) + shifted_H1TK).flatten(0, 1)
+            return content_XTK.add_(position)
+        return (content_XTK.unflatten(0, (H, B)) + position[:, None]).flatten(0, 1)
 
 
-def total(*summands: Tensor | None) -> Tensor | None:
-    """The sum of those that are there; None if none is."""
-    there = [x for x in summands if x is not None]
-    return None if not there else there[0] if len(there) == 1 else there[0] + there[1]
+def content_scores(
+    q_HBTE: Tensor | None, u_HE: Tensor | None, k_HBKE: Tensor | None, mask_XTK: Tensor
+) -> Float[Tensor, "X T K"]:
+    """Terms (a) + (c): (q_i + u)·k_j, plus the mask.
+
+    Args:
+        q_HBTE: scaled queries; None without term (a).
+        u_HE: scaled global content bias; None without term (c).
+        k_HBKE: keys; None if neither term needs them.
+        mask_XTK: 0 or -inf.
+    """
+    query = _sum(q_HBTE, None if u_HE is None else u_HE[:, None, None])
+    if query is None or k_HBKE is None:
+        return mask_XTK.clone()
+    rows = query.expand(-1, k_HBKE.shape[1], -1, -1).flatten(0, 1)
+    keys = k_HBKE.flatten(0, 1).transpose(1, 2)
+    if q_HBTE is None:
+        return mask_XTK + torch.bmm(rows, keys)  # u has one row for all T queries
+    return torch.baddbmm(mask_XTK, rows, keys)
 
 
-def scores_by_distance(query: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None) -> Tensor | None:
-    """Terms (b) and (d) by distance: [H, B·T, S], or [H, 1, S] where they do not depend on the query."""
-    bias = None if bias_HS is None else bias_HS[:, None]
-    if query is None or r_HSE is None:
-        return bias
-    rows = query.flatten(1, 2)
-    product = torch.bmm(rows, r_HSE.transpose(1, 2))
-    return product if bias is None else product.add_(bias)
+def position_scores(
+    q_HBTE: Tensor | None, v_HE: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None, mask_XTK: Tensor
+) -> Float[Tensor, "X_or_H T K"] | None:
+    """Terms (b) + (d): (q_i + v)·r_{i-j}; for H instead of H·B matrices where no query is in it.
+
+    Args:
+        q_HBTE: scaled queries; None without term (b).
+        v_HE: scaled global positional bias; None where term (d) is missing or is `bias_HS`.
+        r_HSE: vectors of the distances K, …, 0.
+        bias_HS: scaled biases of these distances, in place of v·r.
+        mask_XTK: gives T and K.
+
+    Returns:
+        The scores by key, or None if the attention has neither term.
+    """
+    _, T, K = mask_XTK.shape
+    query = _sum(q_HBTE, None if v_HE is None else v_HE[:, None, None])
+    by_distance = None if bias_HS is None else bias_HS[:, None]
+    if query is not None and r_HSE is not None:
+        product = torch.bmm(query.flatten(1, 2), r_HSE.transpose(1, 2))
+        by_distance = product if by_distance is None else product.add_(by_distance)
+    if by_distance is None:
+        return None
+    if q_HBTE is None:
+        by_distance = by_distance.expand(-1, T, -1).contiguous()
+    return relative_shift(by_distance.view(-1, T, K + 1))
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Add two tensors, of which each may be missing."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other

@@ -1,4 +1,4 @@
-"""Architecture and memory of one Transformer-XL, validated when it is made."""
+"""Architecture and memory of a Transformer-XL, validated at construction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MemoryStart = Literal["empty", "zeros"]
 
 @dataclass(frozen=True)
 class TransformerXLConfig:
-    """Everything that decides which function a Transformer-XL computes (paper §3, appendix A and B).
+    """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
 
-    The first block fixes the parameters; the second is how attention and memory are used and may differ
-    between training and evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are
-    the paper's enwik8 base model.
+    The fields up to `tie_projections` fix the parameters. The others may differ between training and
+    evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are the paper's enwik8 base
+    model.
 
     Args:
         vocab_size: V, number of tokens.
@@ -27,30 +27,28 @@ class TransformerXLConfig:
         n_head: H, attention heads.
         d_head: width of one head; H·d_head need not equal D.
         d_inner: width of the feed-forward layer.
-        dropout: probability at every site but the attention probabilities.
+        dropout: probability everywhere except at the attention probabilities.
         attention_dropout: probability at the attention probabilities.
-        pre_norm: LayerNorm in front of each sublayer instead of behind the residual sum.
+        pre_norm: LayerNorm before each sublayer instead of after the residual sum.
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
-        encoding: how positions enter: the name of one of `model.encodings`, or of a registered one.
-        terms: which of the four terms (a)-(d) of the score there are, in any order; what a term alone
-            needs does not exist without it. Absolute encodings have only (a), so the others mean nothing
-            there. Without any term attention is uniform over what the mask leaves.
-        table_len: rows of the trained tables of `shaw` (distances: segment + extended context + memory)
-            and `al_rfou` (positions: segment + extended context), or of a registered encoding's.
+        encoding: name of a registered position encoding (`model.encodings`).
+        terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
+            Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
+        table_len: rows of a trained position table: of distances (`shaw`: segment + extended context + memory)
+            or of positions (`al_rfou`: segment + extended context).
         d_embed: width of the embedding; None for D.
-        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first.
-        div_val: by how much each cluster's embedding is narrower than the one before.
-        tie_projections: which clusters' softmax projections are the embedding's (`all_but_first` as on
+        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
+        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
+        tie_projections: clusters whose softmax shares the projection of the embedding (`all_but_first` as on
             WikiText-103, `none` as on One Billion Word, or `all`).
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all
-            tokens of a segment see a context of one length. Without memory there is no such length, and
-            the plain causal mask is used.
-        clamp_len: distances beyond it share its position; -1 or 0 for none.
-        ext_len: length of the extended context: tokens of each segment that are fed again, in front of
-            the next one, and so do not enter the memory.
-        memory_start: `empty` (grows from nothing, the original) or `zeros` (`mem_len` zero states that
-            are attended to: the TensorFlow code and Hugging Face).
+            tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        clamp_len: larger distances are encoded like this one; -1 or 0 for none.
+        ext_len: length of the extended context: the last tokens of each segment are fed again before the
+            next one, and so do not enter the memory.
+        memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
+            are attended to, as in the TensorFlow code and Hugging Face).
 
     Raises:
         OptionError: a value is not allowed; the message names it.
@@ -106,17 +104,17 @@ class TransformerXLConfig:
 
     @property
     def kind(self) -> EncodingKind:
-        """What of the encoding is known without its module."""
+        """Properties of the encoding."""
         return KINDS[self.encoding]
 
     @property
     def active_terms(self) -> str:
-        """The chosen terms that the encoding has, in alphabetical order."""
+        """Chosen terms that the encoding has, in alphabetical order."""
         return "".join(term for term in self.kind.terms if term in self.terms)
 
     @property
     def required_table_len(self) -> int:
-        """`table_len`, for an encoding that needs it.
+        """Return `table_len`, for an encoding that needs it.
 
         Raises:
             OptionError: it is not given.
@@ -132,10 +130,10 @@ class TransformerXLConfig:
 
 
 def check_clusters(config: Any) -> None:
-    """Refuse cut-offs, widths and ties of any model's config that make no adaptive embedding and softmax.
+    """Validate the adaptive embedding and softmax of any model's config: cut-offs, widths and ties.
 
     Raises:
-        OptionError: naming the option.
+        OptionError: a value is not allowed; the message names it.
     """
     require(config.d_embed is None or config.d_embed >= 1, "d_embed", config.d_embed, "must be null or an integer >= 1")
     edges = (0, *config.cutoffs, config.vocab_size)

@@ -1,4 +1,4 @@
-"""Dropout that does not dominate a training step on a processor."""
+"""Dropout that is fast on CPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ LEVELS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Inverted dropout: each element is zeroed with probability p, the others divided by 1 - p.
+    """Inverted dropout: each element is zeroed with probability p, the others are divided by 1 - p.
 
-    On many processors torch draws one random number an element, which costs more than a layer's matrix
-    products. Here one 64-bit draw of the same generator decides four elements, so p is rounded to a
-    multiple of 2^-16 (0.1 becomes 0.100006, and the scale follows it). On other devices, and when
-    compiled, it is torch's own dropout.
+    On CPU torch draws one random number per element, which can cost more than the matrix products of a layer.
+    Here one 64-bit draw of the same generator decides four elements, so p is rounded to a multiple of 2^-16
+    (0.1 becomes 0.100006, and the scale follows). On other devices, and when compiled, it is torch's dropout.
+
+    Args:
+        p: probability of zero, in [0, 1).
     """
 
     def __init__(self, p: float) -> None:
@@ -23,7 +25,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with elements dropped in training, `x` itself in evaluation."""
+        """Drop elements of `x` in training; return `x` itself in evaluation."""
         if not self.training or self.p == 0.0:
             return x
         if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -35,5 +37,5 @@ class Dropout(nn.Module):
         return x * keep.mul_(LEVELS / (LEVELS - dropped_levels))
 
     def extra_repr(self) -> str:
-        """As torch's Dropout shows itself."""
+        """Show p."""
         return f"p={self.p}"

@@ -11,18 +11,18 @@ from torch.nn import functional as F
 
 
 class TokenEmbedding(nn.Module):
-    """Embedding of tokens at width D, times sqrt(D).
+    """Embedding of tokens in D dimensions, times sqrt(D).
 
     With `div_val` = 1 there is one table V × d_embed, with a projection to D if the widths differ. With
     `div_val` > 1 cluster i (tokens between two cut-offs) has a table of width d_embed / div_val^i and a
-    projection, also for cluster 0 and equal widths, as in the paper's code.
+    projection; as in the paper's code cluster 0 has one even if the widths are equal.
 
     Args:
         vocab_size: V.
         d_model: D.
         d_embed: width of the first table.
         cutoffs: first token of every cluster but cluster 0, ascending; empty for one cluster.
-        div_val: by how much each cluster is narrower than the one before.
+        div_val: each cluster is narrower by this factor than the one before.
     """
 
     def __init__(
@@ -37,28 +37,28 @@ class TokenEmbedding(nn.Module):
         widths = [d_embed // div_val**i for i in range(len(sizes))]
         self.tables = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         for table in self.tables:
-            nn.init.normal_(table)  # as torch's Embedding does; models initialise anew
+            nn.init.normal_(table)  # as in torch.nn.Embedding; `initialize` replaces it
         projected = div_val > 1 or d_embed != d_model
         self.projections = nn.ParameterList(torch.empty(d_model, width) for width in widths if projected)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """First and past-the-last token of every cluster."""
+        """Iterate over the clusters: their first token, and the first token after them."""
         return zip(self.edges[:-1], self.edges[1:], strict=True)
 
     def rows(self, cluster: int) -> Float[Tensor, "n width"]:
-        """The unscaled embeddings of a cluster's tokens, which the softmax shares."""
+        """Return the unscaled embeddings of a cluster's tokens, which the softmax shares."""
         if self.div_val > 1:
             return self.tables[cluster]
         return self.tables[0][self.edges[cluster] : self.edges[cluster + 1]]
 
     def projection(self, cluster: int) -> Float[Tensor, "D width"] | None:
-        """The projection of a cluster's embeddings to D; None where none is needed."""
+        """Return the projection of a cluster's embeddings to D, or None if there is none."""
         if not self.projections:
             return None
         return self.projections[cluster if self.div_val > 1 else 0]
 
     def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """sqrt(D) · P_i E_i[token] for tokens of cluster i."""
+        """Return sqrt(D) · P_i E_i[token] for tokens of cluster i."""
         if self.div_val == 1:
             embedded = F.embedding(tokens_BT, self.tables[0])
             if self.projections:
@@ -67,7 +67,7 @@ class TokenEmbedding(nn.Module):
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
-            last = cluster == self.n_clusters - 1  # takes what is beyond the vocabulary too, and fails on it
+            last = cluster == self.n_clusters - 1  # with all tokens beyond the vocabulary, so that they raise
             places = ((tokens >= first) & ((tokens < end) | last)).nonzero().squeeze(1)
             rows = F.linear(F.embedding(tokens[places] - first, self.tables[cluster]), self.projections[cluster])
             embedded = embedded.index_copy(0, places, rows.to(embedded.dtype))

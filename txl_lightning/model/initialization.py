@@ -1,4 +1,4 @@
-"""The initialisation of the paper's code."""
+"""Initialisation of the paper's code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ PROJECTION_STD = 0.01
 
 
 def initialize(model: nn.Module) -> None:
-    """Weights, embeddings, tables, u and v from N(0, 0.02²), projections of embedding and softmax from
-    N(0, 0.01²), LayerNorm gains from N(1, 0.02²), biases (of distances too) zero.
+    """Draw the parameters of a model in place.
+
+    Weights, embeddings, tables, u and v are from N(0, 0.02²), projections of embedding and softmax from
+    N(0, 0.01²), gains of LayerNorm from N(1, 0.02²); biases, those of distances included, are zero.
     """
     for name, parameter in model.named_parameters():
         if "norm" in name and name.endswith("weight"):

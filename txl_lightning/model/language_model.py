@@ -1,4 +1,4 @@
-"""What training, scoring and every measurement ask of a model."""
+"""Interface of a model for training, scoring and every measurement."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """Anything that scores tokens given a state it returned before."""
+    """A model that scores tokens, given the state that it returned for the tokens before them."""
 
     def score(self, tokens_BT: Tensor, targets_BT: Tensor, memory: Any = None, /) -> tuple[Tensor, Any]:
-        """Loss in nats of every target in token order, and the state after the last token."""
+        """Return the loss in nats of every target in token order, and the state after the last token."""
         ...

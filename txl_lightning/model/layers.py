@@ -27,10 +27,13 @@ class FeedForward(nn.Sequential):
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a LayerNorm behind (or in front of) it.
+    """Attention and feed-forward, each with a residual sum and a LayerNorm after (or before) it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
+
+    Args:
+        config: sizes, dropout and the place of the LayerNorms.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -49,12 +52,26 @@ class TransformerXLLayer(nn.Module):
         positions: LayerPositions,
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "B T D"]:
-        """One layer's output from its input and the memory of its inputs."""
-        memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
-        return self.around(hidden_BTD, lambda queries: self.attention(queries, memory, positions, mask_TK))
+        """Compute the layer's output from its input and the memory of its earlier inputs.
 
-    def around(self, hidden_BTD: Float[Tensor, "B T D"], attend: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
-        """The layer around its attention: `attend` is given what the queries are projected from."""
+        Args:
+            hidden_BTD: input of the layer.
+            memory_BMD: its inputs in earlier segments.
+            positions: u, v and what is known of distances.
+            mask_TK: 0 where a query may attend to a key, -inf elsewhere.
+        """
+        memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
+        return self.forward_with(lambda queries: self.attention(queries, memory, positions, mask_TK), hidden_BTD)
+
+    def forward_with(
+        self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
+        """Compute the layer with another function in place of its attention.
+
+        Args:
+            attend: from the states that queries are projected from to the output of attention.
+            hidden_BTD: input of the layer.
+        """
         if self.pre_norm:
             hidden_BTD = hidden_BTD + self.dropout(attend(self.attention_norm(hidden_BTD)))
             return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))

@@ -1,4 +1,4 @@
-"""The memory of segment recurrence: a value that is passed along, never a buffer of a module."""
+"""Memory of segment recurrence: a value that is passed along, never a buffer of a module."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Memory:
-    """Hidden states of earlier segments, as the layers received them (paper §3.2).
+    """Inputs of the layers at earlier tokens (paper §3.2).
 
     Entry n holds the *inputs* of layer n + 1: entry 0 the embedding after dropout, entry n the output of
-    layer n. The states carry no gradient. It is a value: `update` returns a new one. It must not become a
-    registered buffer, which DDP would overwrite with rank 0's and weight averaging would average.
+    layer n. The states carry no gradient. A memory is a value: `update` returns a new one. It must not become
+    a registered buffer: DDP would overwrite it with that of rank 0, and weight averaging would average it.
 
     Args:
         states: the states, oldest first. M may be below the model's `mem_len` (a memory that grows) or
             equal to it from the start (static shapes, for compilation).
-        filled: how many of the last states hold something; the others are never attended to.
+        filled: number of states, counted from the newest, that were written; the others are never attended to.
         first_column: index of the first stream among all columns of the global batch.
     """
 
@@ -32,7 +32,7 @@ class Memory:
 
     @property
     def length(self) -> int:
-        """M, states per layer, filled or not."""
+        """M, states per layer, written or not."""
         return self.states.shape[2]
 
     @property
@@ -47,7 +47,7 @@ class Memory:
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
 
-        The last `ext_len` tokens are left out: they are fed again as the next segment's extended context.
+        The last `ext_len` tokens are left out: they are fed again as extended context of the next segment.
         """
         appended = max(0, inputs[0].shape[1] - ext_len)
         length = min(mem_len, self.length + appended)
@@ -60,12 +60,12 @@ class Memory:
         return replace(self, states=states, filled=min(mem_len, self.filled + appended))
 
     def columns(self, start: int, stop: int) -> Memory:
-        """The memory of streams `start` to `stop` (exclusive), counted within this memory."""
+        """Return the memory of streams `start` to `stop` (exclusive), counted within this memory."""
         return replace(self, states=self.states[:, start:stop], first_column=self.first_column + start)
 
     @staticmethod
     def join(parts: Sequence[Memory]) -> Memory:
-        """Put the memories of neighbouring columns together, in the order of their columns.
+        """Join the memories of neighbouring columns, in the order of their columns.
 
         Raises:
             ValueError: the parts leave a gap, overlap, or were filled to different lengths.
@@ -82,14 +82,14 @@ class Memory:
         return replace(parts[0], states=torch.cat([part.states for part in parts], dim=1))
 
     def to(self, device: torch.device | str) -> Memory:
-        """The same memory on another device."""
+        """Copy the memory to a device."""
         return replace(self, states=self.states.to(device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers for a checkpoint."""
+        """Return plain containers for a checkpoint."""
         return {"states": self.states, "filled": self.filled, "first_column": self.first_column}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Memory:
-        """The inverse of `state_dict`."""
+        """Rebuild a memory from `state_dict`."""
         return cls(states=state["states"], filled=int(state["filled"]), first_column=int(state["first_column"]))

@@ -1,4 +1,4 @@
-"""Positions and masks: which keys a query may attend to, how far away they are, and their encoding."""
+"""Distances between queries and keys: sinusoids, the relative shift, the mask."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S D"]:
-    """R_s = [sin(s·f_0), …, sin(s·f_{D/2-1}), cos(s·f_0), …], f_k = 10000^(-2k/D) (Vaswani et al. 2017 §3.5).
+    """Return R_s = [sin(s·f_0), …, sin(s·f_{D/2-1}), cos(s·f_0), …] with f_k = 10000^(-2k/D).
 
-    Sines first, then cosines, not interleaved, as in the paper's code.
+    This is Vaswani et al. 2017, §3.5, with sines first, then cosines, not interleaved, as in the paper's code.
     """
     exponents = torch.arange(0, d_model, 2, dtype=positions_S.dtype, device=positions_S.device) / d_model
     angles = positions_S[:, None] * 10000.0**-exponents
@@ -18,10 +18,16 @@ def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S
 
 
 def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Float[Tensor, "S D"]:
-    """The sinusoids of distances K, K-1, …, 0, clamped from above by `clamp_len` (S = K + 1).
+    """Return the sinusoids of distances K, K-1, …, 0 (S = K + 1).
 
-    Distance K belongs to no key: its row makes the row-wise shift of `relative_shift` a view.
-    The angles are computed in float64 and rounded once to the type of `like`.
+    Distance K belongs to no key: its row lets `relative_shift` be a view. Angles are computed in float64 and
+    rounded once.
+
+    Args:
+        n_keys: K.
+        d_model: D.
+        clamp_len: larger distances are encoded like this one; -1 or 0 for none.
+        like: has the type and device of the result.
     """
     precise = torch.float32 if like.device.type == "mps" else torch.float64
     distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
@@ -33,10 +39,10 @@ def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tens
 def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
-    Row i of the input holds a value for the distances K, K-1, …, 0; row i of the output holds at column j
-    the value for the distance M + i - j. Read as one line of T·(K+1) numbers, row i's first key lies i·K
-    behind position T, so the shift is a view that starts T numbers later. Entries with j > M + i are
-    leftovers of the next row, which the causal mask must hide.
+    Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has at column j
+    the value for distance M + i - j. In a line of T·(K+1) numbers the first key of row i is number T + i·K,
+    so the result is a view that starts at number T. Entries with j > M + i belong to the next row; the causal
+    mask must hide them.
     """
     X, T, S = scores_XTS.shape
     return scores_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
@@ -45,10 +51,17 @@ def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]
 def attention_mask(
     n_queries: int, n_memory: int, filled: int, attention_len: int | None, like: Tensor
 ) -> Float[Tensor, "T K"]:
-    """0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
+    """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
-    The distance is M + i - j. Keys in the future (distance < 0), memory that is not filled, and, with
-    `attention_len`, keys at that distance or farther (`same_length`) are hidden.
+    The distance is M + i - j. Hidden are keys in the future (distance < 0), memory that was not written, and,
+    with `same_length`, distances of `attention_len` or more.
+
+    Args:
+        n_queries: T.
+        n_memory: M.
+        filled: number of states, counted from the newest, that were written.
+        attention_len: number of keys that a query sees, itself included; None for all.
+        like: has the type and device of the result.
     """
     queries = torch.arange(n_memory, n_memory + n_queries, device=like.device)[:, None]
     keys = torch.arange(n_memory + n_queries, device=like.device)[None, :]

@@ -15,15 +15,15 @@ TieProjections = Literal["all_but_first", "all", "none"]
 
 
 class TokenSoftmax(nn.Module):
-    """P(token | h) with the unscaled embedding as weight and a bias a token.
+    """P(token | h), with the unscaled embedding as weight and a bias per token.
 
     With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the
     order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
 
     Args:
-        embedding: shares its tables and, where they are tied, its projections.
-        tie_projections: which clusters project h with the embedding's projection instead of one of their
-            own; matters only where the embedding projects.
+        embedding: shares its tables and, where tied, its projections.
+        tie_projections: clusters that project h with the projection of the embedding; the others have a
+            separate one. Without effect if the embedding has no projections.
     """
 
     def __init__(self, embedding: TokenEmbedding, tie_projections: TieProjections = "all_but_first") -> None:
@@ -32,21 +32,21 @@ class TokenSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.empty(embedding.edges[-1]))
         self.cluster_weight = nn.Parameter(torch.empty(n_further, width)) if n_further else None
         self.cluster_bias = nn.Parameter(torch.empty(n_further)) if n_further else None
-        own = {
+        untied = {
             str(i): nn.Parameter(torch.empty_like(shared))
             for i in range(embedding.n_clusters)
             if (shared := embedding.projection(i)) is not None
             and (tie_projections == "none" or (tie_projections == "all_but_first" and i == 0))
         }
-        self.projections = nn.ParameterDict(own)
+        self.projections = nn.ParameterDict(untied)
 
     def forward(
         self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], embedding: TokenEmbedding
     ) -> Float[Tensor, "B T"]:
-        """-log P(target | h) in nats, in token order.
+        """Return -log P(target | h) in nats, in token order.
 
-        Clusters without a target cost nothing, but their weights get a gradient of zeros, not none: then the
-        optimiser treats them alike however the columns are divided into processes and chunks.
+        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
+        so an optimiser step does not depend on how columns are divided into processes and chunks.
         """
         hidden, targets = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         head_targets, members = targets, []
@@ -64,7 +64,7 @@ class TokenSoftmax(nn.Module):
     def log_probabilities(
         self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
     ) -> Float[Tensor, "B T V"]:
-        """log P(token | h) of every token of the vocabulary."""
+        """Return log P(token | h) of every token of the vocabulary."""
         hidden = hidden_BTD.flatten(0, 1)
         head = F.log_softmax(self._head(hidden, embedding), dim=-1)
         parts = [head[:, : embedding.edges[1]]]
@@ -75,8 +75,8 @@ class TokenSoftmax(nn.Module):
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
 
     def _project(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
-        own = str(cluster) in self.projections
-        projection = self.projections[str(cluster)] if own else embedding.projection(cluster)
+        untied = str(cluster) in self.projections
+        projection = self.projections[str(cluster)] if untied else embedding.projection(cluster)
         return hidden if projection is None else hidden @ projection
 
     def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019): tokens and a memory in, losses or hidden states and a memory out."""
+"""Transformer-XL (Dai et al. 2019): from tokens and a memory to losses or hidden states and the next memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txl_lightning.model.softmax import TokenSoftmax
 
 
 class TransformerXL(nn.Module):
-    """Transformer-XL: segment recurrence and, unless another is chosen, relative positional encoding.
+    """Transformer-XL: segment recurrence with a positional encoding, by default the paper's relative one.
 
     The memory is an argument and a result, never part of the module:
 
@@ -45,10 +45,12 @@ class TransformerXL(nn.Module):
         self.encoding.initialize()
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
-        """A view on the same weights with other values of `mem_len`, `same_length`, `clamp_len`, `ext_len`
-        or `memory_start`; this model keeps its own.
+        """Return a view on the same weights with other lengths; this model keeps its own.
 
-        Everything but these is shared, training mode and device included.
+        Everything else is shared, training mode and device included.
+
+        Args:
+            lengths: any of `mem_len`, `same_length`, `clamp_len`, `ext_len` and `memory_start`.
 
         Raises:
             OptionError: a length is not allowed.
@@ -62,10 +64,13 @@ class TransformerXL(nn.Module):
         return view
 
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
-        """The memory before the first token of B streams.
+        """Return the memory before the first token of B streams.
 
-        Empty, or `mem_len` attended zeros if `config.memory_start` is `zeros`. With `static` an empty
-        memory already has the shape of a full one (none of it filled), so that shapes never change.
+        It is empty, or `mem_len` attended zeros if `config.memory_start` is `zeros`.
+
+        Args:
+            batch_size: B.
+            static: give an empty memory the shape of a full one, none of it filled, so that shapes never change.
         """
         zeros = self.config.memory_start == "zeros"
         length = self.config.mem_len if zeros or static else 0
@@ -75,16 +80,16 @@ class TransformerXL(nn.Module):
     def forward(
         self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        """Hidden states of the last layer, after dropout, and the memory for the next segment.
+        """Return the hidden states of the last layer, after dropout, and the memory for the next segment.
 
         All T tokens are processed, extended context included.
 
         Args:
             tokens_BT: T consecutive tokens of B streams.
-            memory: what the previous segment returned; None for the start of the streams.
+            memory: returned for the previous segment; None for the start of the streams.
 
         Raises:
-            ValueError: the memory belongs to another number of streams.
+            ValueError: the memory is of another number of streams.
         """
         config = self.config
         B, T = tokens_BT.shape
@@ -110,12 +115,15 @@ class TransformerXL(nn.Module):
         targets_BT: Int[Tensor, "B T_targets"],
         memory: Memory | None = None,
     ) -> tuple[Float[Tensor, "B T_targets"], Memory]:
-        """nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
+        """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
-        `tokens_BT` may be longer than `targets_BT`; the first tokens then are extended context.
+        Args:
+            tokens_BT: may be longer than the targets; the first tokens are then extended context.
+            targets_BT: the token after each of the last T_targets tokens.
+            memory: returned for the previous segment; None for the start of the streams.
 
         Raises:
-            ValueError: there are fewer tokens than targets, or the memory is of other streams.
+            ValueError: there are fewer tokens than targets, or the memory is of another number of streams.
         """
         if tokens_BT.shape[1] < targets_BT.shape[1]:
             raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
@@ -124,16 +132,5 @@ class TransformerXL(nn.Module):
         return self.softmax(hidden_BTD, targets_BT, self.embedding), memory
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""
+        """Return log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""
         return self.softmax.log_probabilities(hidden_BTD, self.embedding)
-
-    def generate(self, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any) -> Int[Tensor, "B n_tokens"]:
-        """Continue B prompts of one length by `n_tokens` tokens, drawn one at a time from the model.
-
-        Args and errors: those of `txl_lightning.generate`, which gives every token as soon as it is drawn.
-        """
-        from txl_lightning.model.inference.generation import (
-            generated,  # which runs this class with cached keys and values
-        )
-
-        return generated(self, prompt_BT, n_tokens, **options)

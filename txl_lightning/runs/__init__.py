@@ -1,1 +1,1 @@
-"""What a run leaves: checkpoint files, the model behind a configuration, units of loss."""
+"""Checkpoints of runs, the models that configurations describe, and metrics of loss."""

@@ -1,4 +1,4 @@
-"""Token-weighted loss over a split, in float64 whatever the model's precision."""
+"""Mean loss over tokens, in float64 whatever the model's precision, and its units."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from torch import Tensor
 from torchmetrics import Metric
 
 
-def figures(nll: float, level: str) -> dict[str, float]:
-    """nll in nats a token and, by the level of the tokens, bits per character (or byte) or perplexity.
+def loss_metrics(nll: float, level: str) -> dict[str, float]:
+    """Return the metrics of a mean loss: `nll`, and `ppl` for words or `bpc` for characters and bytes.
 
-    bpc = nll / ln 2        ppl = exp nll
+    bpc = nll / ln 2        ppl = exp nll (infinite from nll = 700, where float64 nearly overflows)
+
+    Args:
+        nll: mean negative log-likelihood in nats per token.
+        level: of the tokens: byte, char or word.
     """
     if level == "word":
         return {"nll": nll, "ppl": math.exp(nll) if nll < 700 else math.inf}
@@ -22,10 +26,10 @@ def figures(nll: float, level: str) -> dict[str, float]:
 
 
 class TokenLoss(Metric):
-    """Mean nll over tokens: float64 sum, int64 count, summed over ranks.
+    """Mean loss over tokens: a float64 sum and an int64 count, both summed over ranks.
 
-    torchmetrics' Perplexity wants all logits, counts in float32 (stuck at 2^24) and is infinite after one
-    confident mistake.
+    torchmetrics' Perplexity is not used: it needs all logits, sums in float32 and becomes infinite when one
+    token has probability 0.
     """
 
     full_state_update = False
@@ -38,16 +42,16 @@ class TokenLoss(Metric):
         self.add_state("tokens", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor) -> None:
-        """Add the losses of some tokens."""
+        """Add the losses of some tokens, in nats."""
         self.nll_sum += nll.detach().double().sum()
         self.tokens += nll.numel()
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        """Mean loss in nats (nan before the first token), and over how many tokens."""
+        """Return the mean loss in nats per token (nan without tokens) and the number of tokens."""
         return self.nll_sum / self.tokens, self.tokens.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> TokenLoss:
-        """Move with the module but never lose float64 to `.to(dtype)`."""
+        # `.to(dtype)` of the module must not cast the float64 sum.
         nll_sum = self.nll_sum
         super()._apply(fn, *args, **kwargs)
         self.nll_sum = nll_sum.to(self.tokens.device)

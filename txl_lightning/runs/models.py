@@ -1,4 +1,4 @@
-"""The model that a configuration names."""
+"""Build the model that a configuration describes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ OPTION_OF_FIELD = {
 
 
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
-    """The model's own configuration out of the groups `model`, `encoding` and `memory`.
+    """Return the model's own config, made of the groups `model`, `encoding` and `memory`.
 
     Raises:
-        OptionError: naming the option as it is typed.
+        OptionError: a value is not allowed; the error names the option as typed on the command line.
     """
     sizes = {name: value for name, value in vars(config.model).items() if name != "name"}
     sizes |= {"vocab_size": vocab_size, "cutoffs": tuple(config.model.cutoffs)}
     try:
         if isinstance(config.model, RecurrentModelConfig):
-            recurs = config.memory.mem_len > 0
-            require(recurs, "mem_len", config.memory.mem_len, f"must be > 0: {config.model.name} carries its state")
+            mem_len, allowed = config.memory.mem_len, f"must be > 0: {config.model.name} always carries its state"
+            require(mem_len > 0, "mem_len", mem_len, allowed)
             return RecurrentConfig(**sizes)
         return TransformerXLConfig(
             encoding=config.encoding.name,
@@ -51,15 +51,15 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
 
 
 def make_model(config: Config, vocab_size: int) -> Model:
-    """A new model, its weights drawn from torch's current random state.
+    """Return a new model with weights drawn from torch's global random state.
 
     Raises:
-        OptionError: a size is not allowed.
+        OptionError: a value is not allowed (see `architecture`).
     """
     sizes = architecture(config, vocab_size)
     return RecurrentLanguageModel(sizes) if isinstance(sizes, RecurrentConfig) else TransformerXL(sizes)
 
 
 def state_from_dict(state: dict) -> State:
-    """A memory or a recurrent state out of a checkpoint."""
+    """Restore the memory of a Transformer-XL or the state of a recurrent model from its `state_dict`."""
     return (Memory if "states" in state else RecurrentState).from_state_dict(state)

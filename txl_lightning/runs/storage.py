@@ -1,37 +1,41 @@
-"""Checkpoint files that are whole or not there: written beside, flushed, checksummed, then renamed."""
+"""Write checkpoint files atomically and detect damaged ones by a checksum inside the file."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import struct
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-MARK = b"sha256="
-COMMENT_LEN = len(MARK) + 64
-END_RECORD, END_RECORD_LEN = b"PK\5\6", 22  # of a zip archive; its last two bytes are the comment's length
-TAIL, BLOCK = 1 << 16, 1 << 22  # readers look for the end record as far from the end
+from txl_lightning.files import checksum, write_atomically
+
+CHECKSUM_PREFIX = b"sha256="
+COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
+# The end record of a zip archive; its last two bytes are the length of the comment that follows it.
+END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
+TAIL_BYTES = 1 << 16  # zip readers search this far from the end of the file for the end record
 
 
 class DamagedFileError(Exception):
-    """The bytes of a checkpoint are not those that were written."""
+    """A file is not a checkpoint, or its bytes changed after it was written."""
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:
-    """Write `path` so that whoever reads it, whenever, finds the old file or the new one, never a part.
+    """Write a checkpoint atomically: a reader finds the old file or the new one, never a part.
 
-    The file is what `torch.save` makes, with its own SHA-256 as the comment of the zip archive. What was at
-    `path` moves to `previous`, if given, once the new file is whole.
+    The file is that of `torch.save`, with its own SHA-256 as the comment of the zip archive.
+
+    Args:
+        contents: plain containers and tensors.
+        path: of the checkpoint; its folder must exist.
+        previous: where to keep the checkpoint that was at `path`; None replaces it.
 
     Raises:
-        OSError: the disk is full or the directory not writable; `path` and `previous` are as before.
+        OSError: the disk is full or the folder is not writable; `path` and `previous` are unchanged.
     """
 
     def write(temporary: Path) -> None:
@@ -43,45 +47,46 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
                 if writer.error is None:
                     raise
                 raise writer.error from None
-        _seal(temporary)
+        _append_checksum(temporary)
 
-    _replace(path, write, previous)
+    write_atomically(path, write, previous)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint, with the same promise as `write_checkpoint`."""
-    _replace(target, lambda temporary: shutil.copyfile(source, temporary), None)
+    """Copy a checkpoint, atomically as in `write_checkpoint`."""
+    write_atomically(target, lambda temporary: shutil.copyfile(source, temporary))
 
 
 def read_file(path: str | Path) -> Any:
-    """The contents of a checkpoint on the CPU, without running code in it.
+    """Return the contents of a checkpoint, on the CPU, without running code stored in the file.
 
-    A file without a checksum (another program's) is read as it is.
+    A file without a checksum (written by another program) is read without that check.
 
     Raises:
-        DamagedFileError: it was changed or cut after it was written, or is no checkpoint at all.
+        DamagedFileError: the checksum does not match, or torch cannot read the file.
     """
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL))
+        file.seek(max(0, size - TAIL_BYTES))
         tail = file.read()
         end = tail.rfind(END_RECORD)
         comment = tail[end + END_RECORD_LEN :] if end >= 0 else b""
-        declared = tail[end + END_RECORD_LEN - 2 : end + END_RECORD_LEN] if end >= 0 else b""
+        comment_len = tail[end + END_RECORD_LEN - 2 : end + END_RECORD_LEN] if end >= 0 else b""
         file.seek(0)
-        if (comment or any(declared)) and comment != MARK + _digest(file, size - len(comment)):
+        has_comment = comment or any(comment_len)
+        if has_comment and comment != CHECKSUM_PREFIX + checksum(file, size - len(comment)).encode():
             raise DamagedFileError("is damaged: its bytes do not have the SHA-256 that was written with them")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what the unpickler makes of a file that is none has no common type
+    except Exception as error:  # torch's errors for files of other kinds have no common base class
         raise DamagedFileError("is not a checkpoint, or cut short (torch cannot read it)") from error
 
 
 class DurableCheckpoints(TorchCheckpointIO):
-    """How Lightning's trainer writes checkpoints here.
+    """Lightning's checkpoint plugin that writes through `write_checkpoint` and keeps errors of the disk.
 
-    An error of the disk must not end a long training, nor leave the other ranks waiting for the first: it is
-    kept in `error` for whoever asked for the checkpoint.
+    Raising such an error would end a long training run and leave the other ranks waiting for the first one.
+    Whoever asked for the checkpoint looks at `error` instead.
 
     Attributes:
         error: why the last checkpoint could not be written; None if it was.
@@ -92,7 +97,7 @@ class DurableCheckpoints(TorchCheckpointIO):
         self.error: OSError | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Called on the first rank; `storage_options` may name a file `previous`."""
+        """Write on the first rank; `storage_options` may hold `previous` (see `write_checkpoint`)."""
         self.error = None
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -101,12 +106,12 @@ class DurableCheckpoints(TorchCheckpointIO):
             self.error = error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Called on every rank."""
+        """Read on every rank."""
         return read_file(path)
 
 
 class _Writer:
-    """A file for `torch.save` that remembers the disk's own error, which torch replaces with one of its own."""
+    """File for `torch.save` that keeps the disk's OSError, which torch replaces with a RuntimeError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -123,41 +128,13 @@ class _Writer:
         self.file.flush()
 
 
-def _replace(path: Path, write: Callable[[Path], Any], previous: Path | None) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        if previous is not None and path.exists():
-            path.replace(previous)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems cannot; the file itself is on the disk
-            os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _seal(path: Path) -> None:
-    """Append the digest of everything before it as the zip archive's comment, which readers pass over."""
+def _append_checksum(path: Path) -> None:
+    """Append the SHA-256 of all bytes before it as the zip archive's comment, which zip readers ignore."""
     with path.open("r+b") as file:
         file.seek(-2, os.SEEK_END)
         file.write(struct.pack("<H", COMMENT_LEN))
         size = file.tell()
         file.seek(0)
-        digest = _digest(file, size)
+        digest = checksum(file, size).encode()
         file.seek(size)
-        file.write(MARK + digest)
-
-
-def _digest(file: BinaryIO, size: int) -> bytes:
-    """SHA-256 of the next `size` bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    while size > 0 and (block := file.read(min(BLOCK, size))):
-        digest.update(block)
-        size -= len(block)
-    return digest.hexdigest().encode()
+        file.write(CHECKSUM_PREFIX + digest)

@@ -1,4 +1,4 @@
-"""Checkpoints of our own runs: recognised, checked and turned into a model."""
+"""Read checkpoints of `txl train`: check that they are ours, and load their models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from txl_lightning.runs.storage import DamagedFileError, read_file
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a checkpoint holds for everything but going on with training."""
+    """Contents of a checkpoint that evaluation needs: all but the state of training.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        config: of the run.
+        vocabulary: of its corpus.
+        step: optimizer steps trained.
+    """
 
     model: Model
     config: Config
@@ -26,10 +33,14 @@ class TrainedModel:
 
 
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, Any]:
-    """The contents of a checkpoint of `txl train`, on the CPU, without running any code in it.
+    """Return the contents of a checkpoint of `txl train`, on the CPU, without running code stored in the file.
+
+    Args:
+        path: of the checkpoint.
+        option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: the file is missing, damaged, no checkpoint, or not one of `txl train`.
+        OptionError: the file is missing, is damaged, or was not written by `txl train`.
     """
     if not Path(path).is_file():
         raise OptionError(option, path, "no such file")
@@ -44,10 +55,14 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
-    """The model of a checkpoint in evaluation mode, with the configuration and vocabulary of its run.
+    """Load the model of a checkpoint, with the config and vocabulary of its run.
+
+    Args:
+        path: of the checkpoint.
+        option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: as `read_checkpoint`, or its encoding is not known here (`own_encodings`).
+        OptionError: as `read_checkpoint`, or its custom encoding is not registered (see `config.encoding_kinds`).
     """
     contents = read_checkpoint(path, option)
     record = contents["txl_lightning"]
@@ -55,14 +70,14 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
     vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
     try:
         model = make_model(config, len(vocabulary))
-    except OptionError as error:  # an encoding of the user's own that is not there
+    except OptionError as error:  # a custom encoding that is not registered
         raise OptionError(option, path, str(error)) from error
     model.load_state_dict(model_weights(contents))
     return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]))
 
 
 def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The model's weights under its own names, out of the LightningModule's."""
+    """Return the model's weights from a checkpoint, under the model's names instead of the LightningModule's."""
     prefix = "model."
     state = contents["state_dict"].items()
     return {name.removeprefix(prefix): tensor for name, tensor in state if name.startswith(prefix)}

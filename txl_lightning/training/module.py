@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.runs.metrics import TokenLoss, figures
+from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.training.optimization import make_optimizer
 
@@ -183,7 +183,7 @@ class LanguageModelModule(L.LightningModule):
     def _evaluation_end(self, stage: str) -> None:
         loss: TokenLoss = self.losses[stage]  # type: ignore[assignment]
         nll, tokens = loss.compute()
-        values = {f"{stage}/{name}": value for name, value in figures(float(nll), self.level).items()}
+        values = {f"{stage}/{name}": value for name, value in loss_metrics(float(nll), self.level).items()}
         self.figures |= {**values, f"{stage}/tokens": int(tokens)}
         self.evaluation_memory = CarriedMemory()
         loss.reset()

@@ -31,6 +31,7 @@ from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.callbacks.checkpointing import LAST, Checkpoints, last_good
 from txl_lightning.training.callbacks.context_curves import ContextCurves
 from txl_lightning.training.callbacks.curves import ProgressBar, RunRecord, TrainingCurves, ValidationCurve
+from txl_lightning.training.callbacks.progress_file import ProgressFile
 from txl_lightning.training.callbacks.random_state import RandomState
 from txl_lightning.training.callbacks.stopping import CleanStop, SkippedSteps
 from txl_lightning.training.checks import check_options, check_same_everywhere, check_same_run, check_weights
@@ -111,6 +112,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             RandomState(ranks, config.seed),
             RunRecord(record),
             ProgressBar(curves) if options.progress_bar else None,
+            ProgressFile(directory, curves) if options.progress_file else None,
             stop.checkpoints,
             stop,
         ]

@@ -1,4 +1,4 @@
-"""Encoded tokens, prepared once and memory-mapped afterwards."""
+"""Cache of encoded tokens: prepared once, memory-mapped afterwards."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.errors import UserError
+from txl_lightning.files import sync_folder, write_json
 
 PREPARATION_VERSION = 2
 HEADER_BYTES = 128
 
 
 def cache_key(*parts: object) -> str:
-    """A name for a preparation: changes with its inputs and with `PREPARATION_VERSION`."""
+    """Return a folder name that changes with the inputs of a preparation and with `PREPARATION_VERSION`."""
     return hashlib.sha256(json.dumps([PREPARATION_VERSION, *map(str, parts)]).encode()).hexdigest()[:32]
 
 
 class ArrayWriter:
-    """A one-dimensional `.npy` file that grows chunk by chunk; `np.load` can map it once it is closed.
+    """Writer of a one-dimensional `.npy` file, chunk by chunk; `np.load` can map the file after `with` ends.
 
     Args:
-        path: the file, which must not exist.
-        dtype: type of its numbers.
+        path: of the file, which must not exist yet.
+        dtype: of the array.
     """
 
     def __init__(self, path: Path, dtype: np.dtype) -> None:
@@ -40,7 +41,7 @@ class ArrayWriter:
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, chunk: np.ndarray) -> None:
-        """Write some more numbers."""
+        """Append numbers to the array."""
         self._file.write(np.ascontiguousarray(chunk, dtype=self.dtype).data)
         self.length += len(chunk)
 
@@ -60,25 +61,28 @@ class ArrayWriter:
             self._file.close()
 
     def _header(self) -> bytes:
-        """NumPy pads headers so that the length can grow in place: every length gives the same size."""
         header = io.BytesIO()
         description = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False}
         np.lib.format.write_array_header_1_0(header, {**description, "shape": (self.length,)})
-        assert header.tell() == HEADER_BYTES
+        assert header.tell() == HEADER_BYTES  # NumPy pads headers, so that every length needs the same space
         return header.getvalue()
 
 
 def cached(
     directory: Path, key: str, prepare: Callable[[Path], dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Memory-mapped arrays and their description from `directory/key`, prepared if they are not there.
+    """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
 
-    `prepare` writes `NAME.npy` files into the folder that it is given and returns the description. The
-    folder has another name until it is complete, so that it is whole or absent. Of two processes that
-    prepare at the same time the first to rename wins, the other uses its result.
+    The folder gets its name only when it is complete, so it is either whole or absent. If two processes
+    prepare it at the same time, the first to finish wins and the other one uses that result.
+
+    Args:
+        directory: of all preparations.
+        key: see `cache_key`.
+        prepare: writes `NAME.npy` files into the folder that it is given, and returns the description.
 
     Raises:
-        UserError: the folder cannot be written (permissions, full disk), or what `prepare` raises.
+        UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
     """
     folder = directory / key
     if not folder.is_dir():
@@ -94,21 +98,17 @@ def _fill(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        description = json.dumps(prepare(unfinished))
-        with (unfinished / "description.json").open("w", encoding="utf-8") as file:
-            file.write(description)
-            file.flush()
-            os.fsync(file.fileno())
+        write_json(unfinished / "description.json", prepare(unfinished))
         try:
             unfinished.rename(folder)
         except OSError:
-            if not folder.is_dir():
+            if not folder.is_dir():  # unless another process was faster
                 raise
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """The array of a `.npy` file; an empty one cannot be mapped."""
-    empty = path.stat().st_size <= HEADER_BYTES
+    empty = path.stat().st_size <= HEADER_BYTES  # an empty array cannot be memory-mapped
     return np.load(path, mmap_mode=None if empty else "r")

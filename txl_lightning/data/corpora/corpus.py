@@ -1,4 +1,4 @@
-"""Corpora: text in, memory-mapped tokens of three splits and their vocabulary out."""
+"""Load a corpus: memory-mapped tokens of its three splits, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Corpus:
     """Encoded tokens of three splits.
 
     Args:
-        name: what was read, as reports name it.
+        name: as reports show it.
         splits: token numbers by split, memory-mapped.
-        vocabulary: their symbols.
-        checksum: SHA-256 over the SHA-256 of the files that were read and over where they were cut.
-        cutoffs: where the adaptive embedding and softmax usually divide this vocabulary; empty for none.
-        sentences: for a corpus of unordered sentences the position of every sentence's first token (`<S>`),
-            by split, memory-mapped; otherwise empty.
+        vocabulary: symbols of the tokens.
+        checksum: SHA-256 over the SHA-256 of all files that were read, and over the positions of the splits.
+        cutoffs: usual cut-offs of the adaptive embedding and softmax for this vocabulary; empty for none.
+        sentences: position of every sentence's first token (`<S>`) by split, memory-mapped; empty unless the
+            corpus is a list of unordered sentences (lm1b).
     """
 
     name: str
@@ -57,16 +57,17 @@ class Corpus:
 
 
 def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Corpus:
-    """Find (or fetch), split, encode, check and cache the corpus that `config` names.
+    """Load the corpus that `config` names; download, split, encode, check and cache it on first use.
 
     Args:
-        config: node `data`.
-        vocabulary: encode the text with this one instead of its own. A word that is not in it becomes
-            `<unk>`; a character or byte is an error, even if there is an `<unk>` that no training has seen.
+        config: group `data`.
+        vocabulary: encode the text with this one instead of the corpus' own. A word missing from it becomes
+            `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained.
 
     Raises:
-        OptionError, UserError: unknown corpus or level, missing, empty or damaged file, text that is not
-            UTF-8, a symbol that `vocabulary` lacks, sizes other than the published ones.
+        OptionError: the corpus or level is unknown, or `data.path` cannot be used.
+        UserError: a file is missing, empty or damaged, the text is not UTF-8, `vocabulary` lacks a symbol, or
+            the sizes are not the published ones.
     """
     require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
     directory = Path(config.cache_dir).expanduser()
@@ -91,19 +92,19 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
     )
 
 
-def _checksum(source: Source, memory: Path) -> str:
-    """Depends on the content that is read and on nothing else: not on names, places or times."""
+def _checksum(source: Source, known_checksums: Path) -> str:
+    # Depends on the contents only, not on names, folders or times of files.
     digest = hashlib.sha256()
     listed = [source.vocabulary_file[0]] if source.vocabulary_file else []
     for name, parts in [*source.parts.items(), ("vocabulary", listed)]:
         for part in parts:
-            cuts = (name, fingerprint(part.path, memory), part.start, part.stop, part.alignment, part.format)
+            cuts = (name, fingerprint(part.path, known_checksums), part.start, part.stop, part.alignment, part.format)
             digest.update(repr(cuts).encode())
     return digest.hexdigest()
 
 
 def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str, Any]:
-    """Write the tokens of every split into `folder`, chunk by chunk, and return what describes them."""
+    """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
     parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
     if given is not None:
         vocabulary = given
@@ -126,7 +127,7 @@ def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str
 
 
 def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str) -> int:
-    """The tokens of a split and, where sentences begin with `<S>`, their places; returns how many tokens."""
+    """Write the tokens of a split and, for lm1b, the positions of its sentences; return the number of tokens."""
     with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
         if not vocabulary.starts_sentences:
             for chunk in vocabulary.encode_chunks(chunks):

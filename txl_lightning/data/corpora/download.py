@@ -1,36 +1,34 @@
-"""Files from elsewhere: complete and with the right checksum under their name, or not there at all."""
+"""Download and unpack files: each ends up complete and with the expected checksum, or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import tarfile
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from txl_lightning.data.reading import CHUNK_BYTES
 from txl_lightning.errors import UserError
+from txl_lightning.files import write_atomically
 
 SECONDS_TO_ANSWER = 15
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a file must be.
+    """Expected size and checksums of a file; None is not checked.
 
     Args:
         size: in bytes.
-        md5: hexadecimal.
-        sha256: hexadecimal.
+        md5: in hexadecimal.
+        sha256: in hexadecimal.
     """
 
     size: int | None = None
@@ -38,62 +36,57 @@ class Expected:
     sha256: str | None = None
 
 
-@contextmanager
-def atomic(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write that gets its name when the block ends well, and is removed when it does not.
+def write(target: Path, chunks: Iterable[bytes], expected: Expected = Expected(), title: str = "") -> None:
+    """Write a file atomically from chunks, and check it before it gets its name.
+
+    Args:
+        target: path of the file; its folder is made if needed.
+        chunks: the contents.
+        expected: what to check.
+        title: what errors call the file; by default its name.
 
     Raises:
-        UserError: it cannot be written (permissions, full disk).
+        UserError: the file has another size or checksum, or cannot be written; `target` is unchanged.
     """
-    temporary: Path | None = None
+
+    def write_and_check(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            _check(_copy(chunks, file), expected, title or target.name)
+
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
+        write_atomically(target, write_and_check)
     except OSError as error:
         raise UserError(f"{target} cannot be written ({error.strerror or error})") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
-def write(target: Path, chunks: Iterable[bytes], expected: Expected = Expected(), what: str = "") -> None:
-    """Write `target` out of chunks; it is there afterwards only if it is what was expected.
+def _copy(chunks: Iterable[bytes], file: IO[bytes]) -> Expected:
+    """Write chunks to a file and return their total size and checksums."""
+    size, md5, sha256 = 0, hashlib.md5(usedforsecurity=False), hashlib.sha256()
+    for chunk in chunks:
+        file.write(chunk)
+        size += len(chunk)
+        md5.update(chunk)
+        sha256.update(chunk)
+    return Expected(size, md5.hexdigest(), sha256.hexdigest())
 
-    Raises:
-        UserError: naming the size or checksum found and expected, or what the disk said.
-    """
-    what = what or target.name
-    hashes = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
-    size = 0
-    with atomic(target) as file:
-        for chunk in chunks:
-            file.write(chunk)
-            size += len(chunk)
-            for name in hashes:
-                if getattr(expected, name):
-                    hashes[name].update(chunk)
-        if expected.size not in (None, size):
-            raise UserError(f"{what} has {size:,} bytes where {expected.size:,} are expected")
-        for name, digest in hashes.items():
-            wanted = getattr(expected, name)
-            if wanted and digest.hexdigest() != wanted:
-                raise UserError(f"{what} has the {name} {digest.hexdigest()}, expected is {wanted}")
+
+def _check(found: Expected, expected: Expected, title: str) -> None:
+    if expected.size not in (None, found.size):
+        raise UserError(f"{title} has {found.size:,} bytes where {expected.size:,} are expected")
+    for name in ("md5", "sha256"):
+        if getattr(expected, name) not in (None, getattr(found, name)):
+            raise UserError(f"{title} has the {name} {getattr(found, name)}, expected is {getattr(expected, name)}")
 
 
 def download(url: str, target: Path, expected: Expected = Expected()) -> None:
-    """Fetch a file.
+    """Download a file.
 
     Raises:
-        UserError: no network, a download that stops early, an HTML page instead of the file, another size or
-            checksum than expected, a disk that is full. `target` is then as it was before.
+        UserError: the server cannot be reached, the download stops early or is an HTML page, the file has another
+            size or checksum than expected, or the disk is full. `target` is unchanged.
     """
-    write(target, _chunks_of(url), expected, what=url)
+    write(target, _chunks_of(url), expected, title=url)
 
 
 def _chunks_of(url: str) -> Iterator[bytes]:
@@ -116,10 +109,10 @@ def _chunks_of(url: str) -> Iterator[bytes]:
 
 
 def require_answer(url: str) -> None:
-    """Find out within seconds whether a server can be reached; what it answers does not matter.
+    """Check within seconds that a server can be reached, whatever it answers.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot be reached.
     """
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=SECONDS_TO_ANSWER).close()
@@ -134,14 +127,14 @@ def _is_html(content_type: str, start: bytes) -> bool:
 
 
 def unpack(archive: Path, members: Mapping[str, tuple[Path, Expected]]) -> None:
-    """Files of a zip or tar archive under names of their own.
+    """Unpack some files of a zip or tar archive.
 
     Args:
-        archive: the archive.
-        members: for the end of every member's name: where it goes, and what it must be.
+        archive: path of the archive.
+        members: target and expected contents by name in the archive; leading folders may be left out.
 
     Raises:
-        UserError: the archive is damaged, a member is missing or not what was expected.
+        UserError: the archive is damaged, or a member is missing or not as expected.
     """
     missing = set(members)
     try:
@@ -149,7 +142,7 @@ def unpack(archive: Path, members: Mapping[str, tuple[Path, Expected]]) -> None:
             for end in sorted(missing):
                 if name == end or name.endswith("/" + end):
                     target, expected = members[end]
-                    write(target, chunks, expected, what=f"{end} in {archive.name}")
+                    write(target, chunks, expected, title=f"{end} in {archive.name}")
                     missing.discard(end)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise UserError(f"{archive.name} is a damaged archive ({error})") from error
@@ -158,7 +151,7 @@ def unpack(archive: Path, members: Mapping[str, tuple[Path, Expected]]) -> None:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Names and contents of an archive's files; a content is to be read before the next name is asked for."""
+    """Yield names and contents of an archive's files; read each content before asking for the next file."""
     if archive.name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for name in packed.namelist():

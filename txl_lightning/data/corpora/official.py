@@ -1,4 +1,4 @@
-"""Fetching corpora from where they are published, into the folder where a user would put them."""
+"""Download corpora from their official addresses into the folder where a user would put them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ FILES = {
 
 
 def fetch(corpus: str, folder: Path) -> None:
-    """Fetch a corpus into its folder.
+    """Download a corpus into its folder.
 
     Raises:
-        UserError: it cannot be had; the message says why, and which files to put where.
+        UserError: it cannot be downloaded; the message says why, and which files to put where.
     """
     try:
         if corpus in ADDRESSES:
@@ -53,7 +53,7 @@ def fetch(corpus: str, folder: Path) -> None:
         elif corpus.startswith("wikitext"):
             from_datasets(corpus, folder)
         else:
-            raise UserError("it is not published for download")
+            raise UserError("there is no official address to download it from")
     except UserError as error:
         raise UserError(
             f"data={corpus}: not in {folder}, and {error}; put {FILES[corpus]} there "
@@ -62,7 +62,7 @@ def fetch(corpus: str, folder: Path) -> None:
 
 
 def from_archive(corpus: str, folder: Path, url: str) -> None:
-    """Fetch an archive, unpack what is needed of it, and leave nothing else behind.
+    """Download an archive, unpack the corpus' files from it and delete it.
 
     Raises:
         UserError: see `download` and `unpack`.
@@ -76,7 +76,7 @@ def from_archive(corpus: str, folder: Path, url: str) -> None:
 
 @contextmanager
 def _all_or_nothing(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Two scratch folders; what is in the second one at the end of a block that ends well goes to `folder`."""
+    """Yield a scratch folder and a folder `new`; move the files of `new` to `folder` unless an error occurred."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
@@ -92,7 +92,7 @@ def _all_or_nothing(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _members_of(corpus: str) -> dict[str, tuple[str, Expected]]:
-    """For the members of an archive: the name inside the corpus' folder, and what is known of the content."""
+    """Return, for each needed member of an archive, its name in the corpus' folder and its expected contents."""
     if corpus in CONTENTS:
         return {corpus: (corpus, CONTENTS[corpus])}
     if corpus == "ptb":
@@ -106,28 +106,31 @@ def _members_of(corpus: str) -> dict[str, tuple[str, Expected]]:
 
 
 def from_datasets(corpus: str, folder: Path, load_dataset: Callable[..., Any] | None = None) -> None:
-    """WikiText through `datasets`: every row is a line.
+    """Download WikiText through `datasets`; every row is a line.
+
+    Args:
+        corpus: wikitext-2 or wikitext-103.
+        folder: of the corpus.
+        load_dataset: replaces `datasets.load_dataset` in tests.
 
     Raises:
-        UserError: the hub cannot be reached, or does not give the data.
+        UserError: the hub cannot be reached, or cannot deliver the data.
     """
-    load_dataset = load_dataset or _loader_of_the_hub()
+    load_dataset = load_dataset or _load_dataset_from_hub()
     try:
         splits = load_dataset("Salesforce/wikitext", f"{corpus}-v1")
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"datasets cannot load Salesforce/wikitext ({reason})") from error
     with _all_or_nothing(folder) as (_, new):
-        for ours, theirs in {"train": "train", "valid": "validation", "test": "test"}.items():
-            write(new / f"wiki.{ours}.tokens", _lines(splits[theirs]))
+        for split, hub_split in {"train": "train", "valid": "validation", "test": "test"}.items():
+            write(new / f"wiki.{split}.tokens", _lines(splits[hub_split]))
 
 
-def _loader_of_the_hub() -> Callable[..., Any]:
-    """`datasets.load_dataset`, once it is clear that somebody answers: alone it retries for half a minute."""
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    require_answer(hub)
-    # Imported here: it takes a second, and hardly a run needs it.
-    from datasets import load_dataset
+def _load_dataset_from_hub() -> Callable[..., Any]:
+    # Check first, because `load_dataset` retries for half a minute without a network.
+    require_answer(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    from datasets import load_dataset  # takes a second, and few runs need it
 
     return load_dataset
 

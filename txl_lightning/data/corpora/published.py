@@ -1,4 +1,4 @@
-"""What is published about the corpora, and the check of a preparation against it."""
+"""Published sizes of the corpora, and the check of prepared tokens against them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from txl_lightning.errors import UserError
 
 @dataclass(frozen=True)
 class Published:
-    """Sizes that a faithful preparation reaches.
+    """Published sizes of a corpus, which a correct preparation reproduces.
 
     Args:
-        vocabulary: number of entries.
-        tokens: number of tokens by split, `<eos>` counted.
-        slack: how many tokens a split may lack.
+        vocabulary: number of entries; None is not checked.
+        tokens: number of tokens by split, with `<eos>`.
+        slack: number of tokens by which a split may be shorter.
     """
 
     vocabulary: int | None = None
@@ -23,10 +23,10 @@ class Published:
     slack: int = 0
 
     def check(self, vocabulary: int, tokens: Mapping[str, int]) -> None:
-        """Compare a preparation.
+        """Compare the sizes of prepared tokens with the published ones.
 
         Raises:
-            UserError: naming what was found and what is published.
+            UserError: a size differs; the message has both.
         """
         wrong = []
         if self.vocabulary not in (None, vocabulary):
@@ -49,9 +49,9 @@ WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
 
 PUBLISHED: dict[str, Published] = {
     "enwik8, newlines kept": Published(205, CHARACTERS),
-    # Without its line breaks the number of bytes is not published; that of the symbols is.
+    # Published without line breaks: the number of symbols, but not that of bytes.
     "enwik8, newlines dropped": Published(204),
-    # The original's script strips the spaces at both ends of every split.
+    # The original's script strips spaces at both ends of every split.
     "text8": Published(27, CHARACTERS, slack=2),
     "wikitext-103": Published(267_735, {"train": 103_227_021, **WIKITEXT_EVALUATION}),
     "wikitext-103.prefix": Published(None, WIKITEXT_EVALUATION),
@@ -61,7 +61,7 @@ PUBLISHED: dict[str, Published] = {
     "lm1b": Published(793_471),
 }
 
-# Where the adaptive embedding and softmax divide the vocabulary (paper's scripts).
+# Cut-offs of the adaptive embedding and softmax (paper's scripts).
 CUTOFFS: dict[str, tuple[int, ...]] = {
     "wikitext-103": (20_000, 40_000, 200_000),
     "lm1b": (60_000, 100_000, 640_000),

@@ -21,7 +21,7 @@ from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.attention.maps import ALL_TERMS, SINGLE_TERMS, Array, AttentionMaps, attention_maps
 from txl_lightning.evaluation.attention.options import AttentionOptions
 from txl_lightning.evaluation.attention.report import write_report
-from txl_lightning.evaluation.attention.text import piece_attention
+from txl_lightning.evaluation.attention.text_attention import piece_attention
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import load_trained
 
@@ -158,3 +158,8 @@ def measured(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
             for row in range(len(maps.entropy))
         ],
     }
+
+
+def run(options: AttentionOptions, directory: Path) -> list[str]:
+    """Run the command: see `attention`."""
+    return attention(options, directory)

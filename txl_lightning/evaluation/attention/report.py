@@ -9,7 +9,7 @@ from typing import Any
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.attention.figures import distance_figure, piece_figure
 from txl_lightning.evaluation.attention.maps import ALL_TERMS, Array
-from txl_lightning.evaluation.attention.text import PieceAttention
+from txl_lightning.evaluation.attention.text_attention import PieceAttention
 from txl_lightning.reporting.tables import markdown_table
 
 HEADER = ["layer", "head", "entropy (bits)", "mean distance (tokens)", "in the segment (%)", "in the memory (%)"]

@@ -10,8 +10,8 @@ import numpy as np
 
 from txl_lightning.evaluation.scoring.protocols import Protocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, error_figures, standard_error
-from txl_lightning.evaluation.scoring.streams_losses import TokenLosses
-from txl_lightning.runs.metrics import figures
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses
+from txl_lightning.runs.metrics import loss_metrics
 
 HALF_A_PRINTED_DIGIT = {"ppl": 0.005, "bpc": 0.0005}
 Measure = Callable[[Protocol], TokenLosses]
@@ -98,7 +98,7 @@ def row(length: int, losses: TokenLosses, units: TextUnits, level: str) -> dict[
     """The figures at one attention length."""
     error, _ = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = error_figures(error, losses.mean, level)
-    values = figures(losses.mean, level)
+    values = loss_metrics(losses.mean, level)
     tokens = {"tokens": len(losses.nll), "seconds": round(losses.seconds, 2)}
     return {"attention_length": length, **values, "standard_error": errors, **tokens}
 
@@ -111,7 +111,7 @@ def difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level:
     """
     if not np.array_equal(worse.positions, better.positions):
         return None
-    values, others = figures(worse.mean, level), figures(better.mean, level)
+    values, others = loss_metrics(worse.mean, level), loss_metrics(better.mean, level)
     nll_P = worse.nll.astype(np.float64) - better.nll
     error, _ = standard_error(nll_P, units.of_positions(worse.positions))
     errors = error_figures(error, better.mean, level)

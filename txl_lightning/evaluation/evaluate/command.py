@@ -46,8 +46,8 @@ from txl_lightning.evaluation.evaluate.report import log_results, split_line, wr
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.protocols import Protocol, SlidingWindow, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, error_figures, standard_error, text_units
-from txl_lightning.evaluation.scoring.streams_losses import TokenLosses
-from txl_lightning.runs.metrics import figures
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
@@ -186,9 +186,14 @@ def result_of(losses: TokenLosses, units: TextUnits, level: str) -> dict[str, An
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = error_figures(error, losses.mean, level)
     return {
-        **figures(losses.mean, level),
+        **loss_metrics(losses.mean, level),
         "standard_error": {**errors, "over": units.name, "units": n_units},
         "tokens": len(losses.nll),
         "left_out": losses.left_out,
         "seconds": round(losses.seconds, 2),
     }
+
+
+def run(options: EvaluateOptions, directory: Path) -> list[str]:
+    """Run the command: see `evaluate`."""
+    return evaluate(options, directory)

@@ -183,3 +183,9 @@ def layout(results: dict[str, Any], title: str) -> str:
         parts.append(("true continuation", results["continuation"]))
     parts += [(f"sample {i}", sample["text"]) for i, sample in enumerate(results["samples"], 1)]
     return "\n".join(f"=== {name}\n{text}\n" for name, text in parts)
+
+
+def run(options: GenerateOptions, directory: Path) -> list[str]:
+    """Run the command: see `generate`."""
+    generate(options, directory)
+    return []

@@ -20,14 +20,14 @@ from txl_lightning.config.schemas import RecurrentModelConfig, TransformerXLMode
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.distributed.division import gathered, processes, rank_and_world_size
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.evaluation.recl.curve import mean_and_error
-from txl_lightning.evaluation.recl.definition import Array, check_definition, relative_effective_context_lengths
+from txl_lightning.evaluation.recl.effective_context import Array, check_definition, relative_effective_context_lengths
+from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 from txl_lightning.evaluation.recl.loss_store import LossStore, array_checksum, file_checksum
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, evenly_spaced, window_reader
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 
@@ -217,7 +217,7 @@ def measure(
     for member in members:
         nll, error = mean_and_error(losses[member.name])
         level = member.trained.vocabulary.level
-        units = [figures(value, level) for value in nll.tolist()]
+        units = [loss_metrics(value, level) for value in nll.tolist()]
         unit = next(name for name in units[0] if name != "nll")
         values = [of_context[unit] for of_context in units]
         # d ppl = ppl · d nll; d bpc = d nll / ln 2
@@ -240,3 +240,8 @@ def measure(
             }
         )
     return {"unit": unit, "contexts": contexts, **{n: getattr(options, n) for n in names}, "models": models}
+
+
+def run(options: ReclOptions, directory: Path) -> list[str]:
+    """Run the command: see `recl`."""
+    return recl(options, directory)

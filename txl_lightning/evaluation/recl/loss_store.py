@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.recl.definition import Array
+from txl_lightning.evaluation.recl.effective_context import Array
 
 SCORING_VERSION = 1
 

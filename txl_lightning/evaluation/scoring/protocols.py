@@ -14,7 +14,7 @@ from txl_lightning.data.corpora.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.scoring.sliding import sliding_losses, visible_window
-from txl_lightning.evaluation.scoring.streams_losses import TokenLosses, token_losses
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses, token_losses
 from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from txl_lightning.errors import require
 from txl_lightning.evaluation.scoring.device import device_of
-from txl_lightning.evaluation.scoring.streams_losses import TokenLosses
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.evaluation.scoring.windows import WindowReader, evaluating, windows_at_once
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def standard_error(values_P: NDArray[np.floating], units_P: NDArray[np.int64]) -
 
 def error_figures(error: float | None, nll: float, level: str) -> dict[str, float | None]:
     """A standard error in nats and in the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
-    values = figures(nll, level)
+    values = loss_metrics(nll, level)
     unit = next(name for name in values if name != "nll")
     scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
     return {"nll": error, unit: None if error is None else scale * error}

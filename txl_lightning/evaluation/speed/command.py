@@ -19,8 +19,8 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.speed.options import SpeedOptions
 from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
-from txl_lightning.evaluation.speed.readings import RATIOS, Reading, random_text, readings, vanilla_of
 from txl_lightning.evaluation.speed.report import write_report
+from txl_lightning.evaluation.speed.schemes import RATIOS, Reading, random_text, readings, vanilla_of
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.machine import processor
@@ -245,3 +245,8 @@ def summary(level: str, length: int, schemes: dict[str, Reading], seconds: dict[
 def spread(values: list[float]) -> dict[str, float]:
     """Median, lowest and highest."""
     return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def run(options: SpeedOptions, directory: Path) -> list[str]:
+    """Run the command: see `speed`."""
+    return speed(options, directory)

@@ -15,7 +15,6 @@ from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer
 from txl_lightning.model.config import check_clusters
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.inference.generation import generated
 from txl_lightning.model.initialization import initialize
 from txl_lightning.model.softmax import TieProjections, TokenSoftmax
 
@@ -25,7 +24,7 @@ LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """Everything that decides which function a recurrent baseline computes.
+    """Architecture of a recurrent baseline.
 
     Args:
         vocab_size: V, number of tokens.
@@ -33,12 +32,12 @@ class RecurrentConfig:
         n_layer: N, layers.
         d_model: D, width of the embedding and of every layer.
         d_embed: width of the first embedding table; None for D.
-        cutoffs: first token of every further cluster of adaptive embedding and softmax, ascending.
-        div_val: by how much each cluster's embeddings are narrower than the one's before.
-        tie_projections: clusters whose softmax projects with the embedding's projection.
+        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
+        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
+        tie_projections: clusters whose softmax shares the projection of the embedding.
         dropout: probability at the embedding and at the output of the last layer.
         hidden_dropout: probability between layers.
-        weight_dropout: probability at single weights, one mask a segment: the hidden-to-hidden weights of
+        weight_dropout: probability at single weights, one mask per segment: the hidden-to-hidden weights of
             an LSTM, all weights of a QRNN layer.
 
     Raises:
@@ -70,12 +69,11 @@ class RecurrentConfig:
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """What every layer carries from one segment to the next: a value without gradient, as `Memory` is.
+    """State of all layers between two segments: a value without gradient, like `Memory`.
 
     Args:
-        previous: of the last token, what the recurrence reads again: the output h of an LSTM layer, the
-            input x of a QRNN layer.
-        cells: c of the last token.
+        previous: output h of an LSTM layer, or input x of a QRNN layer, at the last token.
+        cells: c at the last token.
         first_column: index of the first stream among all columns of the global batch.
     """
 
@@ -89,12 +87,12 @@ class RecurrentState:
         return self.cells.shape[1]
 
     def columns(self, start: int, stop: int) -> RecurrentState:
-        """The state of streams `start` to `stop` (exclusive), counted within this state."""
+        """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
         return RecurrentState(self.previous[:, start:stop], self.cells[:, start:stop], self.first_column + start)
 
     @staticmethod
     def join(parts: Sequence[RecurrentState]) -> RecurrentState:
-        """Put the states of neighbouring columns together, in the order of their columns.
+        """Join the states of neighbouring columns, in the order of their columns.
 
         Raises:
             ValueError: the parts leave a gap or overlap.
@@ -114,16 +112,16 @@ class RecurrentState:
         )
 
     def to(self, device: torch.device | str) -> RecurrentState:
-        """The same state on another device."""
+        """Copy the state to a device."""
         return replace(self, previous=self.previous.to(device), cells=self.cells.to(device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers for a checkpoint."""
+        """Return plain containers for a checkpoint."""
         return {"previous": self.previous, "cells": self.cells, "first_column": self.first_column}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> RecurrentState:
-        """The inverse of `state_dict`."""
+        """Rebuild a state from `state_dict`."""
         return cls(state["previous"], state["cells"], int(state["first_column"]))
 
 
@@ -133,7 +131,7 @@ class RecurrentLanguageModel(nn.Module):
         nll, state = model.score(tokens, targets, state)
 
     Backpropagation is truncated at the start of the segment: no gradient enters a carried state. Embedding
-    and softmax start as Transformer-XL's, from N(0, 0.02²) with biases zero; the layers as torch's do.
+    and softmax are initialised as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
 
     Args:
         config: architecture.
@@ -153,7 +151,7 @@ class RecurrentLanguageModel(nn.Module):
         initialize(self.softmax)
 
     def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
-        """The model itself: a recurrent state has no length to choose.
+        """Return the model itself: a recurrent state has no length to choose.
 
         Raises:
             TypeError: a length is given.
@@ -163,21 +161,21 @@ class RecurrentLanguageModel(nn.Module):
         return self
 
     def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
-        """The state before the first token of B streams: zeros. Its shape never changes, `static` or not."""
+        """Return zeros, the state before the first token of B streams; its shape never changes, `static` or not."""
         zeros = self.embedding.tables[0].new_zeros(self.config.n_layer, batch_size, self.config.d_model)
         return RecurrentState(zeros, zeros)
 
     def forward(
         self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None
     ) -> tuple[Float[Tensor, "B T D"], RecurrentState]:
-        """Outputs of the last layer, after dropout, and the state after the last token.
+        """Return the outputs of the last layer, after dropout, and the state after the last token.
 
         Args:
             tokens_BT: T consecutive tokens of B streams.
-            state: what the previous segment returned; None for the start of the streams.
+            state: returned for the previous segment; None for the start of the streams.
 
         Raises:
-            ValueError: the state belongs to another number of streams.
+            ValueError: the state is of another number of streams.
         """
         if state is None:
             state = self.start_memory(tokens_BT.shape[0])
@@ -191,7 +189,7 @@ class RecurrentLanguageModel(nn.Module):
                 self.hidden_dropout(hidden_BTD) if n else hidden_BTD, previous_NBD[n], cells_NBD[n]
             )
             carried.append((previous_BD, cell_BD))
-        # Autocast computes the layers in another type; the state keeps that of the weights.
+        # Autocast computes the layers in another type; the state keeps the type of the weights.
         previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
         return self.dropout(hidden_BTD), replace(state, previous=previous, cells=cells)
 
@@ -201,13 +199,16 @@ class RecurrentLanguageModel(nn.Module):
         targets_BT: Int[Tensor, "B T_targets"],
         state: RecurrentState | None = None,
     ) -> tuple[Float[Tensor, "B T_targets"], RecurrentState]:
-        """nll_t = -log P(target_t | its tokens, state) in nats, in token order, and the new state.
+        """Return nll_t = -log P(target_t | its tokens, state) in nats, in token order, and the new state.
 
-        `tokens_BT` may be longer than `targets_BT`; the first tokens then are context without a loss. The
-        state is that after the last token, so the next segment must not feed tokens again.
+        Args:
+            tokens_BT: may be longer than the targets; the first tokens are then context without a loss. The new
+                state is that after the last token, so the next segment must not repeat tokens.
+            targets_BT: the token after each of the last T_targets tokens.
+            state: returned for the previous segment; None for the start of the streams.
 
         Raises:
-            ValueError: there are fewer tokens than targets, or the state is of other streams.
+            ValueError: there are fewer tokens than targets, or the state is of another number of streams.
         """
         if tokens_BT.shape[1] < targets_BT.shape[1]:
             raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
@@ -216,12 +217,5 @@ class RecurrentLanguageModel(nn.Module):
         return self.softmax(hidden_BTD, targets_BT, self.embedding), state
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
+        """Return log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
         return self.softmax.log_probabilities(hidden_BTD, self.embedding)
-
-    def generate(self, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any) -> Int[Tensor, "B n_tokens"]:
-        """Continue B prompts of one length by `n_tokens` tokens, drawn one at a time from the model.
-
-        Args and errors: those of `txl_lightning.generate`, which gives every token as soon as it is drawn.
-        """
-        return generated(self, prompt_BT, n_tokens, **options)

@@ -19,7 +19,7 @@ class LSTMLayer(nn.Module):
         c_t = f ⊙ c_{t-1} + i ⊙ g               h_t = o ⊙ tanh(c_t)
 
     In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens and
-    streams of a segment (Merity et al. 2018, §2). Weights start as torch's do, uniform in ±1/sqrt(D).
+    streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
 
     Args:
         d_model: D, width of x and of h.
@@ -34,7 +34,7 @@ class LSTMLayer(nn.Module):
     def forward(
         self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-        """h of every token, and what the next segment starts from: the last h and the last c.
+        """Return h of every token, the last h and the last c; the next segment starts from these two.
 
         Args:
             x_BTD: inputs of T consecutive tokens.
@@ -43,19 +43,33 @@ class LSTMLayer(nn.Module):
         """
         start = (previous_BD[None], cell_BD[None])
         if self.training and self.weight_dropout.p:
-            # The function behind nn.LSTM: calling the module with replaced weights (functional_call) would
-            # lay out all its weights anew on a GPU at every segment, and keep the segment's graph alive.
-            lstm = self.lstm
             weights = [
-                lstm.weight_ih_l0,
-                self.weight_dropout(lstm.weight_hh_l0),
-                lstm.bias_ih_l0,
-                lstm.bias_hh_l0,
+                self.lstm.weight_ih_l0,
+                self.weight_dropout(self.lstm.weight_hh_l0),
+                self.lstm.bias_ih_l0,
+                self.lstm.bias_hh_l0,
             ]
-            h_BTD, last_h, last_c = torch.lstm(x_BTD, start, weights, True, 1, 0.0, True, False, True)
+            h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
         else:
             h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
         return h_BTD, last_h[0], last_c[0]
+
+
+def lstm_with_weights(
+    x_BTD: Tensor, start: tuple[Tensor, Tensor], weights: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call `torch.lstm`, the undocumented function of nn.LSTM, for one batch-first layer in training.
+
+    Calling the module with other weights (functional_call) would lay out all its weights again on a GPU at
+    every segment, and keep the segment's graph alive.
+
+    Args:
+        x_BTD: inputs of T tokens.
+        start: h and c before them, 1 × B × D.
+        weights: input-to-hidden and hidden-to-hidden weights, then their biases.
+    """
+    has_biases, n_layer, dropout, training, bidirectional, batch_first = True, 1, 0.0, True, False, True
+    return torch.lstm(x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first)
 
 
 class QRNNLayer(nn.Module):
@@ -64,9 +78,9 @@ class QRNNLayer(nn.Module):
         z_t = tanh(W_z x_t + V_z x_{t-1} + b_z)     f_t = σ(W_f x_t + …)     o_t = σ(W_o x_t + …)
         c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t       h_t = o_t ⊙ c_t
 
-    It is the layer of AWD-QRNN (Merity et al. 2018), which has window 2 in its first layer only; here all
-    layers have it, as in the paper of the QRNN. In training elements of the weights are dropped with
-    probability `weight_dropout`, one mask a segment. Weights start as those of torch's linear layer.
+    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as in the
+    QRNN paper. In training elements of the weights are dropped with probability `weight_dropout`, one mask per
+    segment. Weights start as those of torch's linear layer.
 
     Args:
         d_model: D, width of x and of h.
@@ -81,7 +95,7 @@ class QRNNLayer(nn.Module):
     def forward(
         self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
-        """h of every token, and what the next segment starts from: the last x and the last c.
+        """Return h of every token, the last x and the last c; the next segment starts from these two.
 
         The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single precision.
 
@@ -101,7 +115,7 @@ class QRNNLayer(nn.Module):
 def forget_mult(
     forget_BTD: Float[Tensor, "B T D"], candidate_BTD: Float[Tensor, "B T D"], cell_BD: Float[Tensor, "B D"]
 ) -> Float[Tensor, "B T D"]:
-    """c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T, in a depth of log T (Bradbury et al. 2016, eq. 3).
+    """Compute c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T in log T steps (Bradbury et al. 2016, eq. 3).
 
     Args:
         forget_BTD: f, in [0, 1].
@@ -114,7 +128,7 @@ def forget_mult(
 
 
 class _LinearRecurrence(torch.autograd.Function):
-    """y_t = f_t y_{t-1} + u_t from y_0 = 0, whose gradient is the same recurrence backwards in time."""
+    """y_t = f_t y_{t-1} + u_t from y_0 = 0; its gradient is the same recurrence backwards in time."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, u: Tensor) -> Tensor:
@@ -132,11 +146,11 @@ class _LinearRecurrence(torch.autograd.Function):
 
 
 def _scan(f: Tensor, u: Tensor) -> Tensor:
-    """The recurrence by halving (Blelloch 1990): two neighbouring steps are one step.
+    """Compute the recurrence by halving (Blelloch 1990): two neighbouring steps are merged into one.
 
     y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of half the
-    length, and the others are one step from them. O(T) products and no division, so gates that are
-    almost 0 or 1 do no harm.
+    length, and the others follow from them in one step. There are O(T) products and no division, so gates
+    that are almost 0 or 1 lose no precision.
     """
     T = u.shape[1]
     if T == 1:

@@ -1,4 +1,4 @@
-"""Weights of other implementations."""
+"""Checkpoints of other implementations, read and written."""
 
 from txl_lightning.model.checkpoints.formats import from_huggingface, from_original, to_huggingface, to_original
 

@@ -1,9 +1,9 @@
-"""Weights of the other two implementations of Transformer-XL, in and out.
+"""Conversion from and to the checkpoints of two other implementations of Transformer-XL.
 
-    original      the PyTorch code of the paper, `MemTransformerLM`, all four of its `attn_type`
+    original      the paper's PyTorch code, `MemTransformerLM`, with each of its four `attn_type`
     Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
 
-Which tensor of theirs is which of ours stands once, in `correspondence`, and is read in both directions.
+`weight_mapping` names the tensors that hold the same weights, for both directions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.errors import UserError
-from txl_lightning.model.checkpoints.weight_mapping import Family, correspondence
+from txl_lightning.model.checkpoints.weight_mapping import Family, weight_mapping
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.softmax import TieProjections
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -26,18 +26,18 @@ SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_v
 
 
 class CheckpointError(UserError, ValueError):
-    """A checkpoint is not what it should be, or cannot be held by the other format."""
+    """A checkpoint that does not fit its format, or a model that the other format cannot hold."""
 
 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
-    """A model with the weights of the paper's PyTorch code (`MemTransformerLM.state_dict()`).
+    """Build a model with the weights of the paper's PyTorch code (`MemTransformerLM.state_dict()`).
 
     Args:
-        weights: tensors under that code's own names.
+        weights: tensors under the names of that code.
         config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start` may be added.
 
     Raises:
-        CheckpointError: names or shapes do not fit, or an option is missing.
+        CheckpointError: names or shapes do not match, or an option is missing.
     """
     attention_type = config.get("attn_type", 0)
     if attention_type not in range(len(ATTENTION_TYPES)):
@@ -50,7 +50,7 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
             encoding=encoding,
             table_len=None if table is None else table.shape[1],
             untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
-            tie_projections=_policy(config.get("tie_projs")),
+            tie_projections=_tie_projections(config.get("tie_projs")),
         ),
         weights,
         "original",
@@ -58,14 +58,14 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
 
 
 def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
-    """A model with the weights of Hugging Face's `TransfoXLLMHeadModel`, which starts from attended zeros.
+    """Build a model with the weights of Hugging Face's `TransfoXLLMHeadModel`, which starts from attended zeros.
 
     Args:
-        weights: tensors under that class's own names.
+        weights: tensors under the names of that class.
         config: the fields of its `TransfoXLConfig`.
 
     Raises:
-        CheckpointError: names or shapes do not fit, or an option is missing.
+        CheckpointError: names or shapes do not match, or an option is missing.
     """
     shared = config.get("proj_share_all_but_first", True)
     return _build(
@@ -80,13 +80,13 @@ def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -
 
 
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The inverse of `from_original`: weights and config of the paper's PyTorch code.
+    """Return weights and config for the paper's PyTorch code, the inverse of `from_original`.
 
-    The config also says what that code has no option for (`untie_r`, `memory_start`, a memory beside
-    absolute positions), so that nothing is lost on the way back; the code itself would ignore it.
+    The config has further entries (`untie_r`, `memory_start`), so that nothing is lost on the way back; the
+    paper's code ignores them.
 
     Raises:
-        CheckpointError: the model has another encoding or terms switched off, which that code cannot.
+        CheckpointError: that code has no such encoding, or the model has terms switched off.
     """
     config = model.config
     if config.encoding not in ATTENTION_TYPES:
@@ -109,11 +109,11 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The inverse of `from_huggingface`.
+    """Return weights and config for Hugging Face's class, the inverse of `from_huggingface`.
 
     Raises:
-        CheckpointError: the model does something that class cannot: another encoding, terms switched off,
-            extended context, an empty start.
+        CheckpointError: that class lacks something: another encoding, terms switched off, extended context,
+            an empty start of the memory.
     """
     config = model.config
     if config.encoding != "relative":
@@ -140,23 +140,22 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
 
 
 def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
-    """The model with these weights, in their precision."""
     left = dict(weights)
     state: dict[str, Tensor] = {}
-    for entry in correspondence(config, family):
-        there = {name: left.pop(name) for name in entry.theirs if name in left}
-        absent = [name for name in entry.theirs if name not in there]
-        if absent and not entry.optional and not (entry.repeated and there):
+    for entry in weight_mapping(config, family):
+        found = {name: left.pop(name) for name in entry.theirs if name in left}
+        absent = [name for name in entry.theirs if name not in found]
+        if absent and not entry.optional and not (entry.repeated and found):
             raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {absent[0]!r}")
-        if entry.ours is None or not there:
+        if entry.ours is None or not found:
             continue
         if not entry.repeated:
-            state[entry.ours] = entry.join(list(there.values()))
+            state[entry.ours] = entry.join(list(found.values()))
             continue
-        for name, tensor in there.items():
+        for name, tensor in found.items():
             tied = state.setdefault(entry.ours, entry.join([tensor]))
             if not torch.equal(entry.join([tensor]), tied):
-                raise CheckpointError(f"{name} is not tied in this checkpoint, {entry.ours} always is")
+                raise CheckpointError(f"{name} is not tied in this checkpoint; {entry.ours} is always tied")
     if left:
         raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
     model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
@@ -170,10 +169,9 @@ def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: F
 
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
-    """The model's weights under the names of a family."""
     state = model.state_dict()
     weights: dict[str, Tensor] = {}
-    for entry in correspondence(model.config, family):
+    for entry in weight_mapping(model.config, family):
         if entry.ours is None:
             continue
         pieces = entry.split(state[entry.ours])
@@ -181,7 +179,7 @@ def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
             pieces = pieces * len(entry.theirs)
         weights |= dict(zip(entry.theirs, pieces, strict=True))
     exponents = torch.arange(0, model.config.d_model, 2, dtype=torch.float64) / model.config.d_model
-    if model.config.encoding in ("relative", "absolute"):
+    if model.config.kind.table is None:  # their sinusoids
         name = "transformer.pos_emb.inv_freq" if family == "Hugging Face" else "pos_emb.inv_freq"
         weights[name] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
     return weights
@@ -211,7 +209,7 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
 
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
-    """The options both families name alike."""
+    """Return the options that both families name alike."""
     return {
         **{name: getattr(config, name) for name in SAME_OPTIONS},
         "dropatt": config.attention_dropout,
@@ -220,13 +218,13 @@ def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     }
 
 
-def _policy(tied: list[bool] | None) -> TieProjections:
-    """`tie_projections` of the original's list of one truth value a cluster."""
+def _tie_projections(tied: list[bool] | None) -> TieProjections:
+    """Translate the original's list of one truth value per cluster to `tie_projections`."""
     if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"
     if all(tied) or not any(tied):
         return "all" if tied[0] else "none"
-    raise CheckpointError(f"tie_projs={tied}: only all, none, or all but the first can be tied")
+    raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
 
 
 def _require_all_terms(config: TransformerXLConfig, who: str) -> None:

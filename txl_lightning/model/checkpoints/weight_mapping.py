@@ -1,4 +1,4 @@
-"""Which tensor of another implementation is which of ours: one table for both directions."""
+"""Names of the same weights here and in other implementations: one table for both directions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ IN_EVERY_LAYER = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Some tensors of theirs and the one of ours that holds the same numbers.
+    """One tensor of ours and the tensors of the other implementation with the same numbers.
 
     Args:
         theirs: names in the other implementation.
-        ours: name in `TransformerXL.state_dict()`; None for what we do not keep.
-        join: our tensor from theirs.
-        split: their tensors from ours.
-        repeated: all of `theirs` are names of the same (tied) tensor; one is enough.
+        ours: name in `TransformerXL.state_dict()`; None for a tensor that is not kept.
+        join: computes our tensor from theirs.
+        split: computes their tensors from ours.
+        repeated: all of `theirs` name the same (tied) tensor; one of them is enough.
         optional: a checkpoint may lack them.
     """
 
@@ -47,42 +47,39 @@ class Entry:
     optional: bool = False
 
 
-def concatenated(theirs: Sequence[str], ours: str, sizes: list[int]) -> Entry:
-    """Ours is theirs under each other."""
+def _concatenated(theirs: Sequence[str], ours: str, sizes: list[int]) -> Entry:
     return Entry(theirs, ours, lambda tensors: torch.cat(list(tensors)), lambda tensor: list(tensor.split(sizes)))
 
 
-def stacked(theirs: Sequence[str], ours: str) -> Entry:
-    """Ours has one more axis, of theirs."""
+def _stacked(theirs: Sequence[str], ours: str) -> Entry:
     return Entry(theirs, ours, lambda tensors: torch.stack(list(tensors)), lambda tensor: list(tensor.unbind()))
 
 
-def alone(theirs: Sequence[str], ours: str) -> Entry:
-    """Ours has one more axis, of length one; theirs may have several names for it."""
+def _with_axis_of_one(theirs: Sequence[str], ours: str) -> Entry:
+    """Map tied tensors to one tensor with a further axis of length one."""
     return Entry(theirs, ours, lambda tensors: tensors[0][None], lambda tensor: [tensor[0]], repeated=True)
 
 
-def reversed_rows(theirs: str, ours: str) -> Entry:
-    """Ours is theirs upside down."""
+def _reversed_rows(theirs: str, ours: str) -> Entry:
     return Entry([theirs], ours, lambda tensors: tensors[0].flip(0), lambda tensor: [tensor.flip(0)])
 
 
-def correspondence(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
-    """All entries for an architecture, what something is tied to before what is tied to it."""
+def weight_mapping(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
+    """Iterate over the entries of an architecture, a tensor before those tied to it."""
     prefix = "transformer." if family == "Hugging Face" else ""
     width = config.n_head * config.d_head
-    yield Entry([prefix + "pos_emb.inv_freq"], None, optional=True)  # stored there, computed here
+    yield Entry([prefix + "pos_emb.inv_freq"], None, optional=True)  # stored by them, computed here
     yield from _embedding_and_softmax(config, family, prefix)
     for n in range(config.n_layer):
         theirs, ours = f"{prefix}layers.{n}.", f"layers.{n}."
         for their_name, our_name in IN_EVERY_LAYER.items():
             yield Entry([theirs + their_name], ours + our_name)
-        if config.encoding in ("relative", "shaw"):
-            yield Entry([theirs + "dec_attn.qkv_net.weight"], ours + "attention.qkv.weight")
-        else:
+        if config.kind.absolute:
             names = [theirs + "dec_attn.q_net.weight", theirs + "dec_attn.kv_net.weight"]
-            yield concatenated(names, ours + "attention.qkv.weight", [width, 2 * width])
-        if config.encoding == "relative":
+            yield _concatenated(names, ours + "attention.qkv.weight", [width, 2 * width])
+        else:
+            yield Entry([theirs + "dec_attn.qkv_net.weight"], ours + "attention.qkv.weight")
+        if config.kind.projects:
             yield Entry([theirs + "dec_attn.r_net.weight"], ours + "attention.position.weight")
     if config.encoding == "relative":
         yield from _global_biases(config, family)
@@ -91,26 +88,26 @@ def correspondence(config: TransformerXLConfig, family: Family) -> Iterator[Entr
         yield Entry(["r_emb"], "encoding.table")
         yield Entry(["r_bias"], "encoding.distance_bias")
     elif config.encoding == "al_rfou":
-        heads = (config.n_head, config.d_head)  # that code shapes a row of D numbers as H × E
+        heads = (config.n_head, config.d_head)  # the original shapes a row of D numbers as H × E
         yield Entry(["r_emb"], "encoding.table", lambda x: x[0].flatten(2), lambda x: [x.unflatten(-1, heads)])
 
 
 def _global_biases(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
-    """u and v: top-level in the original; in Hugging Face's class also in every layer."""
+    """Map u and v: top-level in the original; in Hugging Face's class in every layer too."""
     for their_name, our_name in (("r_w_bias", "encoding.u"), ("r_r_bias", "encoding.v")):
         in_layers = [f"transformer.layers.{n}.dec_attn.{their_name}" for n in range(config.n_layer)]
         if family == "original":
-            yield Entry([their_name], our_name) if config.untie_biases else alone([their_name], our_name)
+            yield Entry([their_name], our_name) if config.untie_biases else _with_axis_of_one([their_name], our_name)
         elif config.untie_biases:
-            yield stacked(in_layers, our_name)
+            yield _stacked(in_layers, our_name)
         else:
-            yield alone([f"transformer.{their_name}", *in_layers], our_name)
+            yield _with_axis_of_one([f"transformer.{their_name}", *in_layers], our_name)
 
 
 def _embedding_and_softmax(config: TransformerXLConfig, family: Family, prefix: str) -> Iterator[Entry]:
-    """Tables, projections, biases and cluster columns.
+    """Map tables, projections, biases and cluster columns.
 
-    Cluster i's column is `-i` in the original and `shortlist + i - 1` in the other two.
+    The column of cluster i is number `-i` in the original and `shortlist + i - 1` in the other two.
     """
     edges = (0, *config.cutoffs, config.vocab_size)
     clusters = range(len(edges) - 1)
@@ -121,12 +118,14 @@ def _embedding_and_softmax(config: TransformerXLConfig, family: Family, prefix: 
         tied = f"crit.out_layers.{i}.weight"
         yield Entry([tied], f"embedding.tables.{i}", repeated=True, optional=True)
     biases = [f"crit.out_layers.{i}.bias" for i in tables]
-    yield concatenated(biases, "softmax.bias", sizes if config.div_val > 1 else [config.vocab_size])
+    yield _concatenated(biases, "softmax.bias", sizes if config.div_val > 1 else [config.vocab_size])
     if config.cutoffs:
         for name in ("cluster_weight", "cluster_bias"):
             same = family == "Hugging Face"
             yield (
-                Entry([f"crit.{name}"], f"softmax.{name}") if same else reversed_rows(f"crit.{name}", f"softmax.{name}")
+                Entry([f"crit.{name}"], f"softmax.{name}")
+                if same
+                else _reversed_rows(f"crit.{name}", f"softmax.{name}")
             )
     if config.div_val == 1 and config.d_embed in (None, config.d_model):
         return

@@ -1,4 +1,4 @@
-"""The absolute encoding of Vaswani et al. 2017."""
+"""Absolute encoding of Vaswani et al. 2017."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from txl_lightning.model.positions import sinusoids_of_distances
 
 @register_encoding("absolute", absolute=True)
 class AbsoluteEncoding(Encoding):
-    """The sinusoid of the distance to the segment's end, added to the scaled embedding."""
+    """Sinusoid of the distance to the end of the segment, added to the scaled embedding."""
 
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
-        """U_{T-1}, …, U_0 added to the T tokens."""
+        """Add U_{T-1}, …, U_0 to the T tokens."""
         T, D = hidden_BTD.shape[1:]
         return hidden_BTD + sinusoids_of_distances(T, D, clamp_len, hidden_BTD)[1:]

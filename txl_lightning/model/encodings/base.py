@@ -1,4 +1,4 @@
-"""The interface of an encoding, and the decorator that makes one known."""
+"""Interface of a position encoding, and the decorator that registers one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from txl_lightning.model.config import TransformerXLConfig
 
 
 class LayerPositions(NamedTuple):
-    """What one layer's attention knows of positions; None for what its encoding or its terms lack.
+    """Position information of one layer's attention; None for a part that its encoding or terms lack.
 
     Args:
         u_HE: global content bias, term (c).
-        v_HE: global positional bias, term (d) of the relative encoding.
-        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), to be projected by the layer's W_{k,R}.
-        table_HSE: trained vectors of the distances K, …, 0, in place of W_{k,R} R.
-        bias_HS: trained bias of the distances K, …, 0, in place of v·(W_{k,R} R).
+        v_HE: global positional bias, term (d).
+        sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
+        table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
+        bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
     """
 
     u_HE: Tensor | None = None
@@ -31,7 +31,7 @@ class LayerPositions(NamedTuple):
     bias_HS: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
-        """What these terms of the score need, and nothing of the others."""
+        """Keep only what these terms of the score need."""
         r_needed = bool(set("bd") & set(terms))
         return LayerPositions(
             u_HE=self.u_HE if "c" in terms else None,
@@ -43,7 +43,10 @@ class LayerPositions(NamedTuple):
 
 
 class Encoding(nn.Module):
-    """An encoding that says nothing: the base of the others, and of one's own (`register_encoding`).
+    """Base class of encodings: adds no positional information.
+
+    A subclass overrides `forward` to change the score by distance, or `embed` and `layer_input` to change the
+    inputs; `register_encoding` makes it available.
 
     Args:
         config: sizes and terms.
@@ -55,28 +58,28 @@ class Encoding(nn.Module):
         self.terms = config.active_terms
 
     def initialize(self) -> None:
-        """Set parameters that should not start as the paper's code has it: N(0, 0.02²), and zero if `…bias`."""
+        """Set parameters that should not start as the others do: from N(0, 0.02²), or zero if named `…bias`."""
 
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
-        """The input of the first layer before dropout, from the scaled embedding."""
+        """Return the input of the first layer, before dropout, from the scaled embedding."""
         return hidden_BTD
 
     def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """What layer n reads and its memory keeps."""
+        """Return the input of layer n, which its memory keeps, from the output of the layer before."""
         return hidden_BTD
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Positions for every layer's attention over K keys: functions of the distance alone, K, …, 0.
+        """Return the positions for every layer's attention over K keys, by distance K, …, 0.
 
         Args:
             n_keys: K.
-            clamp_len: distances beyond it share its position; -1 or 0 for none.
+            clamp_len: larger distances are encoded like this one; -1 or 0 for none.
             like: has the type and device of the result.
         """
         return [LayerPositions()] * self.n_layer
 
     def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """What `forward` says, without the terms that are off."""
+        """Return the positions of `forward` without the terms that are off; arguments as there."""
         return [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
 
 
@@ -91,21 +94,20 @@ def register_encoding(
     projects: bool = False,
     table: Literal["distances", "positions"] | None = None,
 ) -> Callable[[type[Encoding]], type[Encoding]]:
-    """A decorator that makes a subclass of `Encoding` known as `encoding=name` of a configuration.
+    """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
 
-    The score of a pair adds what the class gives by distance: `table_HSE` or `sinusoids_SD` to term (b),
-    `bias_HS` to term (d), before the division by sqrt(E); or the class changes the inputs (`embed`,
-    `layer_input`). A checkpoint holds the name only, so whoever loads one registers the class before.
+    `table_HSE` or `sinusoids_SD` enter term (b) of the score, `bias_HS` term (d), before the division by
+    sqrt(E). A checkpoint holds only the name, so the class must be registered before one is loaded.
 
     Args:
         name: letters, digits and underscores.
-        terms: which of (a)-(d) it has; a term that `model.terms` leaves out is left out of what it gives.
+        terms: the terms (a)-(d) that the encoding has; `model.terms` can switch some of them off.
         absolute: its positions belong to a segment and mean nothing beyond the trained length.
         projects: every layer has a W_{k,R}, for `sinusoids_SD`.
-        table: what `encoding.table_len` counts by default: see `EncodingKind`.
+        table: kind of the trained table, if any; see `EncodingKind`.
 
     Raises:
-        OptionError: the name is another class's, or a value is not allowed.
+        OptionError: another class has the name, or a value is not allowed.
     """
     require(name.isidentifier(), "name", name, "must be letters, digits and underscores")
     good_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
@@ -113,9 +115,10 @@ def register_encoding(
     require(table in (None, "distances", "positions"), "table", table, "must be None, distances or positions")
 
     def register(encoding: type[Encoding]) -> type[Encoding]:
-        there = ENCODINGS.get(name, encoding)
-        same = (there.__module__, there.__qualname__) == (encoding.__module__, encoding.__qualname__)  # a cell run anew
-        require(same, "name", name, f"is the name of another encoding, {there.__module__}.{there.__qualname__}")
+        known = ENCODINGS.get(name, encoding)
+        # A notebook cell that runs again defines the class again.
+        same = (known.__module__, known.__qualname__) == (encoding.__module__, encoding.__qualname__)
+        require(same, "name", name, f"is the name of another encoding, {known.__module__}.{known.__qualname__}")
         ENCODINGS[name] = encoding
         KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table)
         return encoding

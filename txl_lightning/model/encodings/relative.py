@@ -1,4 +1,4 @@
-"""The paper's encoding (section 3.3)."""
+"""Relative encoding of Transformer-XL (section 3.3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txl_lightning.model.positions import sinusoids_of_distances
 
 @register_encoding("relative", "abcd", projects=True)
 class RelativeEncoding(Encoding):
-    """The paper's: sinusoids of distances, u and v shared by all layers or one each (`untie_biases`)."""
+    """Sinusoids of distances, and u and v, shared by all layers or one per layer (`untie_biases`)."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
@@ -24,15 +24,16 @@ class RelativeEncoding(Encoding):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Distances from `clamp_len` on share one sinusoid."""
+        """Return u, v and the sinusoids of the distances K, …, 0."""
         sinusoids = None
         if self.has_positions:
             sinusoids = self.dropout(sinusoids_of_distances(n_keys, self.d_model, clamp_len, like))
-
-        def of_layer(bias: Tensor | None, n: int) -> Tensor | None:
-            return None if bias is None else bias[n if len(bias) > 1 else 0]
-
         return [
-            LayerPositions(of_layer(self.u, n), of_layer(self.v, n), sinusoids_SD=sinusoids)
+            LayerPositions(_of_layer(self.u, n), _of_layer(self.v, n), sinusoids_SD=sinusoids)
             for n in range(self.n_layer)
         ]
+
+
+def _of_layer(bias: Tensor | None, n: int) -> Tensor | None:
+    """Return the u or v of layer n, or the shared one."""
+    return None if bias is None else bias[n if len(bias) > 1 else 0]

@@ -1,4 +1,4 @@
-"""The encoding of Shaw et al. 2018, as the paper's code has it."""
+"""Encoding of Shaw et al. 2018, as in the paper's code."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from txl_lightning.model.encodings.base import Encoding, LayerPositions, registe
 
 @register_encoding("shaw", "abcd", table="distances")
 class ShawEncoding(Encoding):
-    """A trained vector (b) and bias (d) of every distance below `table_len`, and u (c), for every layer.
+    """Trained vector (b) and bias (d) of every distance below `table_len`, and u (c), for every layer.
 
-    That is how the paper's code has it, which made the numbers of Table 6. The paper's text has terms (a)
-    and (b) alone: `terms="ab"`. Distances beyond the table repeat its farthest row; `clamp_len` shortens
-    the table. Row 0 is the farthest distance.
+    The paper's code, which produced Table 6, has all four terms; the paper's text has only (a) and (b):
+    `terms="ab"`. Distances beyond the table use its farthest row (row 0); `clamp_len` shortens the table.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -28,7 +27,7 @@ class ShawEncoding(Encoding):
         self.table_len = config.required_table_len
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Table rows and biases of the distances K, …, 0."""
+        """Return u and the table's rows and biases of the distances K, …, 0."""
         farthest = min(self.table_len, clamp_len) - 1 if clamp_len > 0 else self.table_len - 1
         distances = torch.arange(n_keys, -1, -1, device=like.device).clamp(max=farthest)
         rows = self.table_len - 1 - distances

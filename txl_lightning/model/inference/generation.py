@@ -1,4 +1,4 @@
-"""Generation: tokens drawn one at a time from a model's own distribution (paper, appendix E)."""
+"""Generation: tokens drawn one at a time from the distribution of a model (paper, appendix E)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from txl_lightning.errors import require
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL
 
-COLDEST = 1e-6
+MIN_TEMPERATURE = 1e-6
 
 
 @runtime_checkable
 class GenerativeModel(Protocol):
-    """A language model that also gives the distribution of the next token after every token."""
+    """A language model with the distribution of the next token after every token."""
 
     def __call__(self, tokens_BT: Tensor, memory: Any = None, /) -> tuple[Tensor, Any]:
-        """Hidden states of the tokens, and the state after the last."""
+        """Return the hidden states of the tokens, and the state after the last."""
         ...
 
     def log_probabilities(self, hidden_BTD: Tensor, /) -> Tensor:
-        """log P(next token | h) of every token of the vocabulary."""
+        """Return log P(next token | h) of every token of the vocabulary."""
         ...
 
 
@@ -41,31 +41,30 @@ def generate(
     seed: int | torch.Generator = 0,
     segment_len: int = 128,
 ) -> Iterator[Int[Tensor, " B"]]:
-    """Continue B prompts of one length, a token of each at a time, as soon as it is drawn.
+    """Continue B prompts of one length; yield one token per prompt as soon as it is drawn.
 
-        torch.stack(list(generate(model, prompt_BT, 500)), dim=1)        # all at once, [B, 500]
-        for token_B in generate(model, prompt_BT, 500): ...              # as a stream
+        for token_B in generate(model, prompt_BT, 500): ...
 
-    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), cut down to the likeliest
-    tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens after a seed of up to
-    512 from the top 40. The prompt is read in segments, and every drawn token is a segment of one token:
-    context is what the memory holds, `mem_len` tokens of every layer, and absolute encodings give every
-    drawn token the position of a segment's end. A TransformerXL is run with cached keys and values.
+    A token is drawn from P(token | prompt, tokens drawn so far)^(1 / temperature), restricted to the likeliest
+    tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens from the top 40, after a
+    context of up to 512 tokens. The prompt is read in segments, and every drawn token is a segment of one
+    token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give every drawn
+    token the position of a segment's end. A TransformerXL is run with cached keys and values.
 
     Args:
-        model: with dropout off (`eval()`); other lengths with `with_lengths`.
-        prompt_BT: at least one token; on the model's device, where the drawn tokens will be too.
-        n_tokens: how many to draw.
-        top_k: draw from that many of the likeliest tokens; None for all.
-        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to it (nucleus
-            sampling, Holtzman et al. 2020); after `top_k`. 1 for all.
-        temperature: below 1 prefers the likelier tokens, above 1 evens out.
-        seed: of the draws, which are made on the processor for every device; or a generator there.
+        model: with dropout off (`eval()`); for other lengths use `with_lengths`.
+        prompt_BT: at least one token, on the model's device; the drawn tokens are there too.
+        n_tokens: number of tokens to draw.
+        top_k: draw from this many of the likeliest tokens; None for all.
+        top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this (nucleus
+            sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
+        temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
+        seed: seed of the draws, which are made on CPU for every device; or a CPU generator.
         segment_len: tokens of the prompt that are read at once.
 
     Raises:
-        OptionError: an option is not allowed, the prompt is empty, or the model has no memory (`mem_len`).
-        RuntimeError: the model is in training.
+        OptionError: an option is not allowed, the prompt is empty, or the model has no memory (`mem_len=0`).
+        RuntimeError: the model is in training mode.
     """
     require(prompt_BT.numel() > 0, "prompt", prompt_BT.tolist(), "must have at least one token")
     require(n_tokens >= 0, "n_tokens", n_tokens, "must be an integer >= 0")
@@ -77,15 +76,15 @@ def generate(
         no_memory = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
         require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)
     elif getattr(model, "training", False):
-        raise RuntimeError("the model is in training, with its dropout on; call eval() on it")
+        raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     return _draw(model, prompt_BT.split(segment_len, dim=1), n_tokens, (top_k, top_p, temperature), generator)
 
 
-def generated(
+def generate_all(
     model: GenerativeModel, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any
 ) -> Int[Tensor, "B n_tokens"]:
-    """All drawn tokens at once; arguments and errors as `generate`."""
+    """Return all drawn tokens at once; arguments and errors are those of `generate`."""
     tokens = [token_B[:, None] for token_B in generate(model, prompt_BT, n_tokens, **options)]
     return torch.cat([prompt_BT[:, :0], *tokens], dim=1)
 
@@ -99,7 +98,7 @@ def _draw(
 ) -> Iterator[Tensor]:
     memory = None
     for _ in range(n_tokens):
-        with torch.no_grad():  # not around the yield, where it would reach the caller
+        with torch.no_grad():  # ends before the yield, or the caller would have no gradients either
             for tokens_BT in segments:
                 hidden_BTD, memory = model(tokens_BT, memory)
             log_probabilities_BV = model.log_probabilities(hidden_BTD[:, -1:])[:, 0]
@@ -109,28 +108,29 @@ def _draw(
 
 
 def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
-    """Refuse options from which nothing can be drawn.
+    """Validate the options of sampling.
 
     Raises:
-        OptionError: naming the option.
+        OptionError: one is not allowed; the message names it.
     """
     require(top_k is None or top_k >= 1, "top_k", top_k, "must be an integer >= 1, or null for all tokens")
-    require(0.0 < top_p <= 1.0, "top_p", top_p, "must be in (0, 1]; 1 leaves all tokens")
-    warm = COLDEST <= temperature < math.inf
-    require(warm, "temperature", temperature, f"must be a number >= {COLDEST:g}; top_k=1 takes the likeliest token")
+    require(0.0 < top_p <= 1.0, "top_p", top_p, "must be in (0, 1]; 1 keeps all tokens")
+    in_range = MIN_TEMPERATURE <= temperature < math.inf
+    allowed = f"must be a number >= {MIN_TEMPERATURE:g}; top_k=1 takes the likeliest token"
+    require(in_range, "temperature", temperature, allowed)
 
 
 def candidates(
     log_probabilities_BV: Float[Tensor, "B V"], top_k: int | None, top_p: float, temperature: float
 ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-    """Probabilities, normalised, and tokens that may be drawn, likeliest first; those cut off by top_p have 0.
+    """Return the tokens that may be drawn, likeliest first, and their normalised probabilities.
 
-    In this order: p^(1/temperature), the `top_k` likeliest, and of these, normalised, every token before
-    which less than `top_p` has been added up, so the likeliest always.
+    In this order: p^(1/temperature); the `top_k` likeliest, normalised; of these, every token whose likelier
+    tokens add up to less than `top_p`. The likeliest token is always kept; tokens cut off by `top_p` have 0.
     """
     k = min(top_k or log_probabilities_BV.shape[1], log_probabilities_BV.shape[1])
     likeliest, tokens_Bk = log_probabilities_BV.float().topk(k, dim=-1)
-    # The largest becomes 0, so that a low temperature overflows nothing.
+    # The largest becomes 0, so that a low temperature cannot overflow.
     probabilities = ((likeliest - likeliest[:, :1]) / temperature).softmax(dim=-1)
     if top_p < 1.0:
         before = probabilities.cumsum(dim=-1) - probabilities
@@ -145,7 +145,7 @@ def sample(
     temperature: float,
     generator: torch.Generator,
 ) -> Int[Tensor, " B"]:
-    """One of the candidates for every stream."""
+    """Draw one of the candidates for every stream."""
     probabilities_Bk, tokens_Bk = candidates(log_probabilities_BV, top_k, top_p, temperature)
     place_B1 = torch.multinomial(probabilities_Bk.cpu(), 1, generator=generator).to(tokens_Bk.device)
     return tokens_Bk.gather(1, place_B1)[:, 0]

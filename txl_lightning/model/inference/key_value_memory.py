@@ -1,4 +1,4 @@
-"""Memory of cached inference: projected keys and values, in a window that slides along a longer buffer."""
+"""Memory of cached inference: keys and values in a window that slides along a longer buffer."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-SLACK = 1.5  # a new buffer is that much longer than what it must hold at once
-MOVE = 1.2  # one that is at least that much longer is kept, and its window moved back to the front
+GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
+REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
 
 
 @dataclass
 class KeyValueMemory:
     """Keys and values of the last `mem_len` tokens, in place of the hidden states of `Memory`.
 
-        buffer   [ left behind | filled: the memory | room for a segment |         ]
-                                ^ begin
+        buffer   [ forgotten | filled: the memory | space for a segment |         ]
+                              ^ begin
 
-    A segment's keys and values are written behind the memory, so that attention reads memory and segment
-    as one view; afterwards the window slides on. Where the buffer ends, the memory is moved back to its
-    front, after so many tokens that the move costs next to nothing for each of them.
+    The keys and values of a segment are written after the memory, so that attention reads both as one view;
+    then the window slides on. At the end of the buffer the memory is moved to its front. Moves are so rare
+    that their cost per token is negligible.
 
-    Unlike `Memory` this is no value: each may be given to a model once, and is spent then, because the
-    model writes into its buffer and passes that on to the memory which it returns. Using a spent one
-    raises; `copy` makes another.
+    Unlike `Memory` this is not a value: the model writes into the buffer and hands it on to the memory that it
+    returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
 
     Args:
-        buffer_NPXCE: of N layers, keys and values (P = 2) or values alone, X = H·B heads of streams, C
-            places; None once spent.
+        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams and C
+            places; None once the memory was given to a model.
         batch_size: B, streams.
-        made_by: whoever can read it.
+        made_by: object whose memory this is.
         begin: first place of the window.
-        filled: how many states it holds.
+        filled: number of states that it holds.
     """
 
     buffer_NPXCE: Tensor | None
@@ -43,7 +42,7 @@ class KeyValueMemory:
     filled: int = 0
 
     def spend(self) -> KeyValueMemory:
-        """The one memory that may use the buffer from now on.
+        """Hand the buffer on to a new memory; this one cannot be used again.
 
         Raises:
             ValueError: the memory was spent before.
@@ -54,7 +53,7 @@ class KeyValueMemory:
         return successor
 
     def copy(self) -> KeyValueMemory:
-        """A second memory of the same content, to continue twice from one place.
+        """Return a second memory of the same content, to continue twice from one place.
 
         Raises:
             ValueError: the memory was spent before.
@@ -64,25 +63,25 @@ class KeyValueMemory:
 
     @torch.no_grad()
     def make_room(self, T: int) -> None:
-        """Arrange that T places follow the memory."""
+        """Ensure that T places follow the memory: move it to the front, or into a longer buffer."""
         buffer, needed = self._buffer(), self.filled + T
         capacity = buffer.shape[3]
         if self.begin + needed <= capacity:
             return
         longer = buffer
-        if capacity < MOVE * needed:
-            longer = buffer.new_empty((*buffer.shape[:3], int(SLACK * needed), buffer.shape[4]))
+        if capacity < REUSE * needed:
+            longer = buffer.new_empty((*buffer.shape[:3], int(GROWTH * needed), buffer.shape[4]))
         for old, new in zip(buffer, longer, strict=True):
             window = old[:, :, self.begin : self.begin + self.filled]
-            new[:, :, : self.filled] = window.clone() if longer is buffer else window  # which may overlap
+            new[:, :, : self.filled] = window.clone() if longer is buffer else window  # source and target may overlap
         self.buffer_NPXCE, self.begin = longer, 0
 
     @torch.no_grad()
     def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
-        """Put a segment's keys and values of layer n behind the memory; all K = M + T of them, as a view.
+        """Write a segment's keys and values of layer n after the memory; return all K = M + T as a view.
 
         Raises:
-            ValueError: they are of another type than the memory, as with autocast switched in between.
+            ValueError: they have another type than the memory.
         """
         buffer, (P, H, B, T, E) = self._buffer(), kv_PHBTE.shape
         if kv_PHBTE.dtype != buffer.dtype:
@@ -92,7 +91,7 @@ class KeyValueMemory:
         return window
 
     def advance(self, T: int, mem_len: int, ext_len: int) -> None:
-        """Remember the T tokens that were written but the last `ext_len`, and the last `mem_len` of all."""
+        """Add the T written tokens but the last `ext_len` to the memory, and keep its last `mem_len` tokens."""
         end = self.filled + max(0, T - ext_len)
         self.filled = min(mem_len, end)
         self.begin += end - self.filled
@@ -100,7 +99,7 @@ class KeyValueMemory:
     def _buffer(self) -> Tensor:
         if self.buffer_NPXCE is None:
             raise ValueError(
-                "this memory is spent: the keys and values that it held have moved on into the memory which the "
-                "model returned for it; pass that one, or keep a copy() to continue from here twice"
+                "this memory is spent: its keys and values are now in the memory that the model returned for it; "
+                "pass that one, or use copy() to continue twice from one place"
             )
         return self.buffer_NPXCE

@@ -1,4 +1,4 @@
-"""The vanilla model's way of evaluation: a window that slides by one token and is computed anew each time."""
+"""Evaluation of a vanilla model: a window that slides by one token, with a forward pass for every token."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from txl_lightning.model.transformer_xl import TransformerXL
 class SlidingWindow:
     """A model without recurrence that sees L tokens for every prediction (paper §1, Figure 1b, and Table 9).
 
-        P(x_{t+1} | x_{t-L+1}, …, x_t), each from a forward pass of its own over the L tokens up to x_t
+        P(x_{t+1} | x_{t-L+1}, …, x_t), each from a separate forward pass over the L tokens up to x_t
 
-    Every token is predicted with the whole attention length, at L times the work of a token. It is a language
-    model as any other: its state is the last L tokens themselves. Nothing has a gradient.
+    Every token is predicted with the whole attention length, at L times the work of a token. The interface is
+    that of a language model: the state is the last L tokens. There are no gradients.
 
     Args:
-        model: whose weights to use, in evaluation mode; its memory and extended context are left out.
+        model: whose weights to use, in evaluation mode; its memory and extended context are not used.
         attention_len: L, tokens of a window, the one before the prediction included.
-        fused: compute attention without ever holding all its scores (torch's scaled_dot_product_attention).
-            The same function, faster; only without the position terms of the score, so with encoding
-            `absolute` or `al_rfou`.
+        fused: use torch's scaled_dot_product_attention, which never holds all scores: the same function,
+            faster. Only for encodings whose score has term (a) alone, such as `absolute` and `al_rfou`.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
@@ -45,7 +44,7 @@ class SlidingWindow:
     def __call__(
         self, tokens_BT: Int[Tensor, "B T"], seen_BL: Int[Tensor, "B seen"] | None = None
     ) -> tuple[Float[Tensor, "B 1 D"], Int[Tensor, "B L"]]:
-        """Hidden state of the last token alone, from the window that ends with it, and that window's tokens."""
+        """Return the hidden state of the last token, from the window that ends with it, and the window's tokens."""
         text = tokens_BT if seen_BL is None else torch.cat([seen_BL, tokens_BT], dim=1)
         window_BL = text[:, -self.attention_len :]
         hidden_BLD = self._fused(window_BL) if self.fused else self.model(window_BL)[0]
@@ -58,9 +57,9 @@ class SlidingWindow:
         targets_BT: Int[Tensor, "B T_targets"],
         seen_BL: Int[Tensor, "B seen"] | None = None,
     ) -> tuple[Float[Tensor, "B T_targets"], Int[Tensor, "B L"]]:
-        """nll_t = -log P(target_t | its window) in nats, a forward pass for each target.
+        """Return nll_t = -log P(target_t | its window) in nats, by a forward pass for each target.
 
-        `tokens_BT` may be longer than `targets_BT`; the first tokens then are context without a loss.
+        `tokens_BT` may be longer than `targets_BT`; the first tokens are then context without a loss.
 
         Raises:
             ValueError: there are fewer tokens than targets, or no target.
@@ -77,7 +76,7 @@ class SlidingWindow:
         return torch.cat(nll, dim=1), seen_BL
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
+        """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
         return self.model.log_probabilities(hidden_BTD)
 
     def _fused(self, window_BL: Tensor) -> Float[Tensor, "B L D"]:
@@ -85,13 +84,13 @@ class SlidingWindow:
         hidden_BLD = model.encoding.embed(model.embedding(window_BL), model.config.clamp_len)
         for n, layer in enumerate(model.layers):
             assert isinstance(layer, TransformerXLLayer)
-            attend = partial(attend_fused, layer.attention)
-            hidden_BLD = layer.around(model.encoding.layer_input(n, hidden_BLD), attend)
+            attend = partial(_attend_fused, layer.attention)
+            hidden_BLD = layer.forward_with(attend, model.encoding.layer_input(n, hidden_BLD))
         return hidden_BLD
 
 
-def attend_fused(attention: Attention, hidden_BLD: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-    """Causal attention of term (a) alone over a segment without memory."""
+def _attend_fused(attention: Attention, hidden_BLD: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+    """Compute causal attention with term (a) alone over a segment without memory."""
     q_HBLE, kv_PHBLE = attention.project(hidden_BLD)
     assert q_HBLE is not None
-    return attention.merge(F.scaled_dot_product_attention(q_HBLE, kv_PHBLE[0], kv_PHBLE[1], is_causal=True))
+    return attention.combine_heads(F.scaled_dot_product_attention(q_HBLE, kv_PHBLE[0], kv_PHBLE[1], is_causal=True))

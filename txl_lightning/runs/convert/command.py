@@ -128,3 +128,8 @@ def run_config(model: TransformerXL, options: ConvertOptions) -> Config:
         encoding=EncodingConfig(ours.encoding, ours.table_len),
         memory=MemoryConfig(ours.mem_len, ours.memory_start),
     )
+
+
+def run(options: ConvertOptions, directory: Path) -> list[str]:
+    """Run the command: see `convert`."""
+    return [str(convert(options))]

@@ -13,10 +13,10 @@ from lightning.pytorch.loggers import WandbLogger
 from txl_lightning.config.schemas import ContextCurveConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.recl.curve import ContextCurve, context_curve
-from txl_lightning.evaluation.recl.definition import check_definition
+from txl_lightning.evaluation.recl.effective_context import check_definition
+from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import evenly_spaced
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.training.callbacks.curve_file import CurveFile
 from txl_lightning.training.callbacks.curves import TrainingCurves
 from txl_lightning.training.loggers.choice import log
@@ -88,7 +88,7 @@ class ContextCurves(Callback):
 
     def _log(self, trainer: L.Trainer, pl_module: LanguageModelModule, curve: ContextCurve) -> None:
         unit = "ppl" if pl_module.level == "word" else "bpc"
-        values = [figures(nll, pl_module.level)[unit] for nll in curve.nll]
+        values = [loss_metrics(nll, pl_module.level)[unit] for nll in curve.nll]
         scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
         scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.runs.metrics import figures
+from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.training.callbacks.curve_file import CurveFile
 from txl_lightning.training.loggers.choice import log
 from txl_lightning.training.module import LanguageModelModule
@@ -74,7 +74,7 @@ class TrainingCurves(Callback):
         nll_sum, tokens, n_recent = self.ranks.total(
             float(self._nll_sum), self._tokens, self._tokens - self._tokens_before
         )
-        values = figures(nll_sum / tokens, module.level) if tokens else {}
+        values = loss_metrics(nll_sum / tokens, module.level) if tokens else {}
         memory = module.training_memory.memory
         self.latest = {f"train/{name}": value for name, value in values.items()} | {
             "train/tokens_per_second": n_recent / (time.perf_counter() - self._since),

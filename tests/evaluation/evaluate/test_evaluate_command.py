@@ -1,0 +1,193 @@
+"""txl evaluate in Python: lengths, protocols, splits, per-token losses, and what it refuses."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.small_runs import KINDS, path, result
+from tests.training.small_run import tiny_config
+from txl_lightning.config.lengths import evaluation_lengths
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.scoring.token_losses import score_streams
+from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.run import train
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_scores_what_its_run_did(trained_runs: Path, tmp_path: Path, kind: str, cached: bool) -> None:
+    metrics = json.loads((trained_runs / kind / "metrics.json").read_text())
+    validation = json.loads((trained_runs / kind / "validation.jsonl").read_text().splitlines()[-1])
+    ours = result(trained_runs, tmp_path, kind, splits=["valid", "test"], cached=cached)
+    assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
+    assert ours["valid"]["nll"] == pytest.approx(validation["val/nll"], rel=1e-6)
+    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    assert ours["evaluation"]["cached"] is (cached and kind != "lstm")
+    assert (
+        ours["evaluation"].items() >= {k: v for k, v in metrics["evaluation"].items() if k != "streams_start"}.items()
+    )
+
+
+def test_a_longer_memory_changes_the_score_and_is_stated(trained_runs: Path, tmp_path: Path) -> None:
+    scores = []
+    for mem_len in (0, 8, 40):
+        (line,) = evaluate(EvaluateOptions(path(trained_runs), splits=["test"], mem_len=mem_len), tmp_path)
+        ours = json.loads((tmp_path / "evaluation.json").read_text())
+        assert ours["evaluation"]["mem_len"] == mem_len
+        assert ours["streams_start"] == "without context"
+        assert f"memory {mem_len}, segments of 8, 2 streams" in line
+        scores.append(ours["test"]["nll"])
+    assert len(set(scores)) == 3
+
+
+def test_every_token_is_scored_or_left_out_for_a_reason(trained_runs: Path, tmp_path: Path) -> None:
+    tokens = load_corpus(load_trained(path(trained_runs)).config.data).splits["valid"]
+    for batch_size, max_segments in ((1, None), (5, None), (2, 3)):
+        options = {"splits": ["valid"], "batch_size": batch_size, "max_segments": max_segments}
+        ours = result(trained_runs, tmp_path, **options)["valid"]
+        left_out = ours["left_out"]
+        assert ours["tokens"] + sum(left_out.values()) == len(tokens)
+        assert (left_out["first_of_streams"], left_out["trimmed"]) == (batch_size, len(tokens) % batch_size)
+        assert (left_out["max_segments"] > 0) is (max_segments is not None)
+    assert 0 < ours["standard_error"]["nll"] < ours["nll"]
+    assert ours["standard_error"]["bpc"] == pytest.approx(ours["standard_error"]["nll"] / math.log(2))
+    assert ours["standard_error"]["over"] == "blocks of 20 tokens"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "ext_len": 5, "mem_len": 0}])
+def test_losses_are_in_the_order_of_the_text(trained_runs: Path, tmp_path: Path, options: dict) -> None:
+    ours = result(trained_runs, tmp_path, losses=True, **options)
+    with np.load(tmp_path / ours["test"]["losses"]) as file:
+        nll, positions = file["nll"], file["positions"]
+    trained = load_trained(path(trained_runs))
+    tokens = torch.from_numpy(load_corpus(trained.config.data).splits["test"].astype(np.int64))
+    config = trained.config
+    for name, value in options.items():
+        setattr(config.evaluation, name, value)
+    model: Any = trained.model.with_lengths(**evaluation_lengths(config))
+    expected: dict[int, float] = {}
+    length, T, E = len(tokens) // 3, 8, options.get("ext_len", 0)
+    for column in range(3):
+        memory, first = None, column * length
+        for start in range(0, length - 1, T):
+            stop = min(start + T, length - 1)
+            window = tokens[None, first + max(0, start - E) : first + stop]
+            targets = tokens[None, first + start + 1 : first + stop + 1]
+            losses, memory = model.score(window, targets, memory)
+            expected |= {first + start + 1 + i: float(loss) for i, loss in enumerate(losses[0])}
+    assert positions.tolist() == sorted(expected)
+    np.testing.assert_allclose(nll, [expected[p] for p in positions.tolist()], atol=1e-5)
+    assert ours["test"]["nll"] == pytest.approx(nll.mean(dtype=np.float64))
+
+
+def test_extended_context_may_differ_from_trainings(trained_runs: Path, tmp_path: Path) -> None:
+    bare, own, longer = (result(trained_runs, tmp_path, "absolute", segment_len=4, ext_len=n) for n in (0, None, 6))
+    assert [r["evaluation"]["ext_len"] for r in (bare, own, longer)] == [0, 2, 6]
+    assert len({r["test"]["nll"] for r in (bare, own, longer)}) == 3
+    assert len({r["test"]["tokens"] for r in (bare, own, longer)}) == 1
+
+
+def test_training_may_evaluate_with_extended_context_of_its_own(tmp_path: Path) -> None:
+    options = ("memory=off", "encoding=absolute", "evaluation.segment_len=4", "evaluation.ext_len=4")
+    config = tiny_config(tmp_path, "trainer.max_steps=1", *options)
+    metrics = train(config, tmp_path / "run")
+    assert metrics["evaluation"]["ext_len"] == 4
+    assert StreamsDataModule(config.data, config.evaluation).streams("train")[1].tokens.shape == (4, 8)
+    trained = load_trained(tmp_path / "run/checkpoints/best.ckpt")
+    model: Any = trained.model.with_lengths(ext_len=4)
+    streams = StreamsDataModule(config.data, config.evaluation).streams("test")
+    assert streams[1].tokens.shape == (2, 8)
+    assert metrics["test/nll"] == pytest.approx(score_streams(model, streams).nll, rel=1e-6)
+    with pytest.raises(OptionError, match=r"^evaluation.ext_len=5: segment_len \+ ext_len = 9 must be at most 8, the"):
+        evaluation_lengths(tiny_config(tmp_path, *options[:3], "evaluation.ext_len=5"))
+
+
+def test_the_sliding_window_scores_one_stream(trained_runs: Path, tmp_path: Path) -> None:
+    tokens = load_corpus(load_trained(path(trained_runs)).config.data).splits["test"]
+    ours = result(trained_runs, tmp_path, protocol="sliding", window=6, stride=1, losses=True)
+    assert ours["evaluation"] == {"window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
+    assert ours["test"]["tokens"] == len(tokens) - 1
+    with np.load(tmp_path / "losses_test.npz") as file:
+        assert file["positions"].tolist() == list(range(1, len(tokens)))
+    lengths = {"window": 16, "stride": 8}  # memory and segment of training, and half of it
+    assert result(trained_runs, tmp_path, protocol="sliding")["evaluation"].items() >= lengths.items()
+    capped = result(trained_runs, tmp_path, "absolute", protocol="sliding", window=100, max_segments=3)
+    assert (capped["evaluation"]["window"], capped["test"]["tokens"]) == (10, 15)
+    assert result(trained_runs, tmp_path, "lstm", protocol="sliding", stride=4)["evaluation"]["clamp_len"] is None
+
+
+def test_another_text_is_read_in_the_checkpoints_vocabulary(trained_runs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("the line 9: a short square\n" * 40)  # fewer letters, other counts
+    for kind in ("ours", "shaw", "lstm"):
+        assert math.isfinite(result(trained_runs, tmp_path, kind, data_path=str(other))["test"]["nll"])
+    assert json.loads((tmp_path / "evaluation.json").read_text())["corpus"]["name"] == "other.txt"
+    tokens = load_corpus(load_trained(path(trained_runs)).config.data).splits["test"]
+    same = result(trained_runs, tmp_path, data_path=str(trained_runs / "text.txt"))
+    assert same["test"]["tokens"] == len(tokens) - 2 - len(tokens) % 2
+    assert same["test"]["nll"] == pytest.approx(result(trained_runs, tmp_path)["test"]["nll"], rel=1e-6)
+    other.write_text("words that are unknown become <unk> for words\n" * 40)
+    assert result(trained_runs, tmp_path, "shaw", data_path=str(other))["test"]["tokens"] > 0
+
+
+def test_a_symbol_that_the_checkpoint_does_not_know_is_named(trained_runs: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("line 1: the Ж square\n" * 40)
+    with pytest.raises(OptionError, match=r"^data_path=.*other.txt: 'Ж' is not among the \d+ symbols"):
+        evaluate(EvaluateOptions(path(trained_runs), data_path=str(other)), tmp_path)
+    with pytest.raises(OptionError, match=r"^data_path=.*nowhere.txt: cannot be read"):
+        evaluate(EvaluateOptions(path(trained_runs), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
+
+
+def test_a_corpus_that_is_no_longer_the_runs_is_refused(trained_runs: Path, tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "trainer.max_steps=1", "data.level=char"), tmp_path / "run")
+    (tmp_path / "text.txt").write_text("completely different letters: zyxwvq\n" * 40)
+    with pytest.raises(UserError, match=r"the vocabulary of text.txt is not the checkpoint's"):
+        evaluate(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("ours", {"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
+        ("ours", {"segment_len": 0}, "^segment_len=0"),
+        ("ours", {"mem_len": -3}, "^mem_len=-3"),
+        ("ours", {"ext_len": -1}, "^ext_len=-1"),
+        ("ours", {"clamp_len": -2}, "^clamp_len=-2"),
+        ("ours", {"batch_size": 4000}, "^batch_size=4000"),
+        ("ours", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
+        ("ours", {"window": 8}, "^window=8: is for protocol=sliding"),
+        ("ours", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),
+        ("ours", {"protocol": "sliding", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
+        ("ours", {"protocol": "sliding", "stride": 5, "attention_lengths": [8, 4]}, "^stride=5: must be in 1 … 4"),
+        ("ours", {"attention_lengths": []}, r"^attention_lengths=\[\]: must be integers >= 1"),
+        ("ours", {"attention_lengths": [8, 0]}, "^attention_lengths="),
+        ("ours", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
+        ("ours", {"accelerator": "tpu"}, "^accelerator=tpu: must be cpu or gpu"),
+        ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
+        ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=sliding varies"),
+        ("absolute", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
+        ("al_rfou", {"ext_len": 1}, r"^ext_len=1: segment_len \+ ext_len = 9 must be at most 8"),
+    ],
+)
+def test_impossible_options_are_named(trained_runs: Path, tmp_path: Path, kind: str, options: dict, words: str) -> None:
+    with pytest.raises(OptionError, match=words) as caught:
+        evaluate(EvaluateOptions(path(trained_runs, kind), **options), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "evaluation.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
+def test_a_gpu_that_is_not_there_is_no_silent_processor(trained_runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
+        evaluate(EvaluateOptions(path(trained_runs), accelerator="gpu"), tmp_path)

@@ -1,0 +1,194 @@
+"""RECL on losses that are made up: against a plain reading of appendix C, oracles, and what must not matter."""
+
+import math
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths, resampled
+
+
+def by_the_paper(
+    losses: dict[str, list[list[float]]], contexts: list[int], r: float, threshold: float, model: str
+) -> int | None:
+    """Appendix C in plain Python, one position after the other; None where the grid ends before the gains do."""
+    n = len(losses[model][0])
+    size = max(1, math.floor(Fraction(str(r)) * n + Fraction(1, 2)))
+    c = 0
+    while c + 1 < len(contexts):
+        b = [min(of_model[c][t] for of_model in losses.values()) for t in range(n)]
+        T = sorted(range(n), key=lambda t: b[t], reverse=True)[:size]
+        f_short = sum(min(b[t], losses[model][c][t]) for t in T) / size
+        f_long = sum(min(b[t], losses[model][c + 1][t]) for t in T) / size
+        if (math.exp(f_short) - math.exp(f_long)) / math.exp(f_short) < threshold:
+            return contexts[c]
+        c += 1
+    return None
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    n_models=st.integers(1, 4),
+    n_contexts=st.integers(2, 7),
+    n_positions=st.integers(1, 40),
+    first=st.integers(1, 50),
+    step=st.integers(1, 100),
+    r=st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]),
+    threshold=st.sampled_from([0.001, 0.01, 0.05, 0.3]),
+)
+def test_it_is_appendix_c(
+    seed: int,
+    n_models: int,
+    n_contexts: int,
+    n_positions: int,
+    first: int,
+    step: int,
+    r: float,
+    threshold: float,
+) -> None:
+    generator = np.random.default_rng(seed)
+    shape = (n_models, n_contexts, n_positions)
+    falling = 4.0 * 0.5 ** np.arange(n_contexts)[None, :, None]
+    losses_ICP = generator.gamma(2.0, 1.0, shape) * generator.choice([0.1, 1.0], shape) + falling
+    losses = {f"m{i}": losses_ICP[i] for i in range(n_models)}
+    plain = {name: of_model.tolist() for name, of_model in losses.items()}
+    contexts = [first + step * i for i in range(n_contexts)]
+    ours = relative_effective_context_lengths(losses, contexts, [r], threshold, bootstrap=3)
+    for name in losses:
+        expected = by_the_paper(plain, contexts, r, threshold, name)
+        assert ours[name][r].at_least == (expected is None)
+        assert ours[name][r].value == (contexts[-1] if expected is None else expected)
+
+
+def copying_oracle(lag: int, contexts: list[int], n_positions: int = 4000, vocabulary: int = 1000) -> np.ndarray:
+    """Losses of who knows that x_t copies the symbol `uniform on 1 … lag` back, given that it is in sight."""
+    lags_P = np.random.default_rng(0).integers(1, lag + 1, n_positions)
+    in_sight_CP = lags_P[None] <= np.asarray(contexts)[:, None]
+    return np.where(in_sight_CP, 0.0, math.log(vocabulary))
+
+
+@pytest.mark.parametrize("lag", [20, 47, 50, 51, 100, 160])
+@pytest.mark.parametrize("r", [0.5, 1.0])
+def test_who_copies_from_at_most_lag_back_has_the_first_context_that_covers_lag(lag: int, r: float) -> None:
+    contexts = list(range(10, 201, 10))
+    length = relative_effective_context_lengths({"oracle": copying_oracle(lag, contexts)}, contexts, [r])["oracle"][r]
+    covering = min(c for c in contexts if c >= lag)
+    assert (length.value, length.at_least, length.low, length.high) == (covering, False, covering, covering)
+
+
+def test_who_gains_nothing_in_the_first_step_has_the_first_context() -> None:
+    losses = np.full((4, 50), 2.0)
+    losses[2:] = 0.1  # what comes after the first step without a gain is not looked at
+    length = relative_effective_context_lengths({"oracle": losses}, [7, 9, 11, 13])["oracle"][0.1]
+    assert (length.value, length.at_least) == (7, False)
+    assert length.relative_gains[0] == 0.0
+
+
+def test_who_still_gains_at_the_end_has_a_lower_bound_that_says_so() -> None:
+    length = relative_effective_context_lengths({"m": copying_oracle(500, [10, 20, 30])}, [10, 20, 30])["m"][1.0]
+    assert (length.value, length.at_least, length.high, length.high_at_least) == (30, True, 30, True)
+
+
+def test_a_model_is_capped_at_what_it_sees() -> None:
+    losses = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(20)
+    contexts = [10, 20, 30, 40]
+    capped = relative_effective_context_lengths({"m": losses}, contexts, limits={"m": 15})["m"][1.0]
+    assert (capped.value, capped.limit, capped.at_least) == (15, 15, False)
+    free = relative_effective_context_lengths({"m": losses}, contexts)["m"][1.0]
+    assert (free.value, free.limit) == (20, None)
+    short = relative_effective_context_lengths({"m": losses[:2]}, contexts[:2], limits={"m": 15})["m"][1.0]
+    assert (short.value, short.at_least) == (15, False)
+
+
+def group(n_models: int = 3, n_contexts: int = 5, n_positions: int = 101, ties: bool = False) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    falling = 3.0 * 0.6 ** np.arange(n_contexts)[None, :, None]
+    losses = generator.gamma(2.0, 1.0, (n_models, n_contexts, n_positions)) + falling
+    if ties:
+        losses = np.round(losses)
+    return {f"m{i}": losses[i] for i in range(n_models)}
+
+
+CONTEXTS = [10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_order_of_models_and_positions_changes_nothing(ties: bool) -> None:
+    losses = group(ties=ties)
+    reference = relative_effective_context_lengths(losses, CONTEXTS, bootstrap=50)
+    turned = dict(reversed(list(losses.items())))
+    assert relative_effective_context_lengths(turned, CONTEXTS, bootstrap=50) == reference
+    order = np.random.default_rng(1).permutation(101)
+    shuffled = relative_effective_context_lengths({n: x[:, order] for n, x in losses.items()}, CONTEXTS, bootstrap=0)
+    for name, by_fraction in reference.items():
+        for r, length in by_fraction.items():
+            assert shuffled[name][r].value == length.value
+            for field in ("relative_gains", "perplexity_gains", "perplexities"):
+                np.testing.assert_allclose(
+                    getattr(shuffled[name][r], field), getattr(length, field), rtol=0, atol=1e-12
+                )
+
+
+def test_a_model_that_is_worse_everywhere_changes_nothing() -> None:
+    losses = group()
+    best_P = np.maximum.reduce([x.max(axis=0) for x in losses.values()])
+    with_worse = {"worse": np.tile(best_P + 0.1, (5, 1)), **losses}
+    ours = relative_effective_context_lengths(with_worse, CONTEXTS, bootstrap=100)
+    assert ours.pop("worse")[1.0].value == 10
+    assert ours == relative_effective_context_lengths(losses, CONTEXTS, bootstrap=100)
+
+
+def test_positions_that_tie_for_the_last_places_share_them() -> None:
+    losses = np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])
+    length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
+    # two of four: the 5, and a third each of the three ones
+    assert length.relative_gains == pytest.approx([1 - math.exp((5 + (1 + 0 + 0.5) / 3) / 2 - (5 + 1) / 2)])
+
+
+def test_the_interval_is_that_of_resampled_positions() -> None:
+    losses = group(n_models=2, n_positions=40)
+    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.5], threshold=0.2, bootstrap=200, seed=3)
+    counts_SP = np.concatenate(list(resampled(40, 200, seed=3))).astype(int)
+    assert set(counts_SP.sum(axis=1)) == {40}
+    for name in losses:
+        values = []
+        for counts in counts_SP:
+            drawn = {n: np.repeat(x, counts, axis=1).tolist() for n, x in losses.items()}
+            values.append(by_the_paper(drawn, CONTEXTS, 0.5, 0.2, name) or CONTEXTS[-1])
+        low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
+        assert (ours[name][0.5].low, ours[name][0.5].high) == (low, high)
+        assert low < high
+
+
+def test_a_thousand_resamples_take_seconds() -> None:
+    losses = group(n_models=4, n_contexts=16, n_positions=1000)
+    started = time.perf_counter()
+    relative_effective_context_lengths(losses, list(range(16, 257, 16)))
+    assert time.perf_counter() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"contexts": [10]}, "contexts=.*at least two"),
+        ({"contexts": [10, 20, 40, 50, 60]}, "contexts=.*even steps"),
+        ({"contexts": [0, 1, 2, 3, 4]}, "contexts=.*first >= 1"),
+        ({"contexts": [10, 20]}, "contexts=.*must be 5"),
+        ({"fractions": [0.0]}, r"fractions=\[0.0\]"),
+        ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
+        ({"fractions": []}, r"fractions=\[\]"),
+        ({"threshold": 1.0}, "threshold=1.0"),
+        ({"bootstrap": -1}, "bootstrap=-1"),
+        ({"losses": {}}, "losses="),
+        ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
+    ],
+)
+def test_what_gives_no_recl_is_named(options: dict, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        relative_effective_context_lengths(**{"losses": group(), "contexts": CONTEXTS, **options})

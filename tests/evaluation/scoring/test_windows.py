@@ -1,0 +1,198 @@
+"""Losses with exactly c tokens of context: every window alone, every kind of model, every number of processes."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from tests.model.tiny_model import VOCABULARY, tiny_model
+from txl_lightning import TransformerXL
+from txl_lightning.distributed.division import gathered, processes
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.recl.loss_by_context import context_curve
+from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced, window_reader
+from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+
+TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
+POSITIONS = evenly_spaced(len(TOKENS), 6, 30)
+TRAINED = 6
+TABLE = {"shaw": 9, "al_rfou": TRAINED}
+ADAPTIVE = {"cutoffs": (3, 7), "div_val": 2}
+
+
+def recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = RecurrentConfig(vocab_size=VOCABULARY, cell=cell, n_layer=2, d_model=8, dropout=0.3, **options)
+        return RecurrentLanguageModel(config).double()
+
+
+def attention(encoding: str, **options: object) -> TransformerXL:
+    return tiny_model(encoding=encoding, table_len=TABLE.get(encoding), **options)
+
+
+def token_by_token(model: TransformerXL, window: torch.Tensor) -> float:
+    """The loss of a window's last token, the others fed one at a time into a memory that drops nothing."""
+    alone = model.with_lengths(mem_len=1000, same_length=False, ext_len=0, memory_start="empty")
+    memory = None
+    for t in range(len(window) - 1):
+        nll, memory = alone.score(window[None, t : t + 1], window[None, t + 1 : t + 2], memory)
+    return float(nll)
+
+
+def one_window(model: torch.nn.Module, window: torch.Tensor) -> float:
+    return float(model.score(window[None, :-1], window[None, -1:], None)[0])
+
+
+def windows(context: int) -> list[torch.Tensor]:
+    return [torch.from_numpy(TOKENS[t - context : t + 1].astype(np.int64)) for t in POSITIONS]
+
+
+@pytest.mark.parametrize("adaptive", [{}, ADAPTIVE], ids=["", "adaptive"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"mem_len": 0},
+        {"mem_len": 4, "same_length": True},
+        {"mem_len": 5, "memory_start": "zeros", "ext_len": 2},
+        {"mem_len": 4, "clamp_len": 3},
+    ],
+    ids=["no memory", "same_length", "zeros", "clamp"],
+)
+@pytest.mark.parametrize("encoding", ["relative", "shaw"])
+@torch.no_grad()
+def test_distances_see_exactly_the_window_and_nothing_else(encoding: str, lengths: dict, adaptive: dict) -> None:
+    model = attention(encoding, **lengths, **adaptive)
+    for context in (1, 2, 15):
+        ours = context_losses(window_reader(model), TOKENS, POSITIONS, context, batch_tokens=40)
+        np.testing.assert_allclose(ours, [token_by_token(model, w) for w in windows(context)], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("adaptive", [{}, ADAPTIVE], ids=["", "adaptive"])
+@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
+@torch.no_grad()
+def test_absolute_positions_without_recurrence_are_capped_at_the_trained_length(encoding: str, adaptive: dict) -> None:
+    model = attention(encoding, mem_len=0, **adaptive)
+    reader = window_reader(model, TRAINED)
+    assert reader.limit == TRAINED
+    for context in (1, TRAINED - 1, TRAINED, TRAINED + 1, 30):
+        ours = context_losses(reader, TOKENS, POSITIONS, context, batch_tokens=20)
+        alone = [one_window(model, window[-TRAINED - 1 :]) for window in windows(context)]
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("start", ["empty", "zeros"])
+@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
+@torch.no_grad()
+def test_absolute_positions_with_recurrence_read_segments_of_the_trained_length(encoding: str, start: str) -> None:
+    model = attention(encoding, mem_len=8, memory_start=start)
+    reader = window_reader(model, TRAINED)
+    assert reader.limit is None
+    for context in (3, TRAINED, TRAINED + 2, 3 * TRAINED, 29):
+        ours = context_losses(reader, TOKENS, POSITIONS, context, batch_tokens=50)
+        alone = []
+        for window in windows(context):
+            first = context % TRAINED or TRAINED  # the ragged segment comes first, the last one is whole
+            cuts = [0, *range(first, context + 1, TRAINED)]
+            memory = model.with_lengths(memory_start="empty").start_memory(1)
+            for i in range(len(cuts) - 1):
+                target = window[None, cuts[i + 1] : cuts[i + 1] + 1]
+                nll, memory = model.score(window[None, cuts[i] : cuts[i + 1]], target, memory)
+            alone.append(float(nll))
+        np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("adaptive", [{}, ADAPTIVE], ids=["", "adaptive"])
+@pytest.mark.parametrize("cell", ["lstm", "qrnn"])
+@torch.no_grad()
+def test_recurrent_models_start_every_window_from_zeros(cell: str, adaptive: dict) -> None:
+    model = recurrent(cell, **adaptive)
+    model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    ours = context_losses(window_reader(model), TOKENS, POSITIONS, 21, batch_tokens=64)
+    assert [module.training for module in model.modules()] == modes
+    model.eval()
+    np.testing.assert_allclose(ours, [one_window(model, w) for w in windows(21)], rtol=0, atol=1e-10)
+
+
+def test_tokens_before_the_window_and_other_windows_change_nothing() -> None:
+    other = TOKENS.copy()
+    other[: POSITIONS[3] - 5] = 0
+    for model in (attention("relative"), attention("absolute"), recurrent("lstm"), recurrent("qrnn")):
+        reader = window_reader(model, TRAINED)
+        ours, theirs = (context_losses(reader, x, POSITIONS, 5)[3] for x in (TOKENS, other))
+        assert ours == pytest.approx(theirs, abs=1e-12)
+        assert context_losses(reader, other, POSITIONS, 6)[3] != pytest.approx(ours, abs=1e-6)
+
+
+class Counting:
+    """A language model without parameters whose loss is what it is fed."""
+
+    def score(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, state: object = None) -> tuple:
+        assert state is None
+        first = tokens_BT[:, :1].double()
+        return first + 1000 * tokens_BT.shape[1] + 0.001 * targets_BT, None
+
+
+def test_any_language_model_is_fed_the_c_tokens_before_the_target() -> None:
+    tokens = np.arange(90)
+    losses = context_losses(window_reader(Counting()), tokens, np.array([40, 89]), 7)
+    np.testing.assert_allclose(losses, [7033.040, 7082.089])
+
+
+def test_positions_are_evenly_spaced_up_to_the_last_token_with_full_context() -> None:
+    sparse = evenly_spaced(1001, 10, 100)
+    assert sparse.tolist() == list(range(100, 1001, 100))
+    assert evenly_spaced(1001, 10, 50).tolist() == sparse.tolist()  # stored losses serve a longer grid
+    dense = evenly_spaced(1001, 300, 100)
+    assert dense.min() >= 100
+    assert dense.max() == 1000
+    assert set(np.diff(dense)) <= {3, 4}
+    assert evenly_spaced(40, 10, 30).tolist() == list(range(30, 40))
+    for n_positions, max_context, words in ((11, 30, "n_positions=11: must be in 1 … 10"), (1, 40, "max_context=40")):
+        with pytest.raises(OptionError, match=words):
+            evenly_spaced(40, n_positions, max_context)
+
+
+def test_what_cannot_be_scored_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"positions must be in 50 … 199"):
+        context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 50)
+    with pytest.raises(OptionError, match="trained_len=None"):
+        window_reader(attention("absolute"))
+    with pytest.raises(OptionError, match="clamp_len=-5"):
+        window_reader(attention("relative"), clamp_len=-5)
+
+
+def test_a_context_curve_has_all_units_errors_and_the_models_own_recl() -> None:
+    model = attention("relative", dropout=0.5).train()
+    curve = context_curve(model, TOKENS, POSITIONS, [2, 4, 6], bootstrap=10, fractions=[0.5])
+    assert model.training
+    losses = context_losses(window_reader(model), TOKENS, POSITIONS, 4)
+    assert curve.nll[1] == pytest.approx(losses.mean())
+    assert curve.standard_error[1] == pytest.approx(losses.std(ddof=1) / math.sqrt(len(losses)))
+    assert curve.ppl[1] == pytest.approx(math.exp(curve.nll[1]))
+    assert curve.bpc[1] == pytest.approx(curve.nll[1] / math.log(2))
+    assert curve.recl[0.5].value in (2, 4, 6)
+    assert context_curve(model, TOKENS, POSITIONS, [2, 4, 10]).recl == {}
+
+
+def score_on_one_of_two(rank: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=2)
+    with processes():  # a group that is there stays
+        losses = context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 9)
+        parts = gathered(rank)
+    assert parts == [0, 1]
+    np.save(Path(directory) / f"{rank}.npy", losses)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
+    mp.spawn(score_on_one_of_two, args=(str(tmp_path),), nprocs=2)
+    alone = context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 9)
+    for rank in range(2):
+        np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npy"), alone, rtol=0, atol=1e-12)

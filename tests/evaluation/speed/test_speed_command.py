@@ -1,0 +1,191 @@
+"""txl speed on tiny models: what is timed computes what it should, and the files agree with the times."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.paper import TABLE_9
+from tests.model.tiny_model import random_stream, tiny_model
+from tests.training.small_run import tiny_config
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.speed import command as speed_command
+from txl_lightning.evaluation.speed.command import speed
+from txl_lightning.evaluation.speed.options import SpeedOptions
+from txl_lightning.evaluation.speed.schemes import RATIOS, SCHEMES, random_text, readings, vanilla_of
+from txl_lightning.training.run import train
+
+TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}
+
+
+def options(**chosen: Any) -> SpeedOptions:
+    return replace(SpeedOptions(**TINY), **{"levels": ["char"], "attention_lengths": [6, 800], "rounds": 2, **chosen})
+
+
+def test_the_schemes_compute_the_losses_of_the_text() -> None:
+    model, text = tiny_model(mem_len=2), random_stream(1, 40)
+    vanilla = vanilla_of(model)
+    schemes = readings(model, vanilla, 6, 4, text)
+    assert tuple(schemes) == SCHEMES
+    same = model.with_lengths(mem_len=6, same_length=True, memory_start="zeros")
+    with torch.no_grad():
+        memory = None
+        for start in (0, 4, 8):
+            expected, memory = same.score(text[:, start : start + 4], text[:, start + 1 : start + 5], memory)
+            for name in ("hidden", "cached"):
+                torch.testing.assert_close(schemes[name].read(), expected)
+        for t in (6, 7, 8):
+            expected, _ = vanilla.score(text[:, t - 5 : t + 1], text[:, t + 1 : t + 2])
+            for name in ("vanilla", "vanilla_fused"):
+                torch.testing.assert_close(schemes[name].read(), expected)
+
+
+def test_the_text_begins_again_after_its_end() -> None:
+    model, text = tiny_model(), random_stream(1, 7)
+    reading = readings(model, vanilla_of(model), 3, 5, text)["hidden"]
+    reading.read()
+    assert reading.position == 5
+    assert reading.read().shape == (1, 5)
+
+
+def test_the_vanilla_model_has_the_same_weights_but_no_relative_positions() -> None:
+    model = tiny_model(n_layer=2)
+    vanilla = vanilla_of(model, n_layer=3)
+    assert (vanilla.config.n_layer, vanilla.config.encoding, vanilla.config.mem_len) == (3, "absolute", 0)
+    own = dict(vanilla.named_parameters())
+    assert not {name for name in own if "encoding" in name or "position" in name}
+    for name, parameter in model.named_parameters():
+        assert name not in own or torch.equal(own[name], parameter)
+
+
+def test_words_follow_zipf() -> None:
+    words = random_text(1000, 20_000, by_rank=True, seed=1)
+    counts = torch.bincount(words[0], minlength=1000)
+    assert counts[0] > 3 * counts[9] > 9 * counts[99]
+    assert torch.equal(words, random_text(1000, 20_000, by_rank=True, seed=1))
+
+
+def test_the_table_holds_what_was_measured_and_the_papers_beside_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    lines = speed(options(), tmp_path / "run", said.append)
+    results = json.loads((tmp_path / "run/speed.json").read_text())
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml",
+        "speed.json",
+        "speed.md",
+        "speed.png",
+        "speed.svg",
+    }
+    assert results["rounds"] == 2
+    assert results["machine"]["threads"] == 1
+    assert results["machine"]["torch"] == torch.__version__
+    assert results["models"]["char"]["vocab_size"] == 204
+    assert [(r["level"], r["attention_len"], r["paper"]) for r in results["results"]] == [
+        ("char", 6, None),
+        ("char", 800, TABLE_9[800]),
+    ]
+    for result in results["results"]:
+        times = result["seconds_per_token"]
+        assert set(times) == set(SCHEMES)
+        for name, scheme in times.items():
+            assert len(scheme["rounds"]) == 2
+            assert scheme["tokens"] % (8 if name in ("hidden", "cached") else 2) == 0
+            assert 0 < scheme["min"] <= scheme["median"] <= scheme["max"]
+            assert scheme["median"] == median(scheme["rounds"])
+        for slow, fast in RATIOS:
+            expected = [a / b for a, b in zip(times[slow]["rounds"], times[fast]["rounds"], strict=True)]
+            ratio = result["ratios"][f"{slow}/{fast}"]
+            assert (ratio["median"], ratio["min"], ratio["max"]) == (median(expected), min(expected), max(expected))
+    longest = results["results"][1]["ratios"]["vanilla/cached"]["median"]
+    assert longest > 10
+    table = "\n".join(lines)
+    assert (tmp_path / "run/speed.md").read_text() == table + "\n"
+    assert f"{longest:,.0f}× (" in table
+    assert "| 363× |" in table
+    assert ", 1 thread, torch" in table
+    assert any("round 2 of 2" in line for line in said)
+
+
+def test_words_have_the_papers_vocabulary(tmp_path: Path) -> None:
+    speed(options(levels=["word"], attention_lengths=[8], rounds=1), tmp_path, lambda line: None)
+    results = json.loads((tmp_path / "speed.json").read_text())
+    assert results["models"]["word"]["vocab_size"] == 267_735
+    assert results["models"]["word"]["cutoffs"] == [20_000, 40_000, 200_000]
+
+
+def test_the_budget_is_refused_where_no_median_can_be_had(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"budget_seconds=0.001: is too little for 3 rounds"):
+        speed(options(rounds=5, budget_seconds=0.001), tmp_path / "none", lambda line: None)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_trained_model_has_its_own_sizes(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "trainer.max_steps=1"), tmp_path / "run")
+    train(tiny_config(tmp_path, "trainer.max_steps=1", "model=lstm", "model.d_model=16"), tmp_path / "lstm")
+    chosen = replace(SpeedOptions(), attention_lengths=[20], rounds=1, segment_len=8)
+    path = str(tmp_path / "run/checkpoints/best.ckpt")
+    speed(replace(chosen, checkpoint=path), tmp_path / "speed", lambda line: None)
+    results = json.loads((tmp_path / "speed/speed.json").read_text())
+    assert results["checkpoint"] == path
+    assert list(results["models"]) == ["char"]
+    assert results["models"]["char"]["vocab_size"] == 256
+    with pytest.raises(OptionError, match="d_model=16: must not be given: it is the checkpoint's"):
+        speed(replace(chosen, checkpoint=path, d_model=16), tmp_path / "none")
+    path = str(tmp_path / "lstm/checkpoints/best.ckpt")
+    with pytest.raises(OptionError, match=r"checkpoint=.* is lstm; must be a Transformer-XL"):
+        speed(replace(chosen, checkpoint=path), tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"levels": []}, r"levels=\[\]: must be of char, word"),
+        ({"levels": ["byte"]}, r"levels=\['byte'\]: must be of"),
+        ({"attention_lengths": []}, "attention_lengths="),
+        ({"attention_lengths": [0, 5]}, r"attention_lengths=\[0, 5\]: must be different integers >= 1"),
+        ({"attention_lengths": [5, 5]}, "attention_lengths="),
+        ({"n_head": 3}, "n_head=3: must divide d_model, which is 8"),
+        ({"d_model": 7, "n_head": 1}, "d_model=7: must be an even integer"),
+        ({"rounds": 0}, "rounds=0: must be"),
+        ({"segment_len": 0}, "segment_len=0: must be"),
+        ({"vanilla_n_layer": 0}, "vanilla_n_layer=0: must be"),
+        ({"budget_seconds": 0.0}, "budget_seconds=0.0: must be"),
+        ({"seed": -1}, "seed=-1"),
+        ({"clock": "sun"}, "clock=sun: must be one of wall, cpu"),
+        ({"clock": "cpu", "num_threads": 2}, "clock=cpu: needs num_threads=1"),
+        ({"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
+        ({"checkpoint": "/nowhere.ckpt", **{k: getattr(SpeedOptions(), k) for k in TINY}}, "no such file"),
+    ],
+)
+def test_what_cannot_be_timed_is_named(tmp_path: Path, chosen: dict[str, Any], words: str) -> None:
+    if "checkpoint" in chosen:
+        chosen["levels"] = SpeedOptions().levels
+    with pytest.raises(UserError, match=words) as caught:
+        speed(options(**chosen), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_rounds_alternate_who_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Turn:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def turn(self) -> float:
+            order.append(self.name)
+            return 1.0
+
+    timed: Any = {("char", 1): {name: Turn(name) for name in "ab"}}
+    seconds = speed_command.run_rounds(timed, 3, float("inf"), lambda line: None)
+    assert "".join(order) == "abbaab"
+    assert seconds["char", 1] == {"a": [1.0] * 3, "b": [1.0] * 3}
+    said: list[str] = []
+    seconds = speed_command.run_rounds(timed, 9, 0.0, said.append)
+    assert seconds["char", 1]["a"] == [1.0] * 3
+    assert said[-1] == "budget_seconds: another round would not fit; 3 of 9 rounds measured"

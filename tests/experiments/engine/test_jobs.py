@@ -1,0 +1,157 @@
+"""Jobs: planned once, identified by what they depend on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments import reproduce
+from experiments.engine import jobs
+from experiments.engine.jobs import Job
+from experiments.engine.plan import Estimate
+from experiments.engine.profiles import PROFILES
+from experiments.engine.runner import Runner
+from experiments.engine.setup import Setup
+from experiments.tables.arms import CORPUS_OPTIONS, Arm, OtherCorpus, check_overrides, training
+from txl_lightning.errors import OptionError
+
+
+def planned(profile: str, tmp_path: Path, *overrides: str) -> tuple[Setup, list[Job]]:
+    setup = Setup(PROFILES[profile], overrides, tmp_path, planning=True)
+    return setup, jobs.merge({name: section.jobs(setup) for name, section in reproduce.SECTIONS.items()})
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
+    _, found = planned(profile, tmp_path)
+    names = [job.name for job in found]
+    assert len(set(names)) == len(names)
+    seen: set[str] = set()
+    for job in found:
+        assert set(job.needs) <= seen
+        seen.add(job.name)
+        if job.command == "train":
+            *words, seed = job.overrides
+            assert seed == f"seed={job.seed}"
+            config = jobs.composed(tuple(words))  # cached: the seeds of an arm differ in nothing else
+            assert config.trainer.accelerator == ("gpu" if profile in ("gpu", "paper") else "cpu")
+            assert config.data.batch_size % config.trainer.devices == 0
+            assert config.evaluation.batch_size >= config.trainer.devices
+    shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
+    assert {"main_results", "table_6", "table_8", "table_10", "figures_5_to_7", "appendix_e"} <= set(shared.sections)
+
+
+def test_what_the_arms_set_is_refused_and_the_rest_reaches_the_arms_it_means(tmp_path: Path) -> None:
+    for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
+        with pytest.raises(OptionError, match="set by the experiments"):
+            check_overrides((word,))
+    words = ("memory.mem_len=48", "data.segment_len=64", "model.n_layer=2", "evaluation.clamp_len=10")
+    check_overrides(words)
+    setup = Setup(PROFILES["laptop"], words, tmp_path)
+    on, off, lstm, longer = (
+        jobs.composed(training(arm, 1, setup).overrides)
+        for arm in (Arm(True), Arm(False), Arm(baseline="lstm"), Arm(False, longer=True))
+    )
+    assert (on.memory.mem_len, off.memory.mem_len) == (48, 0)
+    assert (on.data.segment_len, longer.data.segment_len) == (64, 88)
+    assert (on.model.n_layer, lstm.model.n_layer, lstm.model.name) == (2, 1, "lstm")
+    assert (on.evaluation.clamp_len, lstm.evaluation.clamp_len) == (10, None)
+
+
+def test_claimed_rows_have_two_seeds_at_laptop_size(tmp_path: Path) -> None:
+    _, found = planned("laptop", tmp_path)
+    seeds: dict[str, set[int | None]] = {}
+    for job in found:
+        if job.command == "train":
+            seeds.setdefault(job.arm, set()).add(job.seed)
+    single = {arm for arm, numbers in seeds.items() if len(numbers) == 1}
+    assert single == {
+        "recurrence, ours, half loss",
+        "no recurrence, Shaw, full loss",
+        "recurrence, Shaw, full loss, shuffled lines",
+        "no recurrence, ours, half loss, longer segments",
+        "LSTM",
+        "QRNN",
+    }
+
+
+def test_the_arms_of_the_first_claim_differ_in_nothing_but_the_memory(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["laptop"], (), tmp_path)
+    on, off = training(Arm(True), 1, setup), training(Arm(False), 1, setup)
+    assert set(on.overrides) ^ set(off.overrides) == {"memory=on", "memory=off"}
+
+
+def test_baselines_have_as_many_parameters_as_the_transformer_xl(tmp_path: Path) -> None:
+    from txl_lightning.runs.models import make_model
+
+    setup = Setup(PROFILES["laptop"], (), tmp_path)
+    sizes = [
+        sum(p.numel() for p in make_model(jobs.composed(training(arm, 1, setup).overrides), 256).parameters())
+        for arm in (Arm(), Arm(baseline="lstm"), Arm(baseline="qrnn"))
+    ]
+    assert max(sizes) / min(sizes) < 1.02
+
+
+def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
+    return jobs.keys(found, {job.name: corpus for job in found})
+
+
+def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = Setup(PROFILES["smoke"], (), tmp_path)
+    run = training(Arm(), 1, setup)
+    reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=(run.name,))
+    before = keys_of([run, reading])
+
+    def changed(*words: str, corpus: str = "x") -> set[str]:
+        other = replace(run, overrides=(*run.overrides, *words))
+        after = keys_of([other, reading], corpus)
+        return {name for name in before if after[name] != before[name]}
+
+    assert changed("logger=csv", "trainer.num_threads=1", "data.cache_dir=/elsewhere") == set()
+    assert changed("optimizer.lr=1e-3") == changed(corpus="y") == {run.name, "read"}
+    monkeypatch.setattr(jobs, "code_version", lambda: "another")
+    assert changed() == {run.name, "read"}
+
+
+def test_comments_and_docstrings_are_no_other_version() -> None:
+    one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    assert jobs.statements(one) == jobs.statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')
+    assert jobs.statements(one) != jobs.statements("def f(x):\n    return x + 2\n")
+    header = "# @package _global_\n"
+    assert jobs.values(f"{header}# a\nx: 1\n") == jobs.values(f"{header}x: 1 # b\n") != jobs.values("x: 1\n")
+    assert jobs.values("x: 1\n") != jobs.values("x: 2\n")
+
+
+def test_two_jobs_of_one_name_must_be_the_same() -> None:
+    one, other = Job("a", "train", ("seed=1",), "x"), Job("a", "train", ("seed=2",), "x")
+    with pytest.raises(ValueError, match="two jobs are called a"):
+        jobs.merge({"s": [one], "t": [other]})
+    with pytest.raises(ValueError, match="not planned"):
+        jobs.merge({"s": [replace(one, needs=("missing",))]})
+
+
+def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["smoke"], ("data=file", "data.path=book.txt", "optimizer.lr=1e-3"), tmp_path, planning=True)
+    run = training(Arm(corpus=OtherCorpus("other", ("data=text8",))), 1, setup)
+    chosen = [word for word in run.overrides if word.split("=")[0] in CORPUS_OPTIONS]
+    assert chosen == ["data=text8"]
+    assert "optimizer.lr=1e-3" in run.overrides
+
+
+def test_an_estimate_learns_from_what_has_run(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["smoke"], (), tmp_path)
+    run = training(Arm(), 1, setup)
+    runner = Runner(setup.runs, {run.name: "k"}, [{}], lambda job: [])
+    guessed = Estimate(setup.profile, runner).seconds(run)
+    (setup.runs / run.name).mkdir(parents=True)
+    (setup.runs / run.name / "metrics.json").write_text('{"tokens": 1000, "seconds": 10.0}')
+    assert Estimate(setup.profile, runner).seconds(run) > 10 * guessed
+
+
+def test_a_shortened_published_model_is_as_long_as_the_profiles_own_runs() -> None:
+    gpu = jobs.composed(("profile=gpu",)).trainer
+    lengths = (f"trainer.max_steps={gpu.max_steps}", f"trainer.val_every_n_steps={gpu.val_every_n_steps}")
+    assert PROFILES["gpu"].main_overrides == (*lengths, "optimizer.warmup_steps=1000")
+    assert PROFILES["paper"].main_overrides == ()

@@ -1,0 +1,71 @@
+"""Parts of README.md and docs/reproduction.md that show the committed laptop run."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.report import readme
+from experiments.report.rendering import read_results
+from txl_lightning.errors import UserError
+
+RESULTS = read_results(readme.ROOT / readme.LAPTOP / "results.json")
+
+
+def pages(root: Path) -> dict[str, Path]:
+    """Both files with old parts between their markers."""
+    found = {name: root / name for name in readme.PARTS}
+    for name, path in found.items():
+        begin, end = readme.PARTS[name][0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    return found
+
+
+def test_both_files_get_their_parts_and_keep_the_rest(tmp_path: Path) -> None:
+    found = pages(tmp_path)
+    readme.update(tmp_path, RESULTS)
+    texts = {name: path.read_text() for name, path in found.items()}
+    for name, text in texts.items():
+        assert text == f"before\n{readme.PARTS[name][1](RESULTS)}\nafter\n"
+    readme.update(tmp_path, RESULTS)
+    assert texts == {name: path.read_text() for name, path in found.items()}
+
+
+def test_the_readme_shows_claims_and_a_figure_and_the_page_shows_table_6() -> None:
+    front, page = readme.run_part(RESULTS), readme.tables_part(RESULTS)
+    for claim in RESULTS["claims"]:
+        assert f"{claim['claim']} |" in front
+    assert front.count(" |\n") == len(RESULTS["claims"]) + 2
+    assert f"took 25 min on {RESULTS['machine']['cores']} cores" in front
+    assert "| recurrence, ours, full loss | 2.493 ± 0.018 |" in page
+    linked = [Path(readme.LAPTOP) / "report.md", Path(readme.LAPTOP) / "figures" / "table_6_attention_lengths.png"]
+    assert all((readme.ROOT / path).is_file() and f"({path})" in front for path in linked)
+    assert (readme.ROOT / "docs" / "../experiments/results/laptop/report.md").resolve().is_file()
+    assert "(../experiments/results/laptop/report.md)" in page
+
+
+@pytest.mark.parametrize("name", readme.PARTS)
+def test_a_missing_file_or_marker_is_named_and_nothing_is_written(name: str, tmp_path: Path) -> None:
+    found = pages(tmp_path)
+    found[name].write_text("no markers")
+    before = {path: path.read_text() for path in found.values()}
+    with pytest.raises(UserError, match=f"{name}: must have '<!-- laptop"):
+        readme.update(tmp_path, RESULTS)
+    assert before == {path: path.read_text() for path in found.values()}
+    found[name].unlink()
+    with pytest.raises(UserError, match=f"{name} cannot be read"):
+        readme.update(tmp_path, RESULTS)
+
+
+def test_the_command_reports_a_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = pages(tmp_path)
+    results = tmp_path / readme.LAPTOP / "results.json"
+    results.parent.mkdir(parents=True)
+    results.write_bytes((readme.ROOT / readme.LAPTOP / "results.json").read_bytes())
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    assert readme.main() == 0
+    found[readme.DETAILS].unlink()
+    assert readme.main() == 2
+    assert "docs/reproduction.md cannot be read" in capsys.readouterr().err

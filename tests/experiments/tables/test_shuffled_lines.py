@@ -1,0 +1,46 @@
+"""Corpus of shuffled lines."""
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+from experiments.engine.jobs import RUNS, composed
+from experiments.engine.profiles import PROFILES
+from experiments.engine.setup import Setup
+from experiments.tables.shared import shuffled_lines as shuffled
+from txl_lightning.data.corpora.corpus import load_corpus
+
+
+def test_shuffled_lines_are_the_same_lines_in_another_order() -> None:
+    text = "".join(f"line {i}\n\n" for i in range(200))
+    once, again = shuffled.shuffle(text, "train"), shuffled.shuffle(text, "train")
+    assert once == again != shuffled.shuffle(text, "valid")
+    lines = once.decode().splitlines()
+    assert Counter(lines) == Counter(line for line in text.splitlines() if line)
+    neighbours = sum(int(b.split()[1]) - int(a.split()[1]) == 1 for a, b in pairwise(lines))
+    assert neighbours < 10
+
+
+def test_a_text_without_lines_is_cut_into_pieces() -> None:
+    words = [f"w{i}" for i in range(5000)]
+    shuffled_text = shuffled.shuffle(" ".join(words), "train").decode()
+    assert sorted(shuffled_text.split()) == sorted(words)
+    assert shuffled_text.count("\n") == 200
+
+
+def test_the_shuffled_corpus_keeps_the_splits_apart(tmp_path: Path) -> None:
+    text = "".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(2000))
+    (tmp_path / "book.txt").write_text(text)
+    words = ("data=file", f"data.path={tmp_path}/book.txt", f"data.cache_dir={tmp_path}/cache")
+    setup = Setup(PROFILES["smoke"], words, tmp_path / "report")
+    corpus = shuffled.shuffled_lines(setup)
+    assert not any(str(tmp_path) in word for word in corpus.overrides)  # a report can be moved
+    there = tuple(word.replace(RUNS, str(setup.runs)) for word in corpus.overrides)
+    setup.runs.mkdir()
+    new = load_corpus(composed(("profile=smoke", *there, words[-1])).data)
+    old = load_corpus(composed(("profile=smoke", *words)).data)
+    for split in ("train", "valid", "test"):
+        ours, theirs = new.splits[split], old.splits[split]
+        assert Counter(new.vocabulary.decode(ours).split("\n")) - Counter(
+            old.vocabulary.decode(theirs).split("\n")
+        ) <= (Counter({"": 1}))

@@ -1,0 +1,86 @@
+"""Atomic writes and checksums."""
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from txl_lightning import files
+from txl_lightning.files import checksum, file_checksum, write_atomically, write_json, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_and_json_are_written_whole(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "ä\n")
+    assert (tmp_path / "a.txt").read_bytes() == "ä\n".encode()
+    write_json(tmp_path / "a.json", {"ä": [1, math.inf]})
+    assert (tmp_path / "a.json").read_text() == '{\n  "\\u00e4": [\n    1,\n    Infinity\n  ]\n}\n'
+    write_json(tmp_path / "a.json", {"ä": 1}, ensure_ascii=False)
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"ä": 1}
+    assert "ä" in (tmp_path / "a.json").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_json(tmp_path / "a.json", math.nan, allow_nan=False)
+    assert names(tmp_path) == ["a.json", "a.txt"]
+
+
+def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def interrupted(temporary: Path) -> None:
+        temporary.write_text("ne")
+        assert path.read_text() == "old"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, interrupted)
+
+    def full(descriptor: int) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_text(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("old", ["a"])
+
+
+def test_the_file_and_then_its_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "a").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", record)
+    write_text(tmp_path / "a", "text")
+    (file, existed), (folder, exists) = flushed
+    assert (Path(file).suffix, existed) == (".part", False)
+    assert (folder, exists) == (str(tmp_path), True)
+
+
+def test_the_file_before_can_be_kept(tmp_path: Path) -> None:
+    for text in ("1", "2", "3"):
+        write_atomically(tmp_path / "last", lambda path, text=text: path.write_text(text), tmp_path / "previous")
+    assert [(tmp_path / name).read_text() for name in ("last", "previous")] == ["3", "2"]
+    assert names(tmp_path) == ["last", "previous"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100])
+def test_checksums_are_sha_256_whatever_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 8)
+    content = os.urandom(size)
+    (tmp_path / "a").write_bytes(content)
+    assert file_checksum(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+    for n_bytes in (0, 1, 8, 17, size):
+        with (tmp_path / "a").open("rb") as file:
+            assert checksum(file, n_bytes) == hashlib.sha256(content[:n_bytes]).hexdigest()

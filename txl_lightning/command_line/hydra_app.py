@@ -1,0 +1,185 @@
+"""Run a command as a Hydra application: one run, a multirun, or a further process of a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from hydra_plugins.txl_process_launcher._outcomes import OUTCOMES
+from txl_lightning.command_line.messages import EXPECTED, describe, exit_status, is_expected, one_line, suggestion
+from txl_lightning.command_line.options_help import options_help
+from txl_lightning.command_line.row import Command
+from txl_lightning.config.schemas import CONF
+from txl_lightning.distributed.multirun import failed_jobs, multirun_name, report_failed_jobs
+from txl_lightning.errors import UserError
+
+# Hydra makes the directory it is given, and this one exists; `.hydra/` with the configuration is left out too.
+NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
+
+
+def run_command(command: Command, words: list[str]) -> None:
+    """Run one command with the words typed after its name; its options must be registered with Hydra.
+
+    Raises:
+        SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
+    """
+    words = [literal(word, command.text_options) for word in words]
+    try:
+        if {"-h", "--help"} & set(words):
+            print(options_help(command, _overrides(words)))
+            return
+        if command.shared_by_ranks and _is_further_rank():
+            _run_further_rank(command, _overrides(words))
+            return
+    except EXPECTED as error:
+        rank = next((f", rank {os.environ[name]}" for name in ("RANK", "SLURM_PROCID") if name in os.environ), "")
+        _fail(f"{command.name}{rank}", error, command.schema)
+    if command.directory == "none":
+        words = [*NO_RUN_DIRECTORY, *words]
+    OUTCOMES.clear()
+    with _arguments(words), _hydra_raises() as wants_traceback:
+        _run_hydra(command, wants_traceback)
+
+
+def literal(word: str, options: tuple[str, ...]) -> str:
+    """Quote the value of `option=text` for Hydra and OmegaConf, so that the text is what was typed.
+
+    Args:
+        word: from the command line.
+        options: names whose values are text; any other word is returned unchanged.
+    """
+    name, equals, text = word.partition("=")
+    if name not in options or not equals:
+        return word
+    text = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
+    text = re.sub(r"(\\+)(?='|\Z)", lambda found: found[1] * 2, text).replace("'", "\\'")
+    return f"{name}='{text}'"
+
+
+@dataclass(frozen=True)
+class HydraTask:
+    """Function that Hydra calls for every job, pickled with its command into the processes of a multirun.
+
+    Attributes:
+        command: its row.
+        wants_traceback: whether the user set HYDRA_FULL_ERROR=1.
+    """
+
+    command: Command
+    wants_traceback: bool
+
+    def __call__(self, config: DictConfig) -> Any:
+        """Run the command; bad input ends the program, in a multirun only the job."""
+        if not self.wants_traceback:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        multirun = HydraConfig.get().mode == RunMode.MULTIRUN
+        try:
+            _refuse_added_options(self.command)
+            if multirun and OmegaConf.select(config, "logger.group", default="") is None:
+                config.logger.group = multirun_name(HydraConfig.get().sweep.dir)
+            return _carry_out(self.command, config, Path(HydraConfig.get().runtime.output_dir))
+        except EXPECTED as error:
+            if self.wants_traceback or multirun:
+                raise
+            _fail(self.command.name, error, self.command.schema)
+
+
+def _carry_out(command: Command, config: DictConfig, directory: Path) -> Any:
+    options = OmegaConf.to_object(config)
+    if command.directory == "prepared":
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
+    for line in command.run(options, directory):
+        print(line)
+    if command.directory != "none":
+        print(directory)
+    if command.objective is not None:
+        return json.loads((directory / "metrics.json").read_text())[command.objective]
+    return None
+
+
+def _run_hydra(command: Command, wants_traceback: bool) -> None:
+    application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
+    schema = command.schema
+    try:
+        application(HydraTask(command, wants_traceback))()
+    except KeyboardInterrupt:
+        print(f"txl {command.name}: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if not failed_jobs():
+            if wants_traceback or not is_expected(error):
+                raise
+            _fail(command.name, error, schema, status=2)
+        if all(error is not job.error for job in failed_jobs()):  # an error of the sweeper itself
+            print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
+    if failed := report_failed_jobs(command.name, lambda error: describe(error, schema)):
+        sys.exit(failed)
+
+
+def _run_further_rank(command: Command, overrides: list[str]) -> None:
+    """Run with the same configuration as the first rank, but without a directory, a log or output."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose(command.config_name, overrides=overrides)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        command.run(OmegaConf.to_object(config), Path(os.devnull))
+
+
+def _is_further_rank() -> bool:
+    if not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        return False
+    from txl_lightning.distributed.ranks import environment  # imports torch and Lightning
+
+    started = environment()
+    return started is not None and started.global_rank() > 0
+
+
+def _refuse_added_options(command: Command) -> None:
+    for override in HydraConfig.get().overrides.task:
+        if override.startswith("+"):
+            key = override.lstrip("+").split("=")[0]
+            raise UserError(f"{override}: options cannot be added{suggestion(key, command.schema)}")
+
+
+def _overrides(words: list[str]) -> list[str]:
+    return [word for word in words if not word.startswith("-")]
+
+
+def _fail(where: str, error: BaseException, schema: type, status: int | None = None) -> NoReturn:
+    print(f"txl {where}: {one_line(error, schema)}", file=sys.stderr)
+    sys.exit(exit_status(error) if status is None else status)
+
+
+@contextmanager
+def _arguments(words: list[str]) -> Iterator[None]:
+    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _hydra_raises() -> Iterator[bool]:
+    """Make Hydra raise errors, which it prints on several lines otherwise; yields whether the user asked for that."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield before == "1"
+    finally:
+        if before is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

@@ -1,0 +1,89 @@
+"""One line per error: the option, its value and what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from typing import get_type_hints
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from hydra_plugins.txl_process_launcher._outcomes import JobError
+from txl_lightning.errors import Stopped, UserError
+
+EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
+EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
+NO_SLURM = 'Could not detect "srun"'  # raised by submitit as a RuntimeError
+
+
+def exit_status(error: BaseException) -> int:
+    """Return 2 for bad input and, as a shell does, 128 + signal for a run that a signal stopped."""
+    return 128 + error.signum if isinstance(error, Stopped) else 2
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether the user can act on an error; any other one is a defect and needs its traceback."""
+    return isinstance(error, EXPECTED) or NO_SLURM in str(error)
+
+
+def describe(error: BaseException, schema: type) -> str:
+    """Return `one_line` of an expected error, and type and first line of any other."""
+    if isinstance(error, (*EXPECTED, JobError)):
+        return one_line(error, schema)
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def one_line(error: BaseException, schema: type) -> str:
+    """Reduce an error of ours, of Hydra or of OmegaConf to one line.
+
+    Args:
+        error: its causes are read too.
+        schema: dataclass of the command's options, to suggest names from.
+    """
+    messages = [str(error)]
+    cause = error.__cause__
+    while cause is not None:
+        messages.append(str(cause))
+        cause = cause.__cause__
+    text = "\n".join(messages)
+    if NO_SLURM in text:
+        return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
+    if missing := re.search(r"missing mandatory value: (\S+)", text):
+        return f"{missing[1]}: must be given ({missing[1]}=…)"
+    if unknown := re.search(r"Could not override '([^']+)'", text):
+        typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
+        return f"{typed}: no such option{suggestion(unknown[1], schema)}"
+    if choice := re.search(
+        r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\s+(.*?)\s+Config search", text, re.S
+    ):
+        return _unknown_choice(choice[1], choice[2], choice[3].split())
+    if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
+        return f"{value[1]}: {value[2]}"
+    return text.strip().splitlines()[0]
+
+
+def suggestion(key: str, schema: type) -> str:
+    """Return `, did you mean …?` with the option names nearest to `key`, or a hint at `--help`."""
+    names = _option_names(schema)
+    same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
+    near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
+    return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def _unknown_choice(group: str, choice: str, options: list[str]) -> str:
+    if extra := EXTRAS.get(choice):
+        return f"{group}={choice}: needs pip install 'txl_lightning[{extra}]'"
+    allowed = ", ".join(option for option in options if not option.endswith("schema"))
+    custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
+    return f"{group}={choice}: must be one of {allowed}{custom}"
+
+
+def _option_names(schema: type) -> list[str]:
+    names = []
+    for name, kind in get_type_hints(schema).items():
+        inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        names += [f"{name}.{field.name}" for field in inner] or [name]
+    return names

@@ -1,0 +1,77 @@
+"""Atomic writes and checksums of files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+BLOCK_BYTES = 1 << 22
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:
+    """Write a file so that every reader, at any time, finds the old file or the new one, never a part.
+
+    Args:
+        path: of the file; its folder must exist.
+        write: writes the contents to the path it is given, a temporary file in the same folder.
+        previous: where to keep the old file, moved there once the new one is complete; None replaces it.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; `path` and `previous` are unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if previous is not None and path.exists():
+            path.replace(previous)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's list of names to disk, so that a rename survives a power failure."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot; the files themselves are on disk
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any, allow_nan: bool = True, ensure_ascii: bool = True) -> None:
+    """Write a JSON file atomically, indented by 2, with a newline at its end.
+
+    Raises:
+        ValueError: a number is not finite and `allow_nan` is false.
+    """
+    write_text(path, json.dumps(value, indent=2, allow_nan=allow_nan, ensure_ascii=ensure_ascii) + "\n")
+
+
+def file_checksum(path: str | Path) -> str:
+    """Return the SHA-256 of a file's contents in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return checksum(file)
+
+
+def checksum(file: BinaryIO, n_bytes: int | None = None) -> str:
+    """Return the SHA-256, in hexadecimal, of the next `n_bytes` bytes of an open file; None means all that follow."""
+    digest = hashlib.sha256()
+    while n_bytes != 0 and (block := file.read(BLOCK_BYTES if n_bytes is None else min(BLOCK_BYTES, n_bytes))):
+        digest.update(block)
+        n_bytes = None if n_bytes is None else n_bytes - len(block)
+    return digest.hexdigest()

@@ -1,0 +1,21 @@
+"""`txl train`: one training run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from txl_lightning.config.schemas import Config
+from txl_lightning.distributed.ranks import leaving
+from txl_lightning.training.run import train
+
+
+def run(options: Config, directory: Path) -> list[str]:
+    """Train one model and return its metrics on one line.
+
+    Raises:
+        UserError: as `train` does.
+    """
+    with leaving():
+        metrics = train(options, directory)
+    shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
+    return [f"{', '.join(shown)} after {metrics['steps']} steps"]
