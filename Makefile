@@ -50,7 +50,7 @@ $(TRANSFORMERS)/.ready: $(READY)
 
 bench: $(TRANSFORMERS)/.ready
 	$(BIN)/python -m benchmarks.bench
-	$(BIN)/python -m benchmarks.checkpoints
+	$(BIN)/python -m benchmarks.checkpoint_cost
 
 clean:
 	rm -rf $(VENV) $(TRANSFORMERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
-"""Speed of training and evaluation beside Hugging Face's TransfoXLLMHeadModel (`make bench`).
+"""Compare the speed of training and evaluation with Hugging Face's TransfoXLLMHeadModel (`make bench`).
 
-Worker processes take turns, so that whatever else the machine does hits all. Only ratios within a round compare
-them; the numbers of tokens per second belong to the machine.
+Worker processes take turns, so that other load on the machine affects all of them. Only the ratios within a round
+compare implementations; tokens per second depend on the machine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.turns import PYTHONS, ROOT, aligned, measure, spread, versions, write_section
-from benchmarks.worker import CLIP, TASKS, Setup
+from benchmarks.page import PAGE, ROOT, aligned, spread, versions, write_section
+from benchmarks.rounds import PYTHONS, measure
+from benchmarks.worker import CLIP, WORKLOADS, BenchmarkCase
 from txl_lightning.reporting.machine import processor
 
-TINY = Setup(n_layer=2, d_model=32, n_head=4, d_inner=64, segment=16, memory=16, batch_size=4, steps=5)
-SMALL = Setup(n_layer=4, d_model=128, n_head=8, d_inner=512, segment=64, memory=64, batch_size=16, steps=5)
-LARGE = Setup(n_layer=6, d_model=256, n_head=8, d_inner=1024, segment=128, memory=128, batch_size=16, steps=2)
-BASE = Setup(n_layer=12, d_model=512, n_head=8, d_inner=2048, segment=128, memory=3800, batch_size=1, steps=2)
+TINY = BenchmarkCase(n_layer=2, d_model=32, n_head=4, d_inner=64, segment=16, memory=16, batch_size=4, steps=5)
+SMALL = BenchmarkCase(n_layer=4, d_model=128, n_head=8, d_inner=512, segment=64, memory=64, batch_size=16, steps=5)
+LARGE = BenchmarkCase(n_layer=6, d_model=256, n_head=8, d_inner=1024, segment=128, memory=128, batch_size=16, steps=2)
+BASE = BenchmarkCase(n_layer=12, d_model=512, n_head=8, d_inner=2048, segment=128, memory=3800, batch_size=1, steps=2)
 CASES = {
     "training": {"tiny": TINY, "small": SMALL, "large": LARGE},
     "evaluation": {
@@ -37,17 +38,17 @@ CASES = {
     },
 }
 NAMES = sorted({name for cases in CASES.values() for name in cases})
-CUDA_STEPS = 20  # times as many steps a round
+CUDA_STEPS = 20  # a round on CUDA has this many times the steps
 TURNS = (
-    "The implementations are processes that take turns; the speed is the median of {rounds} rounds, a ratio the "
-    "median of the ratios within a round. Above 1, ours is faster."
+    "Each implementation is a process; they take turns. Speeds are medians of {rounds} rounds, ratios are medians of "
+    "the ratios within a round. Above 1, ours is faster."
 )
 
 Choice = TypeVar("Choice")
 
 
 def training_section(results: Sequence[dict[str, Any]], turns: str) -> list[str]:
-    """Title, method and table of the training speeds."""
+    """Return title, method and table of the training speeds."""
     names = list(results[0]["workers"])
     labels = {"ours": "ours", "huggingface": "Hugging Face"}
     header = ["case", "dropout", *(f"{labels[name]}, tokens/s" for name in names)]
@@ -64,14 +65,14 @@ def training_section(results: Sequence[dict[str, Any]], turns: str) -> list[str]
             + [f"{result['workers'][name]['parameters']:,}" for name in names]
         )
     method = (
-        "A step is the forward pass with the memory carried along, the mean loss, the backward pass, clipping at "
+        "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
         f"{CLIP} and an update of fused Adam."
     )
     return ["## Training speed", "", textwrap.fill(f"{method} {turns}", 110), "", aligned(rows)]
 
 
 def evaluation_section(results: Sequence[dict[str, Any]], turns: str) -> list[str]:
-    """Title, method and table of the evaluation speeds."""
+    """Return title, method and table of the evaluation speeds."""
     names = list(results[0]["workers"])
     labels = {"ours": "ours, cached", "hidden": "ours, hidden states", "huggingface": "Hugging Face"}
     header = ["case", "unit", *(labels[name] for name in names)]
@@ -85,9 +86,8 @@ def evaluation_section(results: Sequence[dict[str, Any]], turns: str) -> list[st
             shown = ["tokens/s", *(f"{speed:,.0f}" for speed in speeds.values())]
         rows.append([result["case"], *shown, *(spread(ratios) for ratios in result["ratios"].values())])
     method = (
-        "A step is the forward pass of one segment with a full memory carried along, to the log-probabilities of "
-        "all tokens. Ours remembers projected keys and values (`CachedTransformerXL`), or hidden states as Hugging "
-        "Face does."
+        "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "
+        "memory holds keys and values (`CachedTransformerXL`), or hidden states as Hugging Face's does."
     )
     return ["## Evaluation speed", "", textwrap.fill(f"{method} {turns}", 110), "", aligned(rows, n_left=2)]
 
@@ -96,7 +96,7 @@ SECTIONS = {"training": training_section, "evaluation": evaluation_section}
 
 
 def section(report: dict[str, Any]) -> str:
-    """What the terminal and BENCHMARKS.md show of a report."""
+    """Return the section of a report, for the terminal and BENCHMARKS.md."""
     results, setup = report["results"], report["results"][0]["setup"]
     cases = {
         result["case"]: "- {case}: {n_layer} layers, d_model {d_model}, {n_head} heads, d_inner {d_inner}, "
@@ -107,7 +107,7 @@ def section(report: dict[str, Any]) -> str:
     }
     facts = {
         "date": report["date"],
-        "processor": f"{report['processor']}, {setup['threads']} threads",
+        "CPU": f"{report['processor']}, {setup['threads']} threads",
         "device": ", ".join(filter(None, [setup["device"], *versions(results, "accelerator"), setup["precision"]])),
         "torch": " and ".join(versions(results, "torch")),
         "transformers": " and ".join(versions(results, "transformers")) or "not measured",
@@ -117,58 +117,62 @@ def section(report: dict[str, Any]) -> str:
     return "\n".join([*body, "", *cases.values(), "", *(f"- {name}: {fact}" for name, fact in facts.items())])
 
 
-def several(convert: Callable[[str], Choice], allowed: Sequence[Choice] = ()) -> Callable[[str], list[Choice]]:
-    """An argparse type: values between commas, each once."""
+def _values(convert: Callable[[str], Choice], allowed: Sequence[Choice] = ()) -> Callable[[str], list[Choice]]:
+    """Return an argparse type: a list of values with commas, each once."""
 
     def parse(text: str) -> list[Choice]:
         values = list(dict.fromkeys(convert(part) for part in text.split(",")))
         for value in values:
             if allowed and value not in allowed:
-                raise argparse.ArgumentTypeError(f"{value!r} is none of {', '.join(map(str, allowed))}")
+                raise argparse.ArgumentTypeError(f"{value!r}: must be of {', '.join(map(str, allowed))}")
         return values
 
     return parse
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """An argparse type: integers from `minimum` on."""
+def _at_least(minimum: int) -> Callable[[str], int]:
+    """Return an argparse type: an integer >= minimum."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is no integer >= {minimum}")
+            raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= {minimum}")
         return int(text)
 
     return parse
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     description = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser("python -m benchmarks.bench", description=description, allow_abbrev=False)
     add = parser.add_argument
-    add("sections", nargs="*", type=several(str, list(SECTIONS)), help=f"{' '.join(SECTIONS)}; all by default")
-    add("--implementations", type=several(str, list(PYTHONS)), default=",".join(PYTHONS), metavar="NAME,…")
-    add("--cases", type=several(str, NAMES), metavar="NAME,…", help=f"{', '.join(NAMES)}; by default all but tiny")
-    add("--dropout", type=several(float), default="0.1,0", metavar="P,…", help="in training")
-    add("--rounds", type=at_least(1), default=7)
-    add("--warmup", type=at_least(0), default=2, help="rounds before those that count")
-    add("--steps", type=at_least(1), help=f"steps a round; by default the case's own, {CUDA_STEPS} times that on cuda")
-    add("--threads", type=at_least(1), default=2)
+    add("sections", nargs="*", type=_values(str, list(SECTIONS)), help=f"{' '.join(SECTIONS)}; all by default")
+    add("--implementations", type=_values(str, list(PYTHONS)), default=",".join(PYTHONS), metavar="NAME,…")
+    add("--cases", type=_values(str, NAMES), metavar="NAME,…", help=f"{', '.join(NAMES)}; by default all but tiny")
+    add("--dropout", type=_values(float), default="0.1,0", metavar="P,…", help="in training")
+    add("--rounds", type=_at_least(1), default=7)
+    add("--warmup", type=_at_least(0), default=2, help="rounds before the measured ones")
+    add(
+        "--steps",
+        type=_at_least(1),
+        help=f"steps a round; default: the case's, on cuda {CUDA_STEPS} times as many",
+    )
+    add("--threads", type=_at_least(1), default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--precision", choices=("float32", "bf16"), default="float32", help="bf16: autocast")
-    add("--markdown", type=Path, default=ROOT / "BENCHMARKS.md", help="file whose sections are rewritten")
+    add("--markdown", type=Path, default=PAGE, help="file whose sections are rewritten")
     add("--output", type=Path, help="file for everything measured, as JSON")
     return parser
 
 
 def main() -> int:
-    """Measure, print and write; 2 if an environment is missing."""
+    """Measure, print and write; return 2 if an environment is missing."""
     parser = arguments()
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds none here")
+        parser.error("--device cuda: torch finds no GPU")
     if options.precision == "bf16" and options.device == "cpu":
-        parser.error("--precision bf16 needs --device cuda: Hugging Face's loss cannot autocast on a processor")
+        parser.error("--precision bf16: needs --device cuda, Hugging Face's loss cannot autocast on CPU")
     sections = [name for names in options.sections or [list(SECTIONS)] for name in names]
     for name in options.implementations:
         if not PYTHONS[name].exists():
@@ -176,9 +180,9 @@ def main() -> int:
             return 2
     for name in sections:
         if not set(options.cases or CASES[name]) & set(CASES[name]):
-            parser.error(f"--cases: {name} has {', '.join(CASES[name])}")
-        if not set(options.implementations) & set(TASKS[name].implementations):
-            parser.error(f"--implementations: {name} has {', '.join(TASKS[name].implementations)}")
+            parser.error(f"--cases: must be of {', '.join(CASES[name])} for {name}")
+        if not set(options.implementations) & set(WORKLOADS[name].implementations):
+            parser.error(f"--implementations: {name} has {', '.join(WORKLOADS[name].implementations)}")
 
     reports = []
     for name in sections:
@@ -193,14 +197,14 @@ def main() -> int:
 
 
 def run_section(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that was measured for one section."""
+    """Measure all cases of one section and return its report."""
     cases = CASES[name]
-    implementations = [x for x in TASKS[name].implementations if x in options.implementations]
+    implementations = [x for x in WORKLOADS[name].implementations if x in options.implementations]
     results = []
     for case in [x for x in cases if x in (options.cases or set(cases) - {"tiny"})]:
         for dropout in options.dropout if name == "training" else [0.0]:
             print(f"bench: {name}, {case}, dropout {dropout:g} …", file=sys.stderr)
-            setup = replace(
+            sizes = replace(
                 cases[case],
                 dropout=dropout,
                 threads=options.threads,
@@ -208,7 +212,7 @@ def run_section(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 precision=options.precision,
                 steps=options.steps or cases[case].steps * (CUDA_STEPS if options.device == "cuda" else 1),
             )
-            results.append({"case": case, **measure(name, implementations, setup, options.rounds, options.warmup)})
+            results.append({"case": case, **measure(name, implementations, sizes, options.rounds, options.warmup)})
     return {
         "section": name,
         "date": datetime.date.today().isoformat(),
@@ -220,7 +224,7 @@ def run_section(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def given(words: Sequence[str]) -> list[str]:
-    """The command line without the files it writes."""
+    """Return the command line without the options that name output files."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--markdown")
     parser.add_argument("--output")

@@ -1,7 +1,7 @@
-"""One side of `benchmarks.bench`: builds one implementation, then runs as many steps of a task as it is told.
+"""Worker process of a benchmark: builds one implementation and runs steps of a workload on request.
 
-Standard input takes one JSON line a turn, `{"steps": 5}`; standard output answers each with the seconds they took.
-Each implementation is imported only when it is asked for, since they live in environments of their own.
+Each JSON line on standard input, such as `{"steps": 5}`, is answered on standard output with the seconds of the steps.
+An implementation is imported only when it is chosen: Hugging Face's lives in its own environment.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Forward = Callable[[Tensor, Any], tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What is run and how; `memory` is a length, `steps` are those of one round."""
+class BenchmarkCase:
+    """Sizes of a benchmark: `segment` and `memory` in tokens, `steps` of one round."""
 
     n_layer: int
     d_model: int
@@ -44,44 +44,44 @@ class Setup:
     precision: str = "float32"
 
 
-Build = Callable[[Setup], tuple[nn.Module, Forward]]
+Build = Callable[[BenchmarkCase], tuple[nn.Module, Forward]]
 
 
-def our_model(setup: Setup) -> Any:
-    """This project's model, starting from attended zeros as the other one does."""
+def our_model(case: BenchmarkCase) -> Any:
+    """Build this project's model; its memory starts with attended zeros, as Hugging Face's does."""
     from txl_lightning import TransformerXL, TransformerXLConfig
 
     config = TransformerXLConfig(
-        vocab_size=setup.vocab_size,
-        n_layer=setup.n_layer,
-        d_model=setup.d_model,
-        n_head=setup.n_head,
-        d_head=setup.d_model // setup.n_head,
-        d_inner=setup.d_inner,
-        dropout=setup.dropout,
-        mem_len=setup.memory,
+        vocab_size=case.vocab_size,
+        n_layer=case.n_layer,
+        d_model=case.d_model,
+        n_head=case.n_head,
+        d_head=case.d_model // case.n_head,
+        d_inner=case.d_inner,
+        dropout=case.dropout,
+        mem_len=case.memory,
         memory_start="zeros",
     )
     return TransformerXL(config)
 
 
-def their_model(setup: Setup) -> Any:
-    """Hugging Face's model."""
+def their_model(case: BenchmarkCase) -> Any:
+    """Build Hugging Face's model."""
     from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
     config = TransfoXLConfig(
-        vocab_size=setup.vocab_size,
+        vocab_size=case.vocab_size,
         cutoffs=[],
         div_val=1,
-        n_layer=setup.n_layer,
-        d_model=setup.d_model,
-        d_embed=setup.d_model,
-        n_head=setup.n_head,
-        d_head=setup.d_model // setup.n_head,
-        d_inner=setup.d_inner,
-        dropout=setup.dropout,
+        n_layer=case.n_layer,
+        d_model=case.d_model,
+        d_embed=case.d_model,
+        n_head=case.n_head,
+        d_head=case.d_model // case.n_head,
+        d_inner=case.d_inner,
+        dropout=case.dropout,
         dropatt=0.0,
-        mem_len=setup.memory,
+        mem_len=case.memory,
         clamp_len=-1,
         same_length=False,
         untie_r=False,
@@ -89,9 +89,9 @@ def their_model(setup: Setup) -> Any:
     return TransfoXLLMHeadModel(config)
 
 
-def train_ours(setup: Setup) -> tuple[nn.Module, Forward]:
-    """The mean loss of a segment and the memory."""
-    model = our_model(setup)
+def train_ours(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
+    """Build our training forward pass: tokens, memory -> mean loss of the segment, memory."""
+    model = our_model(case)
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
         nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
@@ -100,9 +100,9 @@ def train_ours(setup: Setup) -> tuple[nn.Module, Forward]:
     return model, forward
 
 
-def train_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
-    """The same. Hugging Face shifts the labels itself, so it scores one token a segment less than ours."""
-    model = their_model(setup)
+def train_theirs(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
+    """Build Hugging Face's training forward pass; it shifts the labels itself and scores one token a segment less."""
+    model = their_model(case)
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
         segment = tokens[:, :-1]
@@ -112,11 +112,14 @@ def train_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
     return model, forward
 
 
-def evaluate_ours(setup: Setup, cached: bool = False) -> tuple[nn.Module, Forward]:
-    """The distribution after every token of a segment and the memory, of hidden states or cached projections."""
+def evaluate_ours(case: BenchmarkCase, cached: bool = False) -> tuple[nn.Module, Forward]:
+    """Build our evaluation forward pass: tokens, memory -> log-probabilities of all tokens, memory.
+
+    The memory holds hidden states or, with `cached`, keys and values.
+    """
     from txl_lightning.model.inference.cached import CachedTransformerXL
 
-    model = our_model(setup)
+    model = our_model(case)
     run: Any = None if cached else model
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
@@ -129,9 +132,9 @@ def evaluate_ours(setup: Setup, cached: bool = False) -> tuple[nn.Module, Forwar
     return model, forward
 
 
-def evaluate_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
-    """The same."""
-    model = their_model(setup)
+def evaluate_theirs(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
+    """Build Hugging Face's evaluation forward pass."""
+    model = their_model(case)
 
     def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
         output = model(tokens[:, :-1], mems=memory)
@@ -140,34 +143,39 @@ def evaluate_theirs(setup: Setup) -> tuple[nn.Module, Forward]:
     return model, forward
 
 
-class Task(ABC):
-    """A model that works on random tokens and keeps its memory from one call to the next."""
+class Workload(ABC):
+    """Model on random tokens, with a memory carried from step to step.
+
+    Args:
+        implementation: key of `implementations`.
+        case: sizes.
+    """
 
     implementations: ClassVar[dict[str, Build]]
 
-    def __init__(self, implementation: str, setup: Setup) -> None:
-        torch.set_num_threads(setup.threads)
+    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
+        torch.set_num_threads(case.threads)
         torch.manual_seed(0)
-        self.setup = setup
-        self.model, self.forward = self.implementations[implementation](setup)
-        self.model.to(setup.device)
+        self.case = case
+        self.model, self.forward = self.implementations[implementation](case)
+        self.model.to(case.device)
         self.memory: Any = None
 
     def describe(self) -> dict[str, Any]:
-        """The number of parameters, and what runs them."""
+        """Return the number of parameters, the versions and the device."""
         library = sys.modules.get("transformers")
         return {
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "torch": torch.__version__,
             "transformers": library.__version__ if library else None,
-            "accelerator": torch.cuda.get_device_name() if self.setup.device == "cuda" else None,
+            "accelerator": torch.cuda.get_device_name() if self.case.device == "cuda" else None,
         }
 
     def run(self, steps: int) -> float:
-        """Seconds of so many steps."""
-        setup = self.setup
-        shape = (steps, setup.batch_size, setup.segment + 1)
-        tokens = torch.randint(setup.vocab_size, shape).to(setup.device)
+        """Run steps and return their seconds."""
+        case = self.case
+        shape = (steps, case.batch_size, case.segment + 1)
+        tokens = torch.randint(case.vocab_size, shape).to(case.device)
         self.synchronize()
         start = time.perf_counter()
         for segment in tokens:
@@ -177,32 +185,31 @@ class Task(ABC):
 
     @abstractmethod
     def step(self, tokens: Tensor) -> None:
-        """One segment."""
+        """Process one segment."""
 
     def infer(self, tokens: Tensor) -> Tensor:
-        """The forward pass of one segment."""
-        with torch.autocast(self.setup.device, torch.bfloat16, enabled=self.setup.precision == "bf16"):
+        """Run the forward pass of one segment."""
+        with torch.autocast(self.case.device, torch.bfloat16, enabled=self.case.precision == "bf16"):
             result, self.memory = self.forward(tokens, self.memory)
         return result
 
     def synchronize(self) -> None:
-        """Wait for the accelerator, if there is one."""
-        if self.setup.device == "cuda":
+        """Wait for the GPU, if there is one."""
+        if self.case.device == "cuda":
             torch.cuda.synchronize()
 
 
-class Training(Task):
-    """Forward, backward, clipping and update."""
+class TrainingWorkload(Workload):
+    """Training steps: forward, backward, clipping, update."""
 
     implementations: ClassVar[dict[str, Build]] = {"ours": train_ours, "huggingface": train_theirs}
 
-    def __init__(self, implementation: str, setup: Setup) -> None:
-        super().__init__(implementation, setup)
+    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
+        super().__init__(implementation, case)
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
 
     def step(self, tokens: Tensor) -> None:
-        """An update by one segment."""
         loss = self.infer(tokens)
         self.optimizer.zero_grad()
         loss.backward()
@@ -210,8 +217,8 @@ class Training(Task):
         self.optimizer.step()
 
 
-class Evaluation(Task):
-    """The forward pass alone, the memory full of zeros from the start."""
+class EvaluationWorkload(Workload):
+    """Forward passes with a memory that starts full of zeros."""
 
     implementations: ClassVar[dict[str, Build]] = {
         "ours": partial(evaluate_ours, cached=True),
@@ -219,28 +226,27 @@ class Evaluation(Task):
         "huggingface": evaluate_theirs,
     }
 
-    def __init__(self, implementation: str, setup: Setup) -> None:
-        super().__init__(implementation, setup)
+    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
+        super().__init__(implementation, case)
         self.model.eval()
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> None:
-        """The distributions after one segment's tokens."""
         self.infer(tokens)
 
 
-TASKS: dict[str, type[Task]] = {"training": Training, "evaluation": Evaluation}
+WORKLOADS: dict[str, type[Workload]] = {"training": TrainingWorkload, "evaluation": EvaluationWorkload}
 
 
 def main() -> None:
-    """Answer on what was standard output; whatever a library prints goes to standard error."""
-    name, implementation, setup = sys.argv[1:]
+    """Answer requests on standard output; output of libraries goes to standard error."""
+    name, implementation, case = sys.argv[1:]
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
-        task = TASKS[name](implementation, Setup(**json.loads(setup)))
-        print(json.dumps(task.describe()), file=answers, flush=True)
+        workload = WORKLOADS[name](implementation, BenchmarkCase(**json.loads(case)))
+        print(json.dumps(workload.describe()), file=answers, flush=True)
         for line in sys.stdin:
-            print(json.dumps({"seconds": task.run(json.loads(line)["steps"])}), file=answers, flush=True)
+            print(json.dumps({"seconds": workload.run(json.loads(line)["steps"])}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What the paper showed, and the one command that shows it again."""
+"""Tables and figures of the paper, and the command that reproduces them."""

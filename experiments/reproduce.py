@@ -28,7 +28,7 @@ from experiments.report.rendering import write_report
 from experiments.tables import appendix_e, figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
 from experiments.tables.arms import check_overrides
 from txl_lightning.errors import UserError
-from txl_lightning.training.checks import check_options
+from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
     "main_results": main_results,
@@ -88,7 +88,7 @@ def check_trainings(plan: Plan) -> None:
     """
     for job in plan.jobs:
         if job.command == "train":
-            check_options(composed(job.overrides_in(plan.setup.runs)))
+            check_config(composed(job.overrides_in(plan.setup.runs)))
 
 
 def run(plan: Plan) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The dashboard as code: `python -m sweeps.dashboard [--project P] [--entity E] [--output FILE] [--push]`.
+"""Dashboard as code: `python -m sweeps.dashboard [--project P] [--entity E] [--output FILE] [--push]`.
 
-A W&B workspace with the ablation (runs grouped by arm, a table and bars), learning curves by arm, RECL and context
-curves, speed and attention. Without `--push` it needs neither a network nor a key: the workspace is written as JSON,
-the same bytes every time. Panels name what `txl train`, `evaluate`, `recl`, `speed` and `attention` log.
+A W&B workspace with the ablation (runs grouped by arm, tables and bars), learning curves by arm, RECL and context
+curves, speed and attention. Without `--push` the workspace is written as JSON, the same bytes every time, without a
+network or a key. Panels show metrics that `txl train`, `evaluate`, `recl`, `speed` and `attention` log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PINNED = (
 
 
 def workspace(entity: str, project: str) -> ws.Workspace:
-    """The workspace, with ids that depend on nothing but what stands here."""
+    """Build the workspace; its ids depend on its content only."""
     built = ws.Workspace(
         entity=entity,
         project=project,
@@ -49,16 +49,26 @@ def workspace(entity: str, project: str) -> ws.Workspace:
         settings=ws.WorkspaceSettings(x_axis="tokens", max_runs=50),
         runset_settings=ws.RunsetSettings(groupby=[ws.Config("arm")], pinned_columns=list(PINNED)),
     )
-    built._internal_runset_id = RUNSET_ID
-    for section in built.sections:
-        panels: list[Any] = section.panels
-        for i, panel in enumerate(panels):  # W&B draws an id at random for each
-            panel._id = f"{re.sub('[^a-z]+', '-', section.name.lower())}-{i}"
+    _fix_ids(built)
     return built
 
 
+def _fix_ids(built: ws.Workspace) -> None:
+    """Replace the random ids that W&B draws (`_internal_runset_id`, `_id`) by ids of the content."""
+    built._internal_runset_id = RUNSET_ID
+    for section in built.sections:
+        panels: list[Any] = section.panels
+        for i, panel in enumerate(panels):
+            panel._id = f"{re.sub('[^a-z]+', '-', section.name.lower())}-{i}"
+
+
+def _wandb_view(built: ws.Workspace) -> Any:
+    """Return the workspace in W&B's internal form (`_to_model`); there is no public way without an account."""
+    return built._to_model()
+
+
 def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
-    """An open section whose curves are over tokens."""
+    """Build an open section with tokens on the x axis of its curves."""
     rows = max(1, -(-len(panels) // columns))
     layout = ws.SectionLayoutSettings(columns=columns, rows=rows)
     settings = ws.SectionPanelSettings(x_axis="tokens")
@@ -66,12 +76,12 @@ def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
 
 
 def curve(metric: str, title: str, unit: str, **options: Any) -> Any:
-    """A metric over tokens, a line an arm: the mean of its runs and the standard error."""
+    """Build a plot of a metric over tokens: one line for each arm, mean and standard error of its runs."""
     return wr.LinePlot(title=title, x="tokens", y=[metric], title_x="tokens", title_y=unit, **{**BY_ARM, **options})
 
 
 def line_series(key: str, title: str, x_name: str) -> Any:
-    """What `log_line_series` logged under this key."""
+    """Build the chart of a key that `log_line_series` logged."""
     return wr.CustomChart(
         query={"summaryTable": {"tableKey": f"{key}_table"}},
         chart_name="wandb/lineseries/v0",
@@ -81,7 +91,7 @@ def line_series(key: str, title: str, x_name: str) -> Any:
 
 
 def ablation() -> ws.Section:
-    """Table 6: test loss by arm, init and best attention length, and what else differs between the runs."""
+    """Build the section of Table 6: test loss by arm, attention lengths, and the options that differ between runs."""
     bars = [
         wr.BarPlot(title=f"Test {name}, best weights", metrics=[f"final/test/{unit}"], title_x=name, **BY_ARM)
         for unit, name in UNITS.items()
@@ -92,7 +102,7 @@ def ablation() -> ws.Section:
 
 
 def learning_curves() -> ws.Section:
-    """Validation and training loss by arm, and what an unstable run shows first."""
+    """Build the section of losses by arm, with the metrics in which an unstable run shows first."""
     losses = [
         curve(f"{split}/{unit}", f"{title} loss", name)
         for split, title in (("val", "Validation"), ("train", "Training"))
@@ -107,7 +117,7 @@ def learning_curves() -> ws.Section:
 
 
 def recl_and_context() -> ws.Section:
-    """Table 8, Figures 3 and 4, and how far a model looks while it trains."""
+    """Build the section of Table 8, Figures 3 and 4, and RECL during training."""
     gains = [line_series(f"recl/gains_r{r}", f"Perplexity gain, r = {r}", "c") for r in FRACTIONS]
     contexts = [line_series(f"recl/{unit}", f"{name} by context", "context") for unit, name in UNITS.items()]
     training = line_series("context/curve", "Validation loss by context, in training", "context")
@@ -117,7 +127,7 @@ def recl_and_context() -> ws.Section:
 
 
 def speed() -> ws.Section:
-    """Training speed by arm, and Table 9."""
+    """Build the section of training speed by arm and Table 9."""
     trained = curve("train/tokens_per_second", "Training", "tokens/s")
     table = wr.WeavePanelSummaryTable(table_name="speed/table")
     ratios = [
@@ -129,14 +139,14 @@ def speed() -> ws.Section:
 
 
 def attention() -> ws.Section:
-    """Figures 5, 6 and 7, and all heads in a table."""
+    """Build the section of Figures 5 to 7, with a table of all heads."""
     figures = {"by_distance": "Figure 5: by distance", "text": "Figure 6: on a text", "terms": "Figure 7: by term"}
     images = [wr.MediaBrowser(title=title, media_keys=[f"attention/{name}"]) for name, title in figures.items()]
     return section("Attention", [*images, wr.WeavePanelSummaryTable(table_name="attention/heads")], columns=2)
 
 
 def sweep_results() -> ws.Section:
-    """Which option moves the validation loss (nats a token), for the sweeps of this folder."""
+    """Build the section of this folder's sweeps: validation loss (nats per token) by option."""
     options = ("optimizer.lr", "memory.mem_len", "data.segment_len")
     columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(name)) for name in options]
     columns.append(wr.ParallelCoordinatesPlotColumn(metric="final/val/nll", inverted=True))
@@ -146,40 +156,36 @@ def sweep_results() -> ws.Section:
 
 
 def as_json(entity: str, project: str) -> str:
-    """The workspace as W&B stores it, with where it belongs."""
-    view = workspace(entity, project)._to_model()
+    """Return the workspace in W&B's own JSON format, with its entity and project."""
+    view = _wandb_view(workspace(entity, project))
     spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     document = {"entity": entity, "project": project, "name": NAME, "type": "project-view", "spec": spec}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def push(entity: str, project: str) -> str:
-    """Save the workspace as a new view of the project, and return where it is.
+    """Save the workspace as a new view of the project and return its address.
 
     Raises:
-        UserError: there is no key, or W&B does not take it.
+        UserError: there is no API key, or W&B refuses the request.
     """
-    return asked(lambda: workspace(entity or wandb.Api().default_entity or "", project).save().url)
+    return _ask(lambda: workspace(entity or wandb.Api().default_entity or "", project).save().url)
 
 
-def asked(request: Callable[[], str]) -> str:
-    """What W&B answers; what it refuses as one line.
-
-    Raises:
-        UserError: it refuses, or cannot be reached.
-    """
+def _ask(request: Callable[[], str]) -> str:
+    """Return W&B's answer; turn its errors into one line."""
     try:
         has_key = wandb.login(prompt=False)
         if has_key:
             return request()
-    except Exception as error:  # W&B's, requests' and GraphQL's have no common type
+    except Exception as error:  # errors of W&B, requests and GraphQL share no base class
         lines: Iterable[str] = str(error).strip().splitlines()
         raise UserError(f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}") from error
     raise UserError("--push: needs an API key: run `wandb login` or set WANDB_API_KEY")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the JSON, or push; exit status 2 and one line on bad input."""
+    """Write the JSON or push it; return 2 after one line on bad input."""
     parser = argparse.ArgumentParser(prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0])
     parser.add_argument("--project", default=LoggerConfig.project, help="default: %(default)s, as logger.project")
     parser.add_argument("--entity", default="", help="user or team; default: the key's own")

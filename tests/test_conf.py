@@ -1,13 +1,15 @@
-"""Everything in conf/ composes, is typed, and gives a model."""
+"""Every config in conf/ composes, is typed, and describes a model."""
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
 
 from txl_lightning import TransformerXL
 from txl_lightning.cli import register_all
@@ -19,10 +21,15 @@ register_all()
 CHOICES = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
 
 
+@cache
+def composed(*overrides: str) -> Config:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(compose("config", overrides=list(overrides)))
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_of_every_group_composes_and_gives_a_model(choice: str) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = typed(compose("config", overrides=[choice]))
+    config = composed(choice)
     with torch.device("meta"):
         model = make_model(config, vocab_size=800_000)
     if isinstance(model, TransformerXL):
@@ -43,8 +50,7 @@ WIKITEXT, BYTES = 267_735, 205
 
 
 def parameters(vocab_size: int, *overrides: str) -> int:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = typed(compose("config", overrides=list(overrides)))
+    config = composed(*overrides)
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in make_model(config, vocab_size).parameters())
 
@@ -52,18 +58,53 @@ def parameters(vocab_size: int, *overrides: str) -> int:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes_gives_a_model_and_says_what_it_is(name: str) -> None:
     assert parameters(800_000, f"experiment={name}") > 0
-    heading = re.match(r"# @package _global_\n((?:#.*\n)+)", (CONF / "experiment" / f"{name}.yaml").read_text())
+    assert_says_what_it_is(CONF / "experiment" / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("profile/*.yaml")), ids=lambda path: path.stem)
+def test_every_profile_says_what_it_is(path: Path) -> None:
+    assert_says_what_it_is(path)
+
+
+def assert_says_what_it_is(path: Path) -> None:
+    """The YAML begins with: table and row, the command, what it needs, should give, and gave here."""
+    heading = re.match(r"# @package _global_\n((?:#.*\n)+)", path.read_text())
     assert heading is not None
-    for word in ("Command:", "Needs:", "Should give:", "Gave:"):
-        assert word in heading[1]
+    assert re.search(r"[Tt]able", heading[1].splitlines()[0])
+    words = re.findall(r"^# (Command|Needs|Should give|Gave): \S", heading[1], re.MULTILINE)
+    assert words == ["Command", "Needs", "Should give", "Gave"]
+
+
+COMMANDS = ("config", "evaluate", "recl", "attention", "speed", "generate", "convert")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_common_settings_of_hydra(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(name, return_hydra_config=True, overrides=["hydra.run.dir=here"])
+    settings = OmegaConf.to_container(config.hydra, resolve=False)
+    assert settings["run"]["dir"] == "here"
+    assert settings["sweep"]["dir"] == "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+    assert settings["sweep"]["subdir"] == "${hydra.job.num}"
+    assert settings["launcher"]["_target_"].endswith(".ProcessLauncher")
+    assert settings["job_logging"]["root"]["handlers"] == ["console"]
+    own = OmegaConf.load(CONF / f"{name}.yaml").hydra
+    assert list(own) == ["help"], "the rest stands in conf/common.yaml"
+    assert own.help.app_name == f"txl {name.replace('config', 'train')}"
+
+
+def test_convert_has_the_groups_and_defaults_of_training() -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        options = compose("convert", overrides=["profile=smoke", "model=txl_laptop"])
+    training = composed("profile=smoke", "model=txl_laptop")
+    assert {field.name: options[field.name] for field in fields(Config)} == OmegaConf.structured(training)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("laptop")])
 def test_every_experiment_of_laptop_size_trains(name: str, tmp_path: Path) -> None:
     short = ["trainer.max_steps=2", "evaluation.max_segments=2", "logger=none", "trainer.progress_bar=false"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = typed(compose("config", overrides=[f"experiment={name}", *short, f"data.cache_dir={tmp_path}/cache"]))
+    config = composed(f"experiment={name}", *short, f"data.cache_dir={tmp_path}/cache")
     assert train(config, tmp_path / "run")["steps"] == 2
 
 
@@ -99,14 +140,8 @@ def test_sizes_beside_the_papers(vocab_size: int, model: str, published: float, 
 
 
 def test_choices_on_the_command_line_beat_profile_and_experiment() -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = typed(compose("config", overrides=["profile=smoke", "model=txl_laptop", "memory.mem_len=7"]))
+    config = composed("profile=smoke", "model=txl_laptop", "memory.mem_len=7")
     assert (config.model.name, config.memory.mem_len, config.data.segment_len) == ("txl_laptop", 7, 32)
-
-
-def composed(*overrides: str) -> Config:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return typed(compose("config", overrides=list(overrides)))
 
 
 def test_the_gpu_profile_is_a_smaller_model_of_the_whole_wikitext_103() -> None:

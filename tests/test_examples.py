@@ -1,5 +1,6 @@
-"""examples/: an encoding of one's own is used by every command, without a change of the package."""
+"""examples/: every command uses a custom encoding, without a change of the package."""
 
+import json
 import math
 import os
 import shlex
@@ -15,18 +16,17 @@ from torch import Tensor, nn
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig, register_encoding
-from txl_lightning.config import encoding_kinds as own_encodings
-from txl_lightning.config.encoding_kinds import KINDS
+from txl_lightning.config.encoding_kinds import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.attention.command import attention
+from txl_lightning.evaluation.attention.command import run as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run as evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.generate.command import generate
+from txl_lightning.evaluation.generate.command import run as generate
 from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
@@ -40,14 +40,15 @@ from txl_lightning.training.run import train
 ALIBI = Path(__file__).parent.parent / "examples/alibi.py"
 NO_LOGGER = LoggerConfig("none")
 EXACT = {"rtol": 0, "atol": 1e-12}
+BUILT_IN = tuple(KINDS)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Before and after each test, as in a new process."""
+def _only_built_in_encodings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts and ends with the registry of a new process."""
     monkeypatch.delenv("TXL_ENCODINGS", raising=False)
     yield
-    for name in set(KINDS) - {"relative", "shaw", "absolute", "al_rfou"}:
+    for name in set(KINDS) - set(BUILT_IN):
         del KINDS[name], ENCODINGS[name]
     for name in [name for name in sys.modules if name.startswith("txl_encodings:")]:
         del sys.modules[name]
@@ -55,9 +56,9 @@ def _nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def alibi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user names it."""
+    """Register the example as a user does."""
     monkeypatch.setenv("TXL_ENCODINGS", str(ALIBI))
-    own_encodings.kind_named("alibi")
+    kind_named("alibi")
 
 
 def test_the_example_is_short() -> None:
@@ -91,7 +92,7 @@ def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
 
 
 def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
-    """Attention of the first layer in loops over i and j, as Press et al. 2021 (section 3) write it."""
+    """Attention of the first layer in loops over i and j, by Press et al. 2021 (section 3)."""
     layer, H, E = model.layers[0].attention, model.config.n_head, model.config.d_head
     W_q, W_k, W_v = (w.view(H, E, -1) for w in layer.qkv.weight.chunk(3))
     outputs = []
@@ -137,8 +138,8 @@ def test_recurrence_is_the_whole_context_cached_or_not(alibi: None, clamp_len: i
 
 def test_the_term_of_the_bias_can_be_off(alibi: None) -> None:
     without, with_bias = (tiny_model(encoding="alibi", terms=terms) for terms in ("a", "ad"))
-    nothing = tiny_model(encoding="absolute")  # the same parameters
-    nothing.encoding = Encoding(nothing.config)  # no position at all
+    nothing = tiny_model(encoding="absolute")  # has the same parameters
+    nothing.encoding = Encoding(nothing.config)  # without any positions
     tokens = random_stream(2, 5)
     assert torch.equal(without(tokens)[0], nothing(tokens)[0])
     assert not torch.allclose(with_bias(tokens)[0], nothing(tokens)[0])
@@ -150,21 +151,22 @@ def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
     longer = tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=4", "data.level=char", "resume=auto")
     assert train(longer, run)["steps"] == 4
     path = str(run / "checkpoints/best.ckpt")
-    (tmp_path / "evaluate").mkdir()
+    for command in ("evaluate", "recl", "attention", "text"):
+        (tmp_path / command).mkdir()
     lines = evaluate(EvaluateOptions(path, splits=["test"], mem_len=32, same_length=True), tmp_path / "evaluate")
     assert "memory 32" in lines[0]
     grid = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 0}
     assert recl(ReclOptions([path], **grid, store=str(tmp_path / "losses"), logger=NO_LOGGER), tmp_path / "recl")
     assert attention(AttentionOptions(path, mem_len=16, max_segments=4, logger=NO_LOGGER), tmp_path / "attention")
-    text = generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
-    assert len(text["samples"]) == 1
+    generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
+    assert len(json.loads((tmp_path / "text/generation.json").read_text())["samples"]) == 1
     for convert in (to_original, to_huggingface):
         with pytest.raises(CheckpointError, match="encoding=alibi"):
             convert(load_trained(path).model)
 
 
 BROKEN = "import no_such_library\n"
-UNKNOWN = r"^encoding=alibi: must be one of absolute, al_rfou, relative, shaw, or one that a file in the variable "
+UNKNOWN = rf"^encoding=alibi: must be one of {', '.join(BUILT_IN)}, or one that a file in the variable "
 
 
 @pytest.mark.parametrize(
@@ -178,11 +180,11 @@ UNKNOWN = r"^encoding=alibi: must be one of absolute, al_rfou, relative, shaw, o
         ("taken.py", r"^TXL_ENCODINGS=taken.py: cannot be imported: OptionError: name=shaw: is the name of another"),
     ],
 )
-def test_what_is_not_there_is_said(
+def test_an_encoding_that_is_missing_or_cannot_be_imported_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "alibi.py").write_text("raise SystemExit('imported though nobody asked for it')\n")
+    (tmp_path / "alibi.py").write_text("raise SystemExit('imported without being asked for')\n")
     (tmp_path / "other.py").touch()
     (tmp_path / "broken.py").write_text(BROKEN)
     (tmp_path / "taken.py").write_text(ALIBI.read_text().replace('"alibi"', '"shaw"'))
@@ -192,17 +194,17 @@ def test_what_is_not_there_is_said(
         architecture(tiny_config(tmp_path, "encoding.name=alibi"), vocab_size=50)
 
 
-def test_a_checkpoint_brings_no_code_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alibi: None) -> None:
+def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alibi: None) -> None:
     train(tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=1"), tmp_path / "run")
     del KINDS["alibi"], ENCODINGS["alibi"]
     monkeypatch.delenv("TXL_ENCODINGS")
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "alibi.py").write_text("raise SystemExit('imported though nobody asked for it')\n")
+    (tmp_path / "alibi.py").write_text("raise SystemExit('imported without being asked for')\n")
     with pytest.raises(OptionError, match=r"^checkpoint=.*last.ckpt: encoding=alibi: must be one of"):
         load_trained(tmp_path / "run/checkpoints/last.ckpt")
 
 
-def test_one_of_ones_own_may_be_absolute_with_a_table_and_start_as_it_likes(tmp_path: Path) -> None:
+def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialise_itself(tmp_path: Path) -> None:
     @register_encoding("own", absolute=True, table="positions")
     class Own(AlRfouEncoding):
         def initialize(self) -> None:
@@ -218,7 +220,7 @@ def test_one_of_ones_own_may_be_absolute_with_a_table_and_start_as_it_likes(tmp_
     assert window_reader(model, trained_len=10).limit == 10
 
 
-def test_a_class_registered_anew_takes_the_place_of_the_old() -> None:
+def test_a_class_that_is_registered_again_replaces_the_first() -> None:
     def cell() -> type[Encoding]:
         @register_encoding("own", "d")
         class Own(Encoding):

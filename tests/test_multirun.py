@@ -1,48 +1,40 @@
 """Multiruns as a user starts them: what they train, leave behind and say."""
 
 import json
-import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.txl_process_launcher import _outcomes
-from hydra_plugins.txl_process_launcher._outcomes import JobError, Outcome
+from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import TINY
+from txl_lightning.cli import register_all
 from txl_lightning.command_line.messages import describe, one_line
-from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.distributed.multirun import multirun_name, report_failed_jobs
+from txl_lightning.distributed.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 from txl_lightning.errors import OptionError
 
-ROOT = Path(__file__).parents[1]
 DEVICES = (1, 2)
 
 
-def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`txl train -m` on a small text, its folder `sweep`."""
+def start(directory: Path, *arguments: str) -> ForkedCommand:
+    """Start `txl train -m` on a small text; its folder is `sweep`."""
     directory.mkdir(exist_ok=True)
     (directory / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
     paths = ("data.path=text.txt", "data.cache_dir=cache", "hydra.sweep.dir=sweep")
-    command = [sys.executable, "-m", "txl_lightning.cli", "train", "-m", *TINY, *paths, *arguments]
-    options: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+    return start_module(directory, "txl_lightning.cli", "train", "-m", *TINY, *paths, *arguments)
 
 
 def txl(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same, to its end."""
-    process = start(directory, *arguments)
-    output, errors = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    """Run `txl train -m` to its end."""
+    return start(directory, *arguments).finish()
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +104,9 @@ def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
     jobs = psutil.Process(process.pid).children(recursive=True)
     assert len(jobs) == 2
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert errors == "txl train: interrupted\n"
-    assert process.returncode == 130
+    done = process.finish(timeout=30)
+    assert done.stderr == "txl train: interrupted\n"
+    assert done.returncode == 130
     assert not [job for job in jobs if job.is_running()]
     assert not (tmp_path / "sweep/2").exists()
 
@@ -133,7 +125,7 @@ def test_slurm_without_slurm_ends_with_one_line(tmp_path: Path) -> None:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    register_schemas()
+    register_all()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(name, overrides=[*overrides, "hydra.job.name=cli"], return_hydra_config=True)
     config.hydra.sweep.dir = "sweep"
@@ -184,10 +176,8 @@ def test_more_failures_than_an_exit_status_can_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = [Outcome(i, (f"seed={i}",), Path("nowhere"), JobError("was killed by SIGKILL")) for i in range(300)]
-    monkeypatch.setattr(_outcomes, "OUTCOMES", [])
-    monkeypatch.setattr(
-        "txl_lightning.distributed.multirun.OUTCOMES", [*failed, Outcome(300, (), Path("nowhere"), None)]
-    )
+    outcomes = [*failed, Outcome(300, (), Path("nowhere"), None)]
+    monkeypatch.setattr("txl_lightning.distributed.multirun.OUTCOMES", outcomes)
     assert report_failed_jobs("train", lambda error: describe(error, Config)) == 100
     lines = capsys.readouterr().err.splitlines()
     assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"

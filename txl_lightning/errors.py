@@ -1,17 +1,17 @@
-"""Errors a user can act on: one line that names the option, its value and what is allowed."""
+"""Errors that a user can act on: one line with the option, its value and what is allowed."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something outside the program is wrong (an option, a file, a checkpoint); the message is one line."""
+    """Error in an option, file or checkpoint, with a message of one line; not a bug of the program."""
 
 
-class Stopped(UserError):  # noqa: N818 - the run did what it was asked to
-    """A run that saved its state and stopped, because a signal asked it to.
+class Stopped(UserError):  # noqa: N818 - not an error of the run
+    """Raised by a run that wrote a checkpoint and stopped because of a signal.
 
     Attributes:
-        signum: the signal.
+        signum: number of the signal.
     """
 
     def __init__(self, text: str, signum: int) -> None:
@@ -23,12 +23,12 @@ class Stopped(UserError):  # noqa: N818 - the run did what it was asked to
 
 
 class OptionError(UserError, ValueError):
-    """An option has a value that is not allowed.
+    """Error of an option whose value is not allowed.
 
     Attributes:
-        option: dotted name as it is typed on the command line, or the bare field name in Python.
-        value: the value that was given.
-        allowed: what is allowed, in words.
+        option: dotted name as typed on the command line, or the field name in Python.
+        value: given value.
+        allowed: allowed values, in words.
     """
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
@@ -36,11 +36,11 @@ class OptionError(UserError, ValueError):
         super().__init__(f"{option}={value}: {allowed}")
 
     def __reduce__(self) -> tuple[type, tuple[str, object, str]]:
-        """An error of a multirun's job comes back from the job's process."""
+        # Pickled when a job of a multirun sends its error to the parent process.
         return type(self), (self.option, self.value, self.allowed)
 
     def within(self, group: str) -> OptionError:
-        """The same error with the option named inside its group: `mem_len` -> `memory.mem_len`."""
+        """Return the same error with the option's group: `mem_len` becomes `memory.mem_len`."""
         return OptionError(f"{group}.{self.option}", self.value, self.allowed)
 
 

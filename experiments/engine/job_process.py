@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import IO, Protocol
+
+from txl_lightning.distributed.parent_watch import end_with_parent
 
 PRELOADED = [
     "txl_lightning.command_line.hydra_app",
@@ -89,7 +90,7 @@ def _run(words: list[str], log: str, lock: str, environment: dict[str, str]) -> 
     from txl_lightning.cli import main
 
     os.setpgid(0, 0)  # Ctrl-C reaches the runner alone, which sends each job one signal
-    threading.Thread(target=_end_with_runner, daemon=True).start()
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -98,11 +99,3 @@ def _run(words: list[str], log: str, lock: str, environment: dict[str, str]) -> 
     fcntl.flock(os.open(lock, os.O_WRONLY | os.O_CREAT, 0o644), fcntl.LOCK_EX)
     sys.argv = ["txl", *words]
     main()
-
-
-def _end_with_runner() -> None:
-    """Kill this process group once the runner is gone: the fork server is the parent, and outlives the runner."""
-    runner = multiprocessing.parent_process()
-    assert runner is not None
-    runner.join()
-    os.killpg(os.getpgrp(), signal.SIGKILL)

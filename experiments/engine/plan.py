@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from experiments.engine.corpora import corpus_checksum
+from experiments.engine.available_corpora import corpus_checksum
 from experiments.engine.jobs import Job, composed, keys, merge
 from experiments.engine.outcomes import read_json
 from experiments.engine.profiles import Profile

@@ -18,7 +18,7 @@ from experiments.report.sections import Figure, Section, section_from_json
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
 
-HERE = Path(__file__).parent
+TEMPLATES = Path(__file__).parent / "templates"
 TITLES = {
     "smoke": "Transformer-XL, a smoke run",
     "laptop": "Transformer-XL at laptop size",
@@ -118,7 +118,7 @@ def _write(pages: Mapping[str, str], directory: Path) -> Path:
 
 def _environment(**options: Any) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

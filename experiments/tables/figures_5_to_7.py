@@ -31,7 +31,7 @@ ROWS = {"all": "all terms", "a": "(a) content", "b": "(b) content and position",
 FIGURES = {
     "by_distance": ("Figure 5: attention by relative position, one row per head.", "Figure 5"),
     "text": ("Figure 6: attention of single targets, the top 20 % of the memory marked.", "Figure 6"),
-    "terms": ("Figure 7: Figure 5 for single terms of the score.", "Figure 7"),
+    "terms": ("Figure 7: as Figure 5, for single terms of the score.", "Figure 7"),
 }
 
 

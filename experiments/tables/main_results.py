@@ -8,7 +8,7 @@ Writes: a table of our arms, and each of the paper's tables that has a published
 
 from __future__ import annotations
 
-from experiments.engine.corpora import at_hand
+from experiments.engine.available_corpora import at_hand
 from experiments.engine.jobs import Job, composed
 from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from txl_lightning import files
 from txl_lightning.config.schemas import CONF, DataConfig
 from txl_lightning.data import reading
 from txl_lightning.data.corpora import benchmarks, official
@@ -293,6 +294,7 @@ def test_every_corpus_is_a_choice_that_says_what_it_is() -> None:
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
 def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CHUNK_BYTES", 1 << 15)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 15)
     path = root / "text.txt"
     peaks = []
     for megabytes in (1, 5):
@@ -307,14 +309,14 @@ def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch:
 
 
 def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "REMEMBERED_FROM", 4)
-    path, memory = tmp_path / "large", tmp_path / "memory"
+    monkeypatch.setattr(reading, "STORED_FROM_BYTES", 4)
+    path, known = tmp_path / "large", tmp_path / "known"
     path.write_bytes(b"first")
-    first = reading.fingerprint(path, memory)
+    first = reading.fingerprint(path, known)
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "read", lambda parts: pytest.fail("hashed again"))
-        assert reading.fingerprint(path, memory) == first
+        patch.setattr(reading, "file_checksum", lambda path: pytest.fail("hashed again"))
+        assert reading.fingerprint(path, known) == first
     path.write_bytes(b"second")
-    assert reading.fingerprint(path, memory) != first
+    assert reading.fingerprint(path, known) != first
     (tmp_path / "a file").touch()
-    assert reading.fingerprint(path, tmp_path / "a file" / "memory") == reading.fingerprint(path)
+    assert reading.fingerprint(path, tmp_path / "a file" / "known") == reading.fingerprint(path)

@@ -1,28 +1,44 @@
-"""Short runs of every kind of model, trained once, and `txl evaluate` on them."""
+"""Short runs of every kind of model, each trained once, at its first use."""
 
-import json
 from pathlib import Path
-from typing import Any
 
-from txl_lightning.evaluation.evaluate.command import evaluate
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from tests.training.small_run import tiny_config
+from txl_lightning.training.run import train
 
 KINDS = {
-    "ours": ["data.level=char"],
-    "absolute": ["data.level=char", "memory=off", "encoding=absolute", "loss=half", "model.ext_len=2"],
-    "al_rfou": ["data.level=char", "memory=off", "encoding=al_rfou", "trainer.max_steps=1"],
-    "shaw": ["data.level=word", "memory=off", "encoding=shaw", "trainer.max_steps=1"],
-    "lstm": ["data.level=char", "model=lstm", "model.d_model=16"],
+    "relative": ["memory=on"],
+    "characters": ["data.level=char"],
+    "words": ["data.level=word"],
+    "absolute": ["memory=off", "encoding=absolute", "loss=half"],
+    "extended": ["data.level=char", "memory=off", "encoding=absolute", "loss=half", "model.ext_len=2"],
+    "al_rfou": ["data.level=char", "memory=off", "encoding=al_rfou"],
+    "shaw": ["memory=on", "encoding=shaw", "model.terms=ab"],
+    "shaw_words": ["data.level=word", "memory=off", "encoding=shaw"],
+    "lstm": ["model=lstm", "model.d_model=16"],
+    "qrnn": ["model=qrnn", "model.d_model=16"],
 }
+ELSEWHERE = "elsewhere"  # a run on another text
 
 
-def path(trained_runs: Path, kind: str = "ours") -> str:
-    """The best checkpoint of a kind."""
-    return str(trained_runs / kind / "checkpoints/best.ckpt")
+class SmallRuns:
+    """Runs on `text.txt` in a folder, by kind."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-def result(trained_runs: Path, directory: Path, kind: str = "ours", **options: Any) -> dict[str, Any]:
-    """What `evaluation.json` holds; the test split unless others are given."""
-    options.setdefault("splits", ["test"])
-    evaluate(EvaluateOptions(path(trained_runs, kind), block_len=20, **options), directory)
-    return json.loads((directory / "evaluation.json").read_text())
+    def directory(self, kind: str) -> Path:
+        """The directory of a run; of an unknown kind, a path that does not exist."""
+        directory = self.folder / kind
+        if not directory.exists() and kind in (*KINDS, ELSEWHERE):
+            place = self.folder
+            if kind == ELSEWHERE:
+                place = self.folder / "other"
+                place.mkdir()
+                (place / "text.txt").write_text("another text\n" * 200)
+            steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2")
+            train(tiny_config(place, *steps, *KINDS.get(kind, [])), directory)
+        return directory
+
+    def checkpoint(self, kind: str) -> str:
+        """The best checkpoint of a run."""
+        return str(self.directory(kind) / "checkpoints/best.ckpt")

@@ -13,7 +13,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
-from hydra_plugins.txl_process_launcher._outcomes import OUTCOMES
+from txl_lightning.distributed.multirun import OUTCOMES
 
 
 @dataclass

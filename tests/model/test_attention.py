@@ -1,4 +1,4 @@
-"""A naive attention in plain loops, as the paper writes it, is the judge of the fast one."""
+"""The attention against a naive one: plain loops over the paper's equation."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from txl_lightning.model.positions import attention_mask, relative_shift, sinuso
 
 
 def R(distance: float, D: int) -> Tensor:
-    """Half of the sinusoid is sines, the other half cosines of the same angles."""
+    """Sinusoid of a distance: half sines, half cosines of the same angles."""
     angles = [distance / 10000 ** (2 * k / D) for k in range(D // 2)]
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
 
@@ -33,7 +33,7 @@ def sees(i: int, j: int, M: int, filled: int, attention_len: int | None) -> bool
 
 @dataclass
 class Weights:
-    """What a naive attention of any encoding and terms is made of; what its terms lack stays unused."""
+    """Weights of a naive attention with any encoding; those that its terms do not need are not used."""
 
     W_q: Tensor
     W_kE: Tensor
@@ -52,7 +52,7 @@ class Weights:
 
 
 def naive_score(w: Weights, h: int, q: Tensor, k: Tensor, distance: int, problem: dict) -> Tensor:
-    """A_ij / sqrt(E), the four terms of §3.3 one by one, those that are on."""
+    """A_ij / sqrt(E): the terms of §3.3 that are on, one by one."""
     r = w.r(h, distance, problem["encoding"], problem["clamp_len"])
     farthest = min(distance, w.bias.shape[1] - 1)
     terms = {
@@ -129,7 +129,7 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
     state = {"qkv.weight": torch.cat([*used, w.W_v]).flatten(0, 1), "output.weight": w.W_o}
     if not shaw and set("bd") & set(terms):
         state["position.weight"] = w.W_kR.flatten(0, 1)
-    assert {name for name, _ in attention.named_parameters()} == set(state), "no term has weights that it does not need"
+    assert {name for name, _ in attention.named_parameters()} == set(state), "there are no weights that no term needs"
 
     hidden, memory = random(B, T, D), random(B, M, D)
     distances = torch.arange(M + T, -1, -1).clamp(max=problem["table_len"] - 1)

@@ -124,7 +124,7 @@ def test_a_tied_softmax_may_be_left_out(family):
     assert torch.equal(load(weights, config).embedding.tables[0], weights[EMBEDDINGS[family]])
 
 
-def test_a_weight_nobody_asked_for_is_named(family):
+def test_a_surplus_weight_is_named(family):
     weights, config, load = exported(family)
     weights["layers.7.unknown.weight"] = torch.zeros(1)
     with pytest.raises(CheckpointError, match=r"layers\.7\.unknown\.weight"):
@@ -202,7 +202,7 @@ def assert_same_weights(one, other):
 
 
 @pytest.mark.parametrize(("option", "value"), [("ext_len", 2), ("memory_start", "empty")])
-def test_what_huggingface_cannot_do_is_named(option, value):
+def test_an_option_that_huggingface_lacks_is_named(option, value):
     model = tiny_model(**{"memory_start": "zeros", option: value})
     with pytest.raises(CheckpointError, match=f"{option}={value}"):
         to_huggingface(model)

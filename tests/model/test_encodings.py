@@ -34,7 +34,7 @@ def test_every_subset_of_terms_trains_with_and_without_memory(encoding: str, ter
         optimizer.zero_grad()
         nll.mean().backward()
         optimizer.step()
-    # The only states of a model without memory that no gradient reaches are u and v where softmax cancels them.
+    # Where softmax cancels u or v, the gradient is zero, not None.
     unreached = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert unreached == []
 

@@ -38,7 +38,7 @@ def attended_keys(model: TransformerXL, tokens: Tensor, memory: Memory | None) -
     return (masks[0] == 0).sum(-1).tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     architecture=architectures, clamp_len=clamps, same_length=st.booleans(), segments=cuts(), spare=st.integers(0, 3)
 )
@@ -51,7 +51,7 @@ def test_with_enough_memory_segments_do_not_matter(architecture, clamp_len, same
     torch.testing.assert_close(cut_memory.states, whole_memory.states, **EXACT)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(architecture=architectures, clamp_len=clamps, segments=cuts(), mem_len=st.integers(1, 20))
 def test_with_same_length_segments_do_not_matter_for_any_memory(architecture, clamp_len, segments, mem_len):
     model = tiny_model(mem_len=mem_len, clamp_len=clamp_len, same_length=True, **architecture)

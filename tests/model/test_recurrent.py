@@ -37,7 +37,7 @@ def tiny_recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
 
 
 def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentState:
-    """A state that the model did not make, which wants gradients."""
+    """A state that the model did not return, and that requires gradients."""
     generator = torch.Generator().manual_seed(2)
     shape = (model.config.n_layer, n_streams, model.config.d_model)
     previous, cells = torch.randn(2, *shape, generator=generator, dtype=torch.float64).requires_grad_()
@@ -72,7 +72,7 @@ def test_losses_depend_on_all_earlier_tokens_and_on_no_later_one(cell):
         assert (difference[place:] > 1e-9).all()
 
 
-def test_lstm_is_torchs():
+def test_the_layers_are_those_of_torchs_lstm():
     model, stream = tiny_recurrent("lstm"), random_stream(2, 7)
     lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)
     for n, layer in enumerate(model.layers):
@@ -185,7 +185,7 @@ def test_columns_join_back_in_any_order():
 
 
 @both
-def test_first_column_goes_along(cell):
+def test_a_new_state_keeps_the_first_column(cell):
     model, stream = tiny_recurrent(cell), random_stream(4, 6)
     _, state = model(stream)
     _, state = model(stream[1:3], state.columns(1, 3).to("cpu"))

@@ -1,10 +1,10 @@
-"""The layers of the recurrent baselines against plain loops."""
+"""Layers of the recurrent baselines against plain loops."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer, forget_mult
+from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer, forget_mult, lstm_with_weights
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 
@@ -15,7 +15,7 @@ def _seed() -> None:
 
 
 def loop(forget: Tensor, candidate: Tensor, cell: Tensor) -> Tensor:
-    """The pooling as it is written."""
+    """Pooling, one token after the other."""
     cells = []
     for f, z in zip(forget.unbind(1), candidate.unbind(1), strict=True):
         cell = f * cell + (1 - f) * z
@@ -86,3 +86,14 @@ def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
     with torch.no_grad():
         plain.get_parameter(weight).mul_(mask)
     torch.testing.assert_close(dropped, plain(x, start, start)[0], **EXACT)
+
+
+def test_torchs_undocumented_lstm_is_its_module():
+    """Fails when torch changes `torch.lstm`."""
+    x, h, c = torch.randn(2, 5, 4), torch.randn(1, 2, 3), torch.randn(1, 2, 3)
+    module = torch.nn.LSTM(4, 3, batch_first=True)
+    expected, (last_h, last_c) = module(x, (h, c))
+    for ours, theirs in zip(
+        lstm_with_weights(x, (h, c), list(module.parameters())), (expected, last_h, last_c), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)

@@ -1,4 +1,4 @@
-"""A sliding window predicts each token from a forward pass of its own, fused or not."""
+"""A sliding window predicts each token by a separate forward pass, fused or not."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The adaptive embedding and softmax against plain ones built from the same weights."""
+"""Adaptive embedding and softmax against plain ones with the same weights."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftma
 
 
 def plain_log_probabilities(hidden: Tensor, embedding: TokenEmbedding, softmax: TokenSoftmax, tie: str) -> Tensor:
-    """One column a token, for one vector: written from Grave et al.'s definition."""
+    """Grave et al.'s definition for one vector, one token after the other."""
     edges, columns = embedding.edges, []
 
     def projected(i: int) -> Tensor:
@@ -112,7 +112,7 @@ def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
 
 
 def test_a_cluster_without_a_token_gets_a_gradient_of_zeros():
-    """None on one rank and some on another would be two optimiser steps."""
+    """A gradient of None on one rank only would make the ranks take different optimiser steps."""
     model = tiny_model(cutoffs=(4, 8), div_val=2)
     tokens = torch.tensor([[0, 1, 9, 2]])
     model.score(tokens[:, :-1], tokens[:, 1:])[0].sum().backward()

@@ -1,4 +1,4 @@
-"""The score, whole and term by term, is the one that attention uses."""
+"""Scores, whole and term by term, are those that attention uses."""
 
 import itertools
 
@@ -25,7 +25,7 @@ MODELS = {
 
 
 def caught(**options: object) -> tuple[list[tuple[Attention, AttentionInputs]], Tensor, Tensor]:
-    """What the attentions of a second segment were given, and its hidden states, watched and not."""
+    """Inputs of the attentions in a second segment, and its hidden states, watched and not."""
     model, stream = tiny_model(**options), random_stream(2, 8)
     seen: list[tuple[Attention, AttentionInputs]] = []
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_scores_of_the_terms_add_up_to_the_score(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_score_is_what_forward_takes_the_softmax_of(name, monkeypatch):
-    """Bit-equal, and nothing is different for being watched."""
+    """Bit-equal; watching changes nothing."""
     seen, hidden, unwatched = caught(**MODELS[name])
     assert torch.equal(hidden, unwatched)
     used: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""A model small enough for float64 and exact comparisons, and tokens for it."""
+"""A model small enough for exact comparisons in float64, and tokens for it."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_h
 
 
 def tiny_model(**options: object) -> TransformerXL:
-    """A float64 model without dropout, no parameter of which is zero or small."""
+    """A float64 model without dropout, whose parameters are not small."""
     config = TransformerXLConfig(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)

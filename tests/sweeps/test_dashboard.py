@@ -15,13 +15,13 @@ from sweeps.dashboard import PINNED, as_json, main, workspace
 from tests.training.small_run import tiny_config
 from tests.wandb_files import media, run_files, summary, table
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.attention.command import attention
+from txl_lightning.evaluation.attention.command import run as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run as evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.recl.command import recl
+from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.speed.command import speed
+from txl_lightning.evaluation.speed.command import run as speed
 from txl_lightning.evaluation.speed.options import SpeedOptions
 from txl_lightning.training.run import train
 
@@ -36,6 +36,17 @@ def test_the_json_is_the_golden_one() -> None:
 
 
 @pytest.mark.slow
+def test_wandb_still_has_the_internals_that_fix_the_ids() -> None:
+    """`_internal_runset_id`, `_id` and `_to_model` of wandb-workspaces: fails when a version changes them."""
+    built = workspace("lab", "txl_lightning")
+    view = json.dumps(built._to_model().spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    assert built._internal_runset_id in view
+    for section in built.sections:
+        ids = [panel._id for panel in section.panels]
+        assert len(set(ids)) == len(ids)
+        assert all(f'"{panel_id}"' in view for panel_id in ids)
+
+
 def test_the_command_writes_it_in_another_process_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeps.dashboard", "--entity", "lab", "--output", str(tmp_path / "d.json")]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
@@ -93,7 +104,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     recl(ReclOptions([best], names=["ours"], store=store, logger=logger, **small), directory / "recl")
     attention(AttentionOptions(best, max_segments=4, logger=logger), directory / "attention")
     timed = SpeedOptions(checkpoint=best, segment_len=4, attention_lengths=[6, 800], rounds=2, logger=logger)
-    speed(timed, directory / "speed", say=lambda _: None)
+    speed(timed, directory / "speed", show=lambda _: None)
     runs = {}
     for command in COMMANDS:
         (runs[command],) = run_files(directory / command)

@@ -20,27 +20,27 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
-from txl_lightning.training.checks import check_options
+from txl_lightning.training.checks import check_config
 from txl_lightning.training.loggers.wandb_curves import arm, run_name
 from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}
 README = (ROOT / "sweeps/README.md").read_text()
-ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith(".venv/bin/txl train -m")]
+ONE_LINERS = [shlex.split(line)[3:] for line in README.splitlines() if line.startswith("txl train -m")]
 MULTIRUNS = dict(zip(("table_6", "terms", "memory_by_segment", "learning_rate", "search"), ONE_LINERS, strict=True))
 SHORT = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "evaluation.max_segments=2", "logger=none")
 register_schemas()
 
 
 def arms(sweep: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a grid is made of, in the order in which W&B hands it out."""
+    """Return the arms of a grid in W&B's order."""
     values = [parameter["values"] for parameter in sweep["parameters"].values()]
     return [dict(zip(sweep["parameters"], row, strict=True)) for row in itertools.product(*values)]
 
 
 def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
-    """The words behind `txl train` of the command that W&B's own agent makes."""
+    """Return the overrides of the `txl train` command that W&B's agent runs."""
     words = create_sweep_command(list(sweep["command"]))
     given = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
     macros = {"${env}": ["/usr/bin/env"], "${program}": [sweep["program"]]}
@@ -51,7 +51,7 @@ def overrides(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
 
 
 def multirun_arms(words: list[str]) -> list[list[str]]:
-    """The jobs of a grid, as overrides."""
+    """Return the overrides of each job of a multirun."""
     parsed = OverridesParser.create().parse_overrides(words)
     sweeps = [
         [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
@@ -69,17 +69,17 @@ def untyped(words: list[str]) -> DictConfig:
 
 def composed(words: list[str]) -> Config:
     config = typed(untyped(words))
-    check_options(config)
+    check_config(config)
     return config
 
 
 def all_arms(sweep: dict[str, Any]) -> Iterator[Config]:
-    """Every arm, without composing anew: only values differ, which a typed configuration checks as it takes them."""
+    """Every arm, composed once: only values differ, and the typed configuration checks each."""
     config = untyped(overrides(sweep, {}))
     for chosen in arms(sweep):
         for name, value in chosen.items():
             OmegaConf.update(config, name, value)
-        check_options(typed(config))
+        check_config(typed(config))
         yield typed(config)
 
 

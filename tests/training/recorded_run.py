@@ -1,40 +1,40 @@
-"""A run in processes of its own that leaves the loss of every step in a file, and may die in the middle of one.
+"""Run in processes of its own that records the loss of every step and may be ended in the middle of one.
 
-    python -m tests.training.recorded_run DIRECTORY '{"at": 17, "signal": 9, "rank": 0}' [overrides]
+    recorded_run DIRECTORY '{"at": 17, "signal": 9, "rank": 0}' [overrides]
 
-The losses go to DIRECTORY/run/losses.txt as `step loss`, in hexadecimal, which is exact.
+The losses are in DIRECTORY/run/losses.txt as `step loss`, hexadecimal and therefore exact.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import torch
 
+from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import Stopped
-from txl_lightning.training import run
+from txl_lightning.training import build
 from txl_lightning.training.module import LanguageModelModule
-
-ROOT = Path(__file__).parents[2]
+from txl_lightning.training.run import train
 
 
 def recorded_runs(*runs: tuple[dict[str, Any], str]) -> None:
-    """Several runs one after the other in the same processes."""
+    """Train several runs one after the other in the same processes."""
     for config, directory in runs:
         Path(directory).mkdir(exist_ok=True)
         recorded_run(config, directory, {})
 
 
 def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) -> str:
-    """Train; in the forward pass of step `event["at"]`, do to rank `event["rank"]` what it says."""
+    """Train; in the forward pass of step `event["at"]`, rank `event["rank"]` gets the signal or raises an error."""
 
     class Recorded(LanguageModelModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -50,29 +50,33 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
                 os.kill(os.getpid(), event["signal"])
             return loss
 
-    run.LanguageModelModule = Recorded  # type: ignore[misc]
+    build.LanguageModelModule = Recorded  # type: ignore[misc]
     try:
-        return json.dumps(run.train(from_plain(config), Path(directory)))
+        return json.dumps(train(from_plain(config), Path(directory)))
     except Stopped as stopped:
         return str(stopped)
     finally:
-        run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
+        build.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
 
 
-def start(directory: Path, *overrides: str, **event: int) -> subprocess.CompletedProcess[str]:
-    """Run this file; the run directory is `directory / "run"`."""
-    command = [sys.executable, "-m", "tests.training.recorded_run", str(directory), json.dumps(event), *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+def start(directory: Path, *overrides: str, **event: int) -> ForkedCommand:
+    """Start this file as a command; the run directory is `directory / "run"`."""
+    return start_module(directory, "tests.training.recorded_run", str(directory), json.dumps(event), *overrides)
+
+
+def complete(directory: Path, *overrides: str, **event: int) -> CompletedProcess[str]:
+    """Run this file as a command to its end."""
+    return start(directory, *overrides, **event).finish()
 
 
 def recorded_losses(directory: Path) -> list[tuple[int, float]]:
-    """Everything that was written, in order; a step may come twice."""
+    """Return all recorded losses in order; a step of a resumed run may occur twice."""
     lines = (directory / "losses.txt").read_text().splitlines()
     return [(int(line.split()[0]), float.fromhex(line.split()[1])) for line in lines]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train as the command line says, on as many processes as `trainer.devices`."""
     target = Path(sys.argv[1])
     config = tiny_config(target, *sys.argv[3:])
     (target / "run").mkdir(exist_ok=True)

@@ -16,6 +16,7 @@ TINY = (
     "evaluation.max_segments=null",
     "trainer.max_steps=12",
     "trainer.val_every_n_steps=5",
+    "trainer.val_max_segments=40",
     "trainer.num_threads=1",
     "trainer.progress_bar=false",
     "logger=none",

@@ -5,38 +5,29 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-from tests.training.recorded_run import ROOT
+from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import TINY
 
-TRAIN = ["-m", "txl_lightning.cli", "train"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 
 
-def start(directory: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
-    """Python with some words, on a small text."""
+def start(directory: Path, *words: str, module: str = "txl_lightning.cli", **variables: str) -> ForkedCommand:
+    """Start `txl` (or another module) on a small text."""
     (directory / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
     options = [*TINY, "data.path=text.txt", "data.cache_dir=cache"]
-    command = [sys.executable, *words, *(option for option in options if option.split("=")[0] not in " ".join(words))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=directory, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
-
-
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Its end and all it said."""
-    output, errors = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    own = (option for option in options if option.split("=")[0] not in " ".join(words))
+    return start_module(directory, module, *words, *own, **variables)
 
 
 def only_run(directory: Path) -> Path:
-    """The one run directory that Hydra made, with everything in it."""
+    """Return the one run directory that Hydra made, and check that it is complete."""
     (run,) = directory.glob("outputs/*/*")
     assert {"config.yaml", "metrics.json", "checkpoints", "validation.jsonl"} <= {path.name for path in run.iterdir()}
     return run
@@ -52,12 +43,14 @@ main()
 
 @pytest.mark.slow
 def test_torchrun_and_txl_itself_give_the_same_numbers(tmp_path: Path) -> None:
-    """And no thread of the process groups is left, which could abort a process on its way out."""
+    """No thread of the process groups is left at exit, where it could abort the process."""
     metrics = []
     (tmp_path / "counted.py").write_text(COUNTED)
-    for name, words in {"torchrun": [*TORCHRUN, str(tmp_path / "counted.py"), "train"], "txl": TRAIN}.items():
+    commands = {"torchrun": ("torch.distributed.run", *TORCHRUN, str(tmp_path / "counted.py")), "txl": None}
+    for name, launcher in commands.items():
         (tmp_path / name).mkdir()
-        done = finish(start(tmp_path / name, *words, "trainer.devices=2", "model.dropout=0"))
+        module, *words = launcher or ["txl_lightning.cli"]
+        done = start(tmp_path / name, *words, "train", "trainer.devices=2", "model.dropout=0", module=module).finish()
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("after 12 steps") == 1
         if name == "torchrun" and sys.platform == "linux":
@@ -73,10 +66,10 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
     variables |= {"SLURM_NODELIST": "127.0.0.1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     variables |= {"SLURM_STEP_NUM_TASKS": "2"}
     tasks = [
-        start(tmp_path, *TRAIN, "trainer.devices=2", **variables, SLURM_PROCID=str(i), SLURM_LOCALID=str(i))
+        start(tmp_path, "train", "trainer.devices=2", **variables, SLURM_PROCID=str(i), SLURM_LOCALID=str(i))
         for i in range(2)
     ]
-    ends = [finish(task) for task in tasks]
+    ends = [task.finish() for task in tasks]
     assert [end.returncode for end in ends] == [0, 0], ends
     assert [end.stdout.count("after 12 steps") for end in ends] == [1, 0]
     assert json.loads((only_run(tmp_path) / "metrics.json").read_text())["processes"] == 2
@@ -84,21 +77,26 @@ def test_slurm_tasks_are_the_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path) -> None:
-    done = finish(start(tmp_path, *TORCHRUN, *TRAIN, "trainer.devices=4", "evaluation.batch_size=4"))
-    assert done.returncode != 0
-    words = "trainer.devices=4: times trainer.num_nodes=1 must be the 2 processes that were started"
-    assert f"txl train: {words}" in done.stderr
-    assert f"txl train, rank 1: {words}" in done.stderr
-
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}
     variables |= {"TORCHELASTIC_RUN_ID": "by hand"}
-    ranks = [
-        start(tmp_path, *TRAIN, "trainer.devices=2", f"seed={i}", **variables, RANK=str(i), LOCAL_RANK=str(i))
-        for i in range(2)
-    ]
-    ends = [finish(rank) for rank in ranks]
+
+    def ranks(*options: str) -> list[CompletedProcess[str]]:
+        """Start two ranks by hand, as torchrun does, with one of the options each."""
+        started = [
+            start(tmp_path, "train", *option.split(), **variables, RANK=str(i), LOCAL_RANK=str(i))
+            for i, option in enumerate(options)
+        ]
+        return [rank.finish() for rank in started]
+
+    ends = ranks(*["trainer.devices=4 evaluation.batch_size=4"] * 2)
+    words = "trainer.devices=4: times trainer.num_nodes=1 must be the 2 processes that were started"
     assert [end.returncode for end in ends] == [2, 2]
-    assert "another rank was started with other options" in ends[0].stderr
+    assert f"txl train: {words}" in ends[0].stderr
+    assert f"txl train, rank 1: {words}" in ends[1].stderr
+
+    ends = ranks("trainer.devices=2 seed=0", "trainer.devices=2 seed=1")
+    assert [end.returncode for end in ends] == [2, 2]
+    assert "another rank was started with different options" in ends[0].stderr
     assert "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)" in ends[1].stderr
 
 
@@ -106,11 +104,11 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
 @pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_stopped_command_has_the_exit_status_of_its_signal(tmp_path: Path, devices: int, number: int) -> None:
     options = ("trainer.max_steps=1000000", f"trainer.devices={devices}", "hydra.run.dir=run")
-    process = start(tmp_path, *TRAIN, *options)
+    process = start(tmp_path, "train", *options)
     while process.poll() is None and not (tmp_path / "run/validation.jsonl").exists():
         time.sleep(0.1)
     process.send_signal(number)
-    done = finish(process)
+    done = process.finish()
     assert done.returncode == 128 + number, done.stderr
     assert "Traceback" not in done.stderr
     words = rf"txl train: stopped by {signal.Signals(number).name} after step"

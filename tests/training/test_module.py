@@ -74,7 +74,7 @@ def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelMod
 
 def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: OrderedStreams) -> None:
     module.training_step(streams[0], 0)
-    with pytest.raises(RuntimeError, match="segment 2 came where 1 was due"):
+    with pytest.raises(RuntimeError, match="expected segment 1, got segment 2"):
         module.training_step(streams[2], 1)
 
 

@@ -137,7 +137,7 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     limit = "trainer.max_nonfinite_steps=3"
-    with pytest.raises(UserError, match="was not finite in 3 steps in a row, the last of them step"):
+    with pytest.raises(UserError, match="was not finite in 3 consecutive steps up to step"):
         train(tiny_config(tmp_path, "optimizer.lr=1e18", limit, "trainer.max_steps=40"), tmp_path / "run")
 
 

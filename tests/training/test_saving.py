@@ -13,9 +13,8 @@ import torch
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
-from txl_lightning.training.callbacks import checkpointing as saving
-from txl_lightning.training.callbacks.checkpointing import last_good
 from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.resume import last_good
 from txl_lightning.training.run import train
 
 OPTIONS = ("checkpoint.every_n_steps=4", "evaluation.max_segments=2", "optimizer.schedule=constant")
@@ -65,7 +64,7 @@ def test_auto_goes_on_from_the_last_good_one_and_says_so(run: Path, capsys: pyte
     assert again["steps"] == 12
     said = capsys.readouterr().err
     assert f"{folder}/last.ckpt: is damaged" in said
-    assert f"resume=auto: going on from {folder}/previous.ckpt" in said
+    assert f"resume=auto: resuming from {folder}/previous.ckpt" in said
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
 
@@ -116,7 +115,7 @@ def test_the_best_one_comes_along_into_another_directory(run: Path, monkeypatch:
     def evaluation_end(self: LanguageModelModule, stage: str) -> None:
         original(self, stage)
         if worse and stage == "val":
-            self.figures["val/nll"] = worse.pop()
+            self.metrics["val/nll"] = worse.pop()
 
     original = LanguageModelModule._evaluation_end
     monkeypatch.setattr(LanguageModelModule, "_evaluation_end", evaluation_end)
@@ -216,7 +215,7 @@ def test_a_memory_is_stored_in_its_own_precision(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original, full = saving.DurableCheckpoints.save_checkpoint, {8, 10}
+    original, full = DurableCheckpoints.save_checkpoint, {8, 10}
 
     def save(self: DurableCheckpoints, checkpoint: dict, path: Path, storage_options: object = None) -> None:
         if checkpoint["global_step"] in full:
@@ -228,8 +227,8 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert metrics["steps"] == 12
     said = capsys.readouterr().err
-    words = "the checkpoint at step 8 could not be written: [Errno 28] No space left on device; "
-    assert f"{words}the last good one is of step 5; training goes on" in said
+    words = "could not write the checkpoint of step 8: [Errno 28] No space left on device; "
+    assert f"{words}the last one is of step 5; training continues" in said
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 12, "previous.ckpt": 5}
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
 
@@ -248,8 +247,8 @@ def test_a_directory_that_goes_away_is_reported(
     monkeypatch.setattr(LanguageModelModule, "training_step", step)
     train(tiny_config(tmp_path, *OPTIONS, "trainer.val_every_n_steps=100", "logger=csv"), tmp_path / "run")
     said = capsys.readouterr().err
-    assert "the checkpoint at step 8 could not be written: [Errno 17] File exists" in said
-    assert "the checkpoint at step 12 could not be written" in said
+    assert "could not write the checkpoint of step 8: [Errno 17] File exists" in said
+    assert "could not write the checkpoint of step 12" in said
 
 
 def test_the_first_write_of_a_run_must_succeed(tmp_path: Path) -> None:

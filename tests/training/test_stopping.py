@@ -1,12 +1,9 @@
-"""What ends a run early: signals, losses that are not finite, ranks that die."""
+"""Runs that end early: by signals, losses that are not finite, ranks that die."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from tests.training.recorded_run import ROOT, start
+from tests.training.recorded_run import complete, start
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.runs.storage import read_file
@@ -47,7 +44,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     options = ("trainer.max_nonfinite_steps=3", "logger=csv", "trainer.log_every_n_steps=1")
     metrics = train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert (metrics["steps"], metrics["skipped_steps"]) == (12, 3)
-    assert capsys.readouterr().err.count("skipped: the gradient's norm") == 3
+    assert capsys.readouterr().err.count("skipped: the gradient norm") == 3
     last = read_file(tmp_path / "run/checkpoints/last.ckpt")
     assert all(torch.isfinite(tensor).all() for tensor in last["state_dict"].values())
     assert torch.isfinite(last["training_memory"]["memory"]["states"]).all()
@@ -79,7 +76,7 @@ def test_too_many_in_a_row_end_the_run_and_name_the_last_good_checkpoint(
     poison(monkeypatch, set(range(9, 100)))
     options = ("trainer.max_nonfinite_steps=3", "checkpoint.every_n_steps=4", "trainer.max_steps=40")
     last = tmp_path / "run/checkpoints/last.ckpt"
-    words = rf"not finite in 3 steps in a row, the last of them step 11; .*good checkpoint is {last} \(step 10\)"
+    words = rf"not finite in 3 consecutive steps up to step 11; .*good checkpoint is {last} \(step 10\)"
     with pytest.raises(UserError, match=words):
         train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert read_file(last)["global_step"] == 10
@@ -95,7 +92,8 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
         return original(self, batch, batch_idx)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LanguageModelModule, "training_step", step)
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM after step 7; resume=.*/last.ckpt goes on from") as stopped:
+    words = r"stopped by SIGTERM after step 7; continue with resume=.*/last.ckpt$"
+    with pytest.raises(Stopped, match=words) as stopped:
         train(tiny_config(tmp_path), tmp_path / "run")
     assert stopped.value.signum == signal.SIGTERM
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 7
@@ -142,31 +140,28 @@ def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "broken"])
 def test_a_rank_that_dies_stops_the_others_and_is_named(tmp_path: Path, how: str) -> None:
-    began = time.perf_counter()
     event = {"signal": signal.SIGKILL} if how == "killed" else {}
-    done = start(tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event)
-    assert time.perf_counter() - began < 60 + 60  # 60 s to stop, the rest to start on a busy machine
+    done = complete(tmp_path, "trainer.devices=2", "trainer.max_steps=2000", at=20, rank=1, **event)
+    assert time.time() - (tmp_path / "run/losses.txt").stat().st_mtime < 60  # seconds from the failure to the end
     assert done.returncode != 0
-    words = {"killed": "rank 1 died of SIGKILL", "broken": "rank 1 failed: RuntimeError: something broke"}
+    words = {"killed": "rank 1 was killed by SIGKILL", "broken": "rank 1 failed: RuntimeError: something broke"}
     assert words[how] in done.stderr
     if how == "broken":
         assert "in training_step" in done.stderr  # a defect comes with its traceback
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(tmp_path)]
 
 
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.training.recorded_run", str(tmp_path), json.dumps({"rank": 0})]
-    options = ["trainer.devices=2", "trainer.max_steps=100000", "trainer.val_every_n_steps=null"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([*command, *options], cwd=ROOT, env=environment) as run:
-        losses = tmp_path / "run/losses.txt"
-        deadline = time.monotonic() + 120
-        while not losses.exists() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        workers = psutil.Process(run.pid).children(recursive=True)
-        assert len(workers) >= 2
-        run.kill()
+    options = ("trainer.devices=2", "trainer.max_steps=100000", "trainer.val_every_n_steps=null")
+    run = start(tmp_path, *options, rank=0)
+    losses = tmp_path / "run/losses.txt"
+    deadline = time.monotonic() + 120
+    while not losses.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    workers = psutil.Process(run.pid).children(recursive=True)
+    assert len(workers) >= 2
+    run.kill()
     gone, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []
     assert len(gone) == len(workers)

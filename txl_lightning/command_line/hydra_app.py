@@ -17,12 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from hydra_plugins.txl_process_launcher._outcomes import OUTCOMES
 from txl_lightning.command_line.messages import EXPECTED, describe, exit_status, is_expected, one_line, suggestion
 from txl_lightning.command_line.options_help import options_help
 from txl_lightning.command_line.row import Command
 from txl_lightning.config.schemas import CONF
-from txl_lightning.distributed.multirun import failed_jobs, multirun_name, report_failed_jobs
+from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
 from txl_lightning.errors import UserError
 
 # Hydra makes the directory it is given, and this one exists; `.hydra/` with the configuration is left out too.

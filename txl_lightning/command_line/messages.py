@@ -11,7 +11,7 @@ from typing import get_type_hints
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from hydra_plugins.txl_process_launcher._outcomes import JobError
+from txl_lightning.distributed.multirun import JobError
 from txl_lightning.errors import Stopped, UserError
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)

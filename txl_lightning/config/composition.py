@@ -1,4 +1,4 @@
-"""Schemas under the names that `conf/` uses."""
+"""Register the schemas behind `conf/` with Hydra."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txl_lightning.config.schemas import (
 
 
 def register_schemas() -> None:
-    """Register the schemas of `txl train` and of its groups with Hydra, under the names that `conf/` uses."""
+    """Register the schemas of a training config: `train_schema`, and `schema` in every group."""
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
@@ -35,5 +35,5 @@ def register_schemas() -> None:
 
 
 def register_command(name: str, schema: type) -> None:
-    """Register the options of another command, which `conf/NAME.yaml` calls `NAME_schema`."""
+    """Register the options of another command as `NAME_schema`, the name that `conf/NAME.yaml` uses."""
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)

@@ -1,11 +1,12 @@
-"""Encodings that a user adds without editing the package: found where TXL_ENCODINGS says, and nowhere else.
+"""Properties of encodings by name, and the import of custom ones named in the variable TXL_ENCODINGS.
 
     TXL_ENCODINGS=examples/alibi.py txl train encoding.name=alibi
 
-The variable holds files (`….py`) or importable modules, separated by commas; importing one registers its
-encodings (`register_encoding`). A configuration, and so a checkpoint, holds no more than the name: what is
-imported is the user's choice alone, and loading a stranger's checkpoint runs no code that it brought along.
-The variable reaches the processes of a multirun and of several devices, as variables do.
+The variable holds files (`….py`) or importable modules, separated by commas. Importing one registers its encodings
+(`register_encoding`). Configs and checkpoints hold only the name of an encoding, so that loading someone else's
+checkpoint never runs code that came with it. Child processes (multiruns, several devices) inherit the variable.
+
+This module imports nothing of the model: `txl_lightning.model.encodings` fills `KINDS` when it is imported.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ VARIABLE = "TXL_ENCODINGS"
 
 @dataclass(frozen=True)
 class EncodingKind:
-    """What of an encoding others need to know, without its module (`model.encodings.register_encoding`).
+    """Properties of an encoding that other code asks for, as given to `model.encodings.register_encoding`.
 
     Args:
-        terms: which of the four terms (a)-(d) of the score it has.
-        absolute: positions belong to a segment and mean nothing beyond the length that was trained.
-        projects: every layer has a W_{k,R}, for `LayerPositions.sinusoids_SD`.
-        table: what its trained table, if any, has a row for: `distances` (segment, extended context and
-            memory) or `positions` (segment and extended context).
+        terms: its terms of the score, out of (a)-(d).
+        absolute: whether its positions count within a segment, hence cannot exceed the trained length.
+        projects: whether every layer has a matrix W_{k,R} for `LayerPositions.sinusoids_SD`.
+        table: rows of its trained table: one per distance (`distances`: segment, extended context and memory) or
+            one per position (`positions`: segment and extended context); None without a table.
     """
 
     terms: str = "a"
@@ -41,49 +42,47 @@ class EncodingKind:
     table: Literal["distances", "positions"] | None = None
 
 
-KINDS: dict[str, EncodingKind] = {}  # by name; filled where the encodings are registered
+KINDS: dict[str, EncodingKind] = {}  # by name; filled by register_encoding
 
 
 def kind_named(name: str) -> EncodingKind:
-    """What is known of an encoding; one that is not registered is looked for where TXL_ENCODINGS says.
+    """Return the properties of an encoding; if it is not registered, import what TXL_ENCODINGS names first.
 
     Raises:
-        OptionError: there is none of this name, or what the variable names cannot be imported.
+        OptionError: there is no encoding of this name, or what the variable names cannot be imported.
+        RuntimeError: the calling code has not imported `txl_lightning.model.encodings`.
     """
+    if not KINDS:
+        raise RuntimeError("no encoding is registered yet: import txl_lightning.model.encodings before asking for one")
     if name not in KINDS:
         for place in filter(None, os.environ.get(VARIABLE, "").split(",")):
-            import_place(place.strip())
-    own = f"or one that a file in the variable {VARIABLE} registers ({os.environ.get(VARIABLE) or 'not set'})"
-    require(name in KINDS, "encoding", name, f"must be one of {', '.join(KINDS)}, {own}")
+            _import_encodings(place.strip())
+    custom = f"or one that a file in the variable {VARIABLE} registers ({os.environ.get(VARIABLE) or 'not set'})"
+    require(name in KINDS, "encoding", name, f"must be one of {', '.join(KINDS)}, {custom}")
     return KINDS[name]
 
 
-def import_place(place: str) -> None:
-    """Import a file or a module, once.
-
-    Raises:
-        OptionError: it is missing, or raises an error of its own.
-    """
+def _import_encodings(place: str) -> None:
     is_file = place.endswith(".py")
     require(not is_file or Path(place).is_file(), VARIABLE, place, "no such file")
     try:
         if is_file:
-            import_file(Path(place).resolve())
+            _import_file(Path(place).resolve())
         else:
             importlib.import_module(place)
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # user code may raise anything
         raise OptionError(VARIABLE, place, f"cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def import_file(path: Path) -> None:
-    """Run a file as a module of its own, under a name that no import statement could mean."""
+def _import_file(path: Path) -> None:
+    """Import a file once, as a module under a name that no import statement can have."""
     name = f"txl_encodings:{path}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    sys.modules[name] = importlib.util.module_from_spec(spec)  # before it runs: dataclasses look their module up
+    sys.modules[name] = importlib.util.module_from_spec(spec)  # before it runs: dataclasses need it
     try:
         spec.loader.exec_module(sys.modules[name])
     except BaseException:

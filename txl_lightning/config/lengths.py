@@ -1,4 +1,4 @@
-"""Lengths that follow from a configuration: of position tables, of evaluation."""
+"""Compute the lengths that a config leaves open: rows of position tables, lengths of evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from txl_lightning.errors import OptionError, require
 
 
 def encoding_kind(config: Config) -> EncodingKind:
-    """What of the chosen encoding, the package's or one's own, is known without a model.
+    """Return the properties of the config's encoding, built in or custom.
 
     Raises:
         OptionError: there is no such encoding.
@@ -19,7 +19,7 @@ def encoding_kind(config: Config) -> EncodingKind:
 
 
 def table_len(config: Config) -> int | None:
-    """Rows of a trained position table: as given, or what training needs."""
+    """Return the number of rows of a trained position table: as given, or as training needs; None without a table."""
     table = encoding_kind(config).table
     if config.encoding.table_len is not None or table is None:
         return config.encoding.table_len
@@ -28,19 +28,24 @@ def table_len(config: Config) -> int | None:
 
 
 def extended_context(config: Config) -> int:
-    """Tokens of extended context that the training streams put in front of every segment."""
+    """Return the number of tokens of extended context in front of every training segment."""
     return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0
 
 
-def evaluation_extended_context(evaluation: EvaluationConfig, models_own: int) -> int:
-    """And those in front of the segments of validation and test."""
-    return models_own if evaluation.ext_len is None else evaluation.ext_len
+def evaluation_extended_context(evaluation: EvaluationConfig, model_ext_len: int) -> int:
+    """Return the number of tokens of extended context in front of every segment of validation and test.
+
+    Args:
+        evaluation: its `ext_len` counts if given.
+        model_ext_len: extended context of the model in training.
+    """
+    return model_ext_len if evaluation.ext_len is None else evaluation.ext_len
 
 
 def position_limit(config: Config) -> int | None:
-    """The longest segment, extended context included, whose absolute positions were trained; None for distances.
+    """Return the largest segment_len + ext_len with trained absolute positions; None if positions are relative.
 
-    A converted `al_rfou` was trained as far as its table reaches.
+    For a converted `al_rfou` checkpoint this is the length of its table.
     """
     if not isinstance(config.model, TransformerXLModelConfig) or not encoding_kind(config).absolute:
         return None
@@ -48,12 +53,12 @@ def position_limit(config: Config) -> int | None:
 
 
 def evaluation_lengths(config: Config) -> dict[str, Any]:
-    """Lengths for `with_lengths` in validation and test, the open ones filled in (paper's train.py).
+    """Return the lengths of validation and test for `with_lengths`; null ones get defaults (paper's train.py).
 
-    Nothing for a recurrent model, which has no lengths.
+    Empty for a recurrent model, which has no lengths.
 
     Raises:
-        OptionError: a recurrent model is given one, or segment and extended context exceed `position_limit`.
+        OptionError: a recurrent model is given a length, or segment_len + ext_len exceeds `position_limit`.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
         for name in ("mem_len", "ext_len", "same_length", "clamp_len"):
@@ -69,10 +74,10 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         raise OptionError("evaluation.mem_len", mem_len, "must be an integer >= 0")
     ext_len, limit = evaluation_extended_context(evaluation, extended_context(config)), position_limit(config)
     if limit is not None and evaluation.segment_len + ext_len > limit:
-        named = "ext_len" if evaluation.ext_len else "segment_len"
+        name = "ext_len" if evaluation.ext_len else "segment_len"
         allowed = f"segment_len + ext_len = {evaluation.segment_len + ext_len} must be at most {limit}, "
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
-        raise OptionError(f"evaluation.{named}", getattr(evaluation, named), allowed)
+        raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
     lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
     for name in ("same_length", "clamp_len"):
         value = getattr(evaluation, name)

@@ -16,7 +16,7 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 @dataclass
 class ModelConfig:
-    """Group `model`: what all models have."""
+    """Group `model`: fields of all models."""
 
     name: str = MISSING
     n_layer: int = MISSING
@@ -30,7 +30,7 @@ class ModelConfig:
 
 @dataclass
 class TransformerXLModelConfig(ModelConfig):
-    """The sizes of a Transformer-XL (see `TransformerXLConfig`)."""
+    """Group `model` for a Transformer-XL: sizes and lengths (see `TransformerXLConfig`)."""
 
     n_head: int = MISSING
     d_head: int = MISSING
@@ -46,7 +46,7 @@ class TransformerXLModelConfig(ModelConfig):
 
 @dataclass
 class RecurrentModelConfig(ModelConfig):
-    """The sizes of a recurrent baseline (see `RecurrentConfig`)."""
+    """Group `model` for a recurrent baseline (see `RecurrentConfig`)."""
 
     cell: str = MISSING
     hidden_dropout: float = 0.1
@@ -55,9 +55,9 @@ class RecurrentModelConfig(ModelConfig):
 
 @dataclass
 class EncodingConfig:
-    """Group `encoding`: how positions enter. `name` may be one's own (`own_encodings`).
+    """Group `encoding`: the encoding of positions, built in or custom (see `encoding_kinds`).
 
-    `table_len` null means what training needs: segment + extended context, and for shaw the memory too.
+    `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
     """
 
     name: str = MISSING
@@ -66,7 +66,7 @@ class EncodingConfig:
 
 @dataclass
 class MemoryConfig:
-    """Group `memory`: recurrence on or off, and its length and start in training."""
+    """Group `memory`: length of the memory in training (0 for no recurrence) and its start."""
 
     mem_len: int = MISSING
     start: str = "empty"
@@ -76,9 +76,9 @@ class MemoryConfig:
 class DataConfig:
     """Group `data`: the corpus, its level, and the training streams.
 
-    `root` is the folder of all corpora; null means the variable TXL_DATA, read where the data is loaded, so
-    that a checkpoint finds its corpus on another machine too. `prefix` allows a part of a corpus where the
-    whole is not there. `newlines` is enwik8's (dropped as in the paper, or kept), `seed` orders lm1b's sentences.
+    `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
+    that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b.
     """
 
     name: str = MISSING
@@ -96,11 +96,11 @@ class DataConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Node `evaluation`: lengths of validation and test, which may differ from training's.
+    """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
-    `mem_len` null means: what training sees, mem_len + segment_len - evaluation.segment_len (0 without
-    recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` stops the final
-    evaluation early (null: the whole split); validation during training stops at `trainer.val_max_segments`.
+    `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
+    without recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the
+    final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
@@ -114,7 +114,7 @@ class EvaluationConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Group `optimizer`: Adam or AdamW, linear warm-up, cosine (or constant) afterwards, clipping."""
+    """Group `optimizer`: Adam or AdamW, linear warm-up, then cosine decay (or constant), gradient clipping."""
 
     name: str = MISSING
     lr: float = MISSING
@@ -129,11 +129,11 @@ class OptimizerConfig:
 
 @dataclass
 class TrainerConfig:
-    """Group `trainer`: how long, where, and how often something is reported.
+    """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
-    `devices` processes on each of `num_nodes` machines share the global batch; `column_chunks` goes through
-    each one's columns in so many parts. `max_nonfinite_steps` skipped steps in a row end the run. `progress_file`
-    writes `progress.json` about once a second.
+    `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
+    over that many parts of each process's columns. `max_nonfinite_steps` skipped steps in a row end the run.
+    `progress_file` writes `progress.json` about once a second.
     """
 
     max_steps: int = MISSING
@@ -154,9 +154,9 @@ class TrainerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Node `checkpoint`: how often the state is saved besides at validation and at the end.
+    """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Without `memory` a checkpoint is smaller, and a run that goes on from it starts with an empty memory.
+    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory.
     """
 
     enabled: bool = True
@@ -166,10 +166,10 @@ class CheckpointConfig:
 
 @dataclass
 class ContextCurveConfig:
-    """Node `context_curve`: during training, the validation loss with exactly c tokens of context, and RECL.
+    """Node `context_curve`: validation loss with exactly c tokens of context, and RECL, during training.
 
-    Every `every_n_steps` steps (null: never), at `n_positions` positions of the split, for c from
-    `first_context` to `max_context` by `step`; RECL at `fractions` of the hardest positions.
+    Measured every `every_n_steps` steps (null: never) at `n_positions` positions of the split, for c from
+    `first_context` to `max_context` by `step`; RECL on the `fractions` of hardest positions.
     """
 
     every_n_steps: int | None = None
@@ -182,11 +182,11 @@ class ContextCurveConfig:
 
 @dataclass
 class LoggerConfig:
-    """Group `logger`: where curves go.
+    """Group `logger`: destination of the curves; all fields but `name` are for W&B.
 
-    Of W&B's: the `group` is that of the experiment or the multirun; `run_name` null is made of the arm and its
-    lengths; `tags` come beside the arm's. With `artifacts` the run ends by keeping its best weights, without the
-    optimiser's state, as an artifact: offline a file beside the checkpoints that `wandb sync` uploads, online at once.
+    `group` null is named after the multirun, `run_name` null after the model and its lengths; `tags` are added to the
+    tags of the model. `artifacts` logs the best weights, without optimizer state, at the end of the run: online at
+    once, offline as a file beside the checkpoints that `wandb sync` uploads.
     """
 
     name: str = MISSING
@@ -200,7 +200,7 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """The whole configuration of one training run."""
+    """Config of one training run."""
 
     model: ModelConfig = MISSING
     encoding: EncodingConfig = MISSING
@@ -219,10 +219,14 @@ class Config:
 
 
 def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
-    """Refuse a logger that a command does not have.
+    """Validate the logger of a command.
+
+    Args:
+        logger: group `logger`.
+        names: loggers that the command has.
 
     Raises:
-        OptionError: naming the option.
+        OptionError: the name or the mode is not allowed.
     """
     require(logger.name in names, "logger", logger.name, f"must be {' or '.join(names)}")
     modes = ("offline", "online")
@@ -230,19 +234,19 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
 
 
 def typed(config: Any) -> Config:
-    """The dataclasses behind a composed configuration, all interpolations resolved."""
+    """Return the dataclass of a composed config, with all interpolations resolved."""
     return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
 def plain(config: Any) -> dict[str, Any]:
-    """Nothing but dicts, lists, numbers and strings: what checkpoints and loggers may hold."""
+    """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
     if not OmegaConf.is_config(config):
         config = OmegaConf.structured(config)
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 
 def from_plain(values: dict[str, Any]) -> Config:
-    """The inverse of `plain`, for the configuration that a checkpoint holds."""
+    """Return the config from its `plain` form, which checkpoints hold."""
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     return typed(OmegaConf.merge(config, values))

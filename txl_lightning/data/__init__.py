@@ -1,1 +1,1 @@
-"""Corpora, vocabularies, ordered streams and the DataModule."""
+"""Corpora, vocabularies, streams of segments, and the DataModule."""

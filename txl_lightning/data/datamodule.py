@@ -1,4 +1,4 @@
-"""The DataModule: streams of one corpus for training and evaluation."""
+"""DataModule: streams of one corpus for training and evaluation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from txl_lightning.errors import OptionError
 
 
 class StreamsDataModule(L.LightningDataModule):
-    """Streams of the training split at training lengths, of the others at evaluation lengths.
+    """DataModule with streams of the training split at training lengths and of the others at evaluation lengths.
 
-    A corpus of unordered sentences (lm1b) has shuffled streams: another order in every epoch of training,
-    the text's own in evaluation, sentences never cut at a column's start.
+    A corpus of unordered sentences (lm1b) has `ShuffledStreams`: shuffled again in every epoch of training, in the
+    corpus' order in evaluation.
 
     Args:
         data: corpus, batch size and segment length of training.
-        evaluation: batch size and segment length of validation and test, and their extended context if it is
-            another.
-        ext_len: extended context of every segment.
+        evaluation: batch size, segment length and, if given, extended context of validation and test.
+        ext_len: tokens of extended context in front of every training segment.
+
+    Raises:
+        OptionError: a split is too short for the batch size and segment length.
+        UserError: the corpus cannot be loaded.
     """
 
     def __init__(self, data: DataConfig, evaluation: EvaluationConfig, ext_len: int = 0) -> None:
@@ -32,7 +35,11 @@ class StreamsDataModule(L.LightningDataModule):
         self._check_lengths()
 
     def streams(self, split: str) -> Streams:
-        """Streams of a split for this process."""
+        """Return the streams of a split for this process.
+
+        Args:
+            split: train, valid or test.
+        """
         place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if split != "train":
             return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
@@ -46,19 +53,15 @@ class StreamsDataModule(L.LightningDataModule):
             raise error.within("data") from error
 
     def train_dataloader(self) -> Streams:
-        """Training streams."""
         return self.streams("train")
 
     def val_dataloader(self) -> Streams:
-        """Validation streams."""
         return self.streams("valid")
 
     def test_dataloader(self) -> Streams:
-        """Test streams."""
         return self.streams("test")
 
     def _check_lengths(self) -> None:
-        """Refuse a corpus that cannot fill one segment per training stream."""
         n_tokens = len(self.corpus.splits["train"])
         needed = self.data.batch_size * (self.data.segment_len + 1)
         if n_tokens < needed:
@@ -66,7 +69,7 @@ class StreamsDataModule(L.LightningDataModule):
                 "data.batch_size",
                 self.data.batch_size,
                 f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
-                f"stream: batch_size x (segment_len + 1) = {needed} are needed",
+                f"stream: needs batch_size x (segment_len + 1) = {needed}",
             )
         for split in SPLITS:
             self.streams(split)
@@ -76,16 +79,24 @@ def evaluation_streams(
     corpus: Corpus,
     split: str,
     evaluation: EvaluationConfig,
-    models_own_ext_len: int = 0,
+    model_ext_len: int = 0,
     rank: int = 0,
     world_size: int = 1,
 ) -> Streams:
-    """Streams of any split at evaluation lengths, in the text's own order.
+    """Return streams of any split at evaluation lengths, in the order of the text.
+
+    Args:
+        corpus: of the split.
+        split: train, valid or test.
+        evaluation: batch size, segment length and, if given, extended context.
+        model_ext_len: extended context of the model, used if `evaluation` gives none.
+        rank: of this process.
+        world_size: number of processes.
 
     Raises:
-        OptionError: naming the option of `evaluation` that the split is too short for.
+        OptionError: the split is too short for an option of `evaluation`.
     """
-    ext_len = evaluation_extended_context(evaluation, models_own_ext_len)
+    ext_len = evaluation_extended_context(evaluation, model_ext_len)
     sizes = (evaluation.batch_size, evaluation.segment_len, ext_len, rank, world_size)
     tokens, sentences = corpus.splits[split], corpus.sentences.get(split)
     try:

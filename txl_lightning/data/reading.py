@@ -1,4 +1,4 @@
-"""Bytes of the files that a corpus is made of, in chunks: whole, cut, unpacked, or undone preparation."""
+"""Read the files of a corpus in chunks of bytes: whole, cut, unpacked, or with a preparation undone."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from txl_lightning.errors import UserError
+from txl_lightning.files import file_checksum, write_text
 
 CHUNK_BYTES = 1 << 22
-# Hashing less than this takes no longer than looking up what was hashed before.
-REMEMBERED_FROM = 1 << 24
+# Hashing a smaller file is as fast as looking up its stored checksum.
+STORED_FROM_BYTES = 1 << 24
 UNDERSCORE_TO_SPACE = bytes.maketrans(b"_", b" ")
 
 Alignment = Literal["byte", "char", "line"]
@@ -30,15 +31,15 @@ Format = Literal["plain", "numbers", "spaced"]
 
 @dataclass(frozen=True)
 class Part:
-    """A consecutive part of one file.
+    """Consecutive part of one file.
 
     Args:
-        path: the file; `.xz` means that it has to be unpacked first (see `unpacked`).
-        start: its first byte; a float is a fraction of the file.
-        stop: the byte after its last; a float is a fraction of the file, None is the file's end.
-        alignment: what a cut must not divide: it moves on to the next character (of UTF-8) or line.
-        format: `numbers` and `spaced` are what the original's scripts make of enwik8 (a number for every
-            byte, `10` written as a line break) and of text8 (spaces between characters, `_` for a space).
+        path: of the file; an `.xz` file must be unpacked first (see `unpacked`).
+        start: first byte; a float is a fraction of the file.
+        stop: byte after the last; a float is a fraction of the file, None is the end of the file.
+        alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line.
+        format: `numbers` and `spaced` are the output of the original's scripts for enwik8 (a number for every byte,
+            `10` written as a line break) and text8 (spaces between characters, `_` for a space).
     """
 
     path: Path
@@ -49,27 +50,28 @@ class Part:
 
 
 def fractions_of(path: Path, fractions: Sequence[float], alignment: Alignment) -> list[Part]:
-    """Consecutive parts of a file that together are the whole."""
+    """Split a file into consecutive parts by fractions with sum 1."""
     cuts: list[float | None] = [0.0, *np.cumsum(fractions)[:-1].tolist(), None]
     return [Part(path, a or 0, b, alignment) for a, b in pairwise(cuts)]
 
 
 def read(parts: Iterable[Part]) -> Iterator[bytes]:
-    """The bytes of some parts, one after the other, in chunks.
+    """Yield the bytes of all parts in order, in chunks.
 
     Raises:
-        UserError: a file cannot be read, or its `format` is not what it seemed.
+        UserError: a file cannot be read, or does not have its part's `format`.
     """
     for part in parts:
         try:
             with part.path.open("rb") as file:
-                yield from _undone(_between(file, _cut(file, part.start, part), _cut(file, part.stop, part)), part)
+                chunks = _between(file, _cut(file, part.start, part), _cut(file, part.stop, part))
+                yield from _undo_preparation(chunks, part)
         except OSError as error:
             raise UserError(f"{part.path}: cannot be read ({error.strerror or error})") from error
 
 
 def _cut(file: BinaryIO, position: int | float | None, part: Part) -> int:
-    """The byte where a part begins or ends: moved on to where a character or a line begins."""
+    """Return the byte position of a cut, moved forward to the start of a character or line."""
     size = os.fstat(file.fileno()).st_size
     if position is None:
         return size
@@ -92,8 +94,8 @@ def _between(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _undone(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """The bytes before the original's preparation script."""
+def _undo_preparation(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
+    """Yield the bytes as they were before the original's preparation script."""
     if part.format == "plain":
         yield from chunks
     elif part.format == "spaced":
@@ -104,14 +106,14 @@ def _undone(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
             try:
                 numbers = np.array(chunk.replace(b"\n", b" 10 ").split(), dtype=np.int64)
             except ValueError as error:
-                raise UserError(f"{part.path}: is neither bytes nor numbers of bytes ({error})") from error
+                raise UserError(f"{part.path}: must hold numbers from 0 to 255 ({error})") from error
             if numbers.size and not 0 <= numbers.min() <= numbers.max() <= 255:
-                raise UserError(f"{part.path}: has a number outside of 0 to 255")
+                raise UserError(f"{part.path}: must hold numbers from 0 to 255")
             yield numbers.astype(np.uint8).tobytes()
 
 
 def cut_after(chunks: Iterable[bytes], separators: bytes) -> Iterator[bytes]:
-    """The same bytes in chunks that end with one of the separators (the last one perhaps not)."""
+    """Yield the same bytes in chunks that end with one of the separators (except perhaps the last chunk)."""
     rest: list[bytes] = []
     for chunk in chunks:
         end = 1 + max(chunk.rfind(separators[i : i + 1]) for i in range(len(separators)))
@@ -124,10 +126,10 @@ def cut_after(chunks: Iterable[bytes], separators: bytes) -> Iterator[bytes]:
 
 
 def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
-    """UTF-8 text of bytes whose chunks may end inside a character.
+    """Decode UTF-8 from chunks that may end inside a character.
 
     Raises:
-        UserError: naming the first byte that is not UTF-8.
+        UserError: the bytes are not UTF-8; the message has the position of the first wrong byte.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     before = 0
@@ -146,8 +148,12 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, before: int, final
         raise UserError(f"not UTF-8 text (byte {position}): use data.level=byte, or convert the file") from error
 
 
-def fingerprint(path: Path, memory: Path | None = None) -> str:
-    """SHA-256 of a file; for large ones remembered in the folder `memory` under path, size and time of change.
+def fingerprint(path: Path, known: Path | None = None) -> str:
+    """Return the SHA-256 of a file in hexadecimal; large files are hashed once.
+
+    Args:
+        path: of the file.
+        known: folder of stored checksums, by path, size and modification time; None to store none.
 
     Raises:
         UserError: the file cannot be read.
@@ -155,35 +161,24 @@ def fingerprint(path: Path, memory: Path | None = None) -> str:
     try:
         status = path.stat()
         name = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns])
-        note = memory / hashlib.sha256(name.encode()).hexdigest() if memory else None
-        if note and status.st_size >= REMEMBERED_FROM and note.is_file():
-            return note.read_text()
-        digest = hashlib.sha256()
-        for chunk in read([Part(path)]):
-            digest.update(chunk)
+        stored = known / hashlib.sha256(name.encode()).hexdigest() if known else None
+        if stored and status.st_size >= STORED_FROM_BYTES and stored.is_file():
+            return stored.read_text()
+        found = file_checksum(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    if note and status.st_size >= REMEMBERED_FROM:
-        _remember(note, digest.hexdigest())
-    return digest.hexdigest()
-
-
-def _remember(note: Path, text: str) -> None:
-    unfinished = note.with_name(f".{note.name}.{os.getpid()}")
-    # Without the note the next start hashes again: slower, never wrong.
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text)
-        unfinished.replace(note)
-    with suppress(OSError):
-        unfinished.unlink(missing_ok=True)
+    if stored and status.st_size >= STORED_FROM_BYTES:
+        with suppress(OSError):  # the next run hashes the file again
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            write_text(stored, found)
+    return found
 
 
 def unpacked(parts: Sequence[Part], folder: Path) -> list[Part]:
-    """The parts with every `.xz` file replaced by an unpacked copy in `folder` (made once).
+    """Unpack every `.xz` file into `folder` and return the parts with the unpacked files.
 
     Raises:
-        UserError: an archive is damaged.
+        UserError: an `.xz` file is damaged.
     """
     plain = []
     for part in parts:

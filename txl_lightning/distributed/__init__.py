@@ -1,0 +1,1 @@
+"""Processes: ranks of one run, how they are started, and the jobs of a multirun."""

@@ -1,32 +1,56 @@
-"""A multirun as a whole: its name in W&B, and what its failed jobs say."""
+"""Results of the jobs of a multirun, and its name in W&B."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-# Nothing of Hydra's plugin scan runs this module a second time, so this is the launcher's own list.
-from hydra_plugins.txl_process_launcher._outcomes import OUTCOMES, JobError, Outcome
+MAX_EXIT_STATUS = 100  # higher ones mean signals and errors of the shell
+MAX_NAME_LENGTH = 128  # of a W&B group
 
-MOST = 100  # exit statuses above mean signals and the shell's own complaints
+
+class JobError(Exception):
+    """A job ended without a result, or with an error that cannot be pickled."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one job.
+
+    Attributes:
+        number: hydra.job.num.
+        overrides: of the job, as typed.
+        directory: of the job.
+        error: None for a job that returned.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    directory: Path
+    error: BaseException | None
+
+
+# Outcomes of this process's multirun, filled by the launcher. Sweepers hide failed jobs in different ways.
+OUTCOMES: list[Outcome] = []
 
 
 def multirun_name(directory: str) -> str:
-    """The folder of a multirun as one word, the same in all its jobs: `multirun-2026-11-20-12-30-00`."""
+    """Return a multirun's folder as one word, equal in all of its jobs: `multirun-2026-11-20-12-30-00`."""
     path = Path(directory).absolute()
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    return "-".join(part for part in path.parts if part != path.anchor)[-128:]  # W&B allows that many characters
+    return "-".join(part for part in path.parts if part != path.anchor)[-MAX_NAME_LENGTH:]
 
 
 def failed_jobs() -> list[Outcome]:
-    """The jobs of this process's multirun that failed, by their numbers."""
+    """Return the failed jobs of this process's multirun, ordered by number."""
     return sorted((job for job in OUTCOMES if job.error is not None), key=lambda job: job.number)
 
 
 def report_failed_jobs(command: str, describe: Callable[[BaseException], str]) -> int:
-    """Print a line for each failed job and one for all, and return the exit status: how many failed, at most 100."""
+    """Print one line for each failed job and a summary; return the exit status: the number of failures, at most 100."""
     failed = failed_jobs()
     for job in failed:
         assert job.error is not None
@@ -38,4 +62,4 @@ def report_failed_jobs(command: str, describe: Callable[[BaseException], str]) -
         )
     if failed:
         print(f"txl {command}: {len(failed)} of {len(OUTCOMES)} jobs failed", file=sys.stderr)
-    return min(len(failed), MOST)
+    return min(len(failed), MAX_EXIT_STATUS)

@@ -1,4 +1,4 @@
-"""The processes of one run: who this one is, and what all of them know together."""
+"""Ranks: the processes that share one run, and the values that they exchange."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its run. With one process nothing is communicated.
+    """Rank r of W processes that train together. With W = 1 nothing is communicated.
 
-    Every method is a collective: all ranks call it at the same place. They go over a gloo group of their own,
-    whatever the gradients use: nothing waits for a GPU, and a rank that died is noticed at once, because its
-    connections close.
+    Every method but `seed` is a collective: all ranks must call it, in the same order. The collectives use a
+    gloo group of their own, whatever the gradients use: they do not wait for a GPU, and they fail at once when a
+    rank dies, because its connections close.
 
     Args:
         rank: r.
@@ -39,7 +39,7 @@ class Ranks:
     group: Any = None
 
     def gather(self, value: T) -> list[T] | None:
-        """The values of all ranks in their order, on the first rank; None on the others."""
+        """Return the values of all ranks, ordered by rank, on rank 0; None on the others."""
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
@@ -47,7 +47,7 @@ class Ranks:
         return values
 
     def first(self, value: T) -> T:
-        """The first rank's value, on every rank."""
+        """Return the value of rank 0 on every rank."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -55,7 +55,7 @@ class Ranks:
         return values[0]
 
     def total(self, *values: float) -> list[float]:
-        """The sums over ranks, in float64."""
+        """Return the sum of each value over all ranks, in float64."""
         if self.world_size == 1:
             return [float(value) for value in values]
         sums = torch.tensor(values, dtype=torch.float64)
@@ -63,7 +63,7 @@ class Ranks:
         return sums.tolist()
 
     def largest(self, number: int) -> int:
-        """The largest of the ranks' numbers: of flags, whether one is set."""
+        """Return the maximum over all ranks; for flags, 1 if any rank has it set."""
         if self.world_size == 1:
             return int(number)
         largest = torch.tensor(number, dtype=torch.int64)
@@ -71,23 +71,24 @@ class Ranks:
         return int(largest)
 
     def seed(self, *numbers: int) -> int:
-        """A seed that differs from rank to rank, the first of `numbers` unchanged on the first rank."""
+        """Return a seed that differs between ranks; rank 0 keeps a single number unchanged."""
         if self.rank == 0 and len(numbers) == 1:
             return numbers[0]
         return int(np.random.SeedSequence([*numbers, self.rank]).generate_state(1)[0])
 
 
 def environment() -> ClusterEnvironment | None:
-    """What started the processes of this run: torchrun, SLURM, or None if nothing did."""
+    """Return the launcher that started this run's processes (torchrun or SLURM); None without one."""
     if TorchElasticEnvironment.detect():
         return TorchElasticEnvironment()
-    if SLURMEnvironment.detect() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:  # of srun, not the script
-        return SLURMEnvironment(auto_requeue=False)  # Lightning's way would save from within a signal
+    # SLURM_STEP_NUM_TASKS is set by srun only; a batch script that runs txl directly is one process.
+    if SLURMEnvironment.detect() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return SLURMEnvironment(auto_requeue=False)  # Lightning's requeue saves from inside a signal handler
     return None
 
 
 def n_processes(options: TrainerConfig) -> int:
-    """W as the configuration says: `trainer.devices` on each of `trainer.num_nodes` machines."""
+    """Return W = `trainer.devices` · `trainer.num_nodes`."""
     return options.devices * options.num_nodes
 
 
@@ -95,7 +96,7 @@ def connect(options: TrainerConfig) -> Ranks:
     """Join the other processes of this run, if torchrun or SLURM started several.
 
     Raises:
-        OptionError: they started another number of processes than the configuration says.
+        OptionError: the number of started processes differs from the configured one.
     """
     started = environment()
     world_size = 1 if started is None else started.world_size()
@@ -119,10 +120,10 @@ def connect(options: TrainerConfig) -> Ranks:
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """Leaves the other processes when all of them are done or were stopped, if this one had joined any.
+    """Leave the process groups when the block ends or the run is stopped.
 
-    A thread of gloo or NCCL that outlives the interpreter aborts the process. After an error nobody waits: the
-    other ranks may be gone.
+    A gloo or NCCL thread that outlives the interpreter aborts the process. After any other error the groups stay:
+    leaving waits for the other ranks, and they may be gone.
     """
     try:
         yield
@@ -133,7 +134,40 @@ def leaving() -> Iterator[None]:
 
 
 def leave() -> None:
-    """End the process groups and their threads, which end with the last references, in cycles of module and trainer."""
+    """End the process groups and their threads; the last references are in cycles of module and trainer."""
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Create the process group that RANK and WORLD_SIZE describe (as torchrun sets them), unless there is one.
+
+    The backend is gloo: evaluation exchanges losses in main memory.
+    """
+    create = dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if create:
+        dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        if create:
+            dist.destroy_process_group()
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return r and W of the default process group; 0 and 1 without one."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def all_gather(part: T) -> list[T]:
+    """Return the parts of all ranks, ordered by rank, on every rank of the default process group."""
+    _, world_size = rank_and_world_size()
+    if world_size == 1:
+        return [part]
+    parts: list[T] = [part] * world_size
+    dist.all_gather_object(parts, part)
+    return parts

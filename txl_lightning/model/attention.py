@@ -157,7 +157,7 @@ class Attention(nn.Module):
         mask_XTK = mask_TK.expand(H * B, -1, -1)
         content_XTK = content_scores(q if "a" in terms else None, u, k, mask_XTK)
         r_HSE = self._distance_vectors(positions)
-        position = position_scores(q if "b" in terms else None, v, r_HSE, bias, mask_XTK)
+        position = position_scores(q if "b" in terms else None, v, r_HSE, bias, len(mask_TK))
         if position is None:
             return content_XTK
         if "b" in terms:
@@ -187,7 +187,7 @@ def content_scores(
 
 
 def position_scores(
-    q_HBTE: Tensor | None, v_HE: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None, mask_XTK: Tensor
+    q_HBTE: Tensor | None, v_HE: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None, n_queries: int
 ) -> Float[Tensor, "X_or_H T K"] | None:
     """Terms (b) + (d): (q_i + v)·r_{i-j}; for H instead of H·B matrices where no query is in it.
 
@@ -196,12 +196,11 @@ def position_scores(
         v_HE: scaled global positional bias; None where term (d) is missing or is `bias_HS`.
         r_HSE: vectors of the distances K, …, 0.
         bias_HS: scaled biases of these distances, in place of v·r.
-        mask_XTK: gives T and K.
+        n_queries: T.
 
     Returns:
         The scores by key, or None if the attention has neither term.
     """
-    _, T, K = mask_XTK.shape
     query = _sum(q_HBTE, None if v_HE is None else v_HE[:, None, None])
     by_distance = None if bias_HS is None else bias_HS[:, None]
     if query is not None and r_HSE is not None:
@@ -210,8 +209,8 @@ def position_scores(
     if by_distance is None:
         return None
     if q_HBTE is None:
-        by_distance = by_distance.expand(-1, T, -1).contiguous()
-    return relative_shift(by_distance.view(-1, T, K + 1))
+        by_distance = by_distance.expand(-1, n_queries, -1).contiguous()
+    return relative_shift(by_distance.view(-1, n_queries, by_distance.shape[2]))
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

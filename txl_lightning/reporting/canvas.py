@@ -1,4 +1,4 @@
-"""Figures, drawn without a display."""
+"""Empty figures, their colours, and how they are saved; none of it needs a display."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
+def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
+    """Return an empty figure of this size in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def line_figure(
     path: Path,
     curves: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]],
@@ -23,17 +30,16 @@ def line_figure(
     y_label: str,
     title: str,
 ) -> None:
-    """Curves by name, one or more (seeds) a name in one colour and marker, as PNG.
+    """Draw curves as PNG: one colour and marker for each name, one line for each of its seeds.
 
     Args:
         path: file to write.
-        curves: name to the x and y values of its lines.
-        x_label: with unit.
-        y_label: with unit.
-        title: what the figure shows.
+        curves: x and y values of the lines, by name.
+        x_label: label of the x axis, with its unit.
+        y_label: label of the y axis, with its unit.
+        title: title of the figure.
     """
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     axes = figure.add_subplot()
     for (name, lines), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         for i, (x, y) in enumerate(lines):
@@ -45,29 +51,22 @@ def line_figure(
     figure.savefig(path, dpi=150)
 
 
-def canvas() -> tuple[Figure, Axes]:
-    """An empty figure that needs no display."""
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
-    """Grid and legend, and both files."""
+    """Add a grid and a legend, then save as `save_figure` does."""
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
     save_figure(figure, stem)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
-    """A figure as PNG and SVG, `stem` without suffix; the same input gives the same bytes."""
+    """Write `stem.png` and `stem.svg`; equal figures give equal bytes."""
     figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=150)
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
 
 
 def short(value: float) -> str:
-    """1500000 -> 1.5M."""
+    """Shorten a number with k, M or G: 1500000 becomes 1.5M."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:g}{unit}"

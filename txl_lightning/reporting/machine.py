@@ -1,4 +1,4 @@
-"""The machine that a measurement belongs to."""
+"""Description of the machine, stated beside every speed."""
 
 from __future__ import annotations
 

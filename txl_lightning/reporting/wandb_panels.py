@@ -1,4 +1,4 @@
-"""Weights & Biases runs: how one begins, and what goes into it besides curves: line series, tables, images, files."""
+"""Weights & Biases runs: start one, and log line series, tables, images and files."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def start_run(
     tags: Sequence[str] = (),
     run_id: str | None = None,
 ) -> wandb.Run:
-    """Begin a run whose files lie in `directory`.
+    """Start a run whose files lie in `directory`.
 
     Args:
-        directory: of the command that logs.
-        logger: project, group, tags and mode; its `run_name` comes before `name`.
-        job_type: the command.
-        config: everything that the run is known by.
-        name: what the run is called; null leaves it to W&B.
-        tags: beside the logger's own.
-        run_id: of a run to go on with.
+        directory: run directory of the command.
+        logger: project, group, tags and mode; its `run_name`, if set, replaces `name`.
+        job_type: name of the command.
+        config: configuration to show beside the run.
+        name: name of the run; None lets W&B choose one.
+        tags: tags besides those of the logger.
+        run_id: id of a run to resume; None starts a new one.
 
     Raises:
-        OptionError: W&B does not take the run (online without a key, no server, a wrong name).
+        OptionError: W&B refuses the run (online without a key, no server, a wrong name).
     """
     try:
         return wandb.init(
@@ -58,7 +58,7 @@ def start_run(
 
 @contextmanager
 def wandb_run(directory: Path, logger: LoggerConfig, job_type: str, config: dict[str, Any]) -> Iterator[wandb.Run]:
-    """The run of a command that trains nothing, finished on the way out."""
+    """Start the run of a command that does not train, and finish it at the end of the block."""
     run = start_run(directory, logger, job_type, config, name=job_type)
     try:
         yield run
@@ -69,7 +69,7 @@ def wandb_run(directory: Path, logger: LoggerConfig, job_type: str, config: dict
 def log_line_series(
     run: wandb.Run, panel: str, x: Sequence[float], curves: Mapping[str, Sequence[float]], x_name: str, title: str
 ) -> None:
-    """A panel of curves over the same x, by name."""
+    """Log a panel of named curves over a common x."""
     series = wandb.plot.line_series(
         xs=list(x), ys=[list(y) for y in curves.values()], keys=list(curves), title=title, xname=x_name
     )
@@ -77,12 +77,12 @@ def log_line_series(
 
 
 def log_table(run: wandb.Run, panel: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table, its cells as text."""
+    """Log a table, its cells as text."""
     run.log({panel: wandb.Table(columns=list(header), data=[[str(cell) for cell in row] for row in rows])})
 
 
 def log_image(run: wandb.Run, panel: str, path: Path, caption: str) -> None:
-    """A picture that is on disk."""
+    """Log an image file."""
     run.log({panel: wandb.Image(str(path), caption=caption)})
 
 
@@ -94,16 +94,19 @@ def log_files(
     metadata: Mapping[str, Any] | None = None,
     in_place: bool = False,
 ) -> None:
-    """One version of an artifact: files under their names, folders with what is in them.
+    """Log one version of an artifact: files under their names, folders with their contents.
 
     Args:
-        run: that makes it.
-        name: letters, digits, `-`, `_` and `.`; the same name again is the next version.
-        type: `model`, `report` or what else it is.
-        paths: files and folders; one that is not there is left to W&B, which raises ValueError.
-        metadata: figures to find a version by.
-        in_place: offline, do not copy the files into W&B's own folder: `wandb sync` reads them where they lie, so
-            they must not change until then.
+        run: run that makes the artifact.
+        name: letters, digits, `-`, `_` and `.`; logging a name again makes its next version.
+        type: type of the artifact, such as `model` or `report`.
+        paths: files and folders.
+        metadata: values to find a version by.
+        in_place: do not copy the files into W&B's folder when offline; they must then stay unchanged until
+            `wandb sync` has read them.
+
+    Raises:
+        ValueError: W&B does not find one of the paths.
     """
     artifact = wandb.Artifact(name, type=type, metadata=dict(metadata or {}))
     policy: Any = "immutable" if in_place else "mutable"

@@ -21,7 +21,7 @@ TAIL_BYTES = 1 << 16  # zip readers search this far from the end of the file for
 
 
 class DamagedFileError(Exception):
-    """A file is not a checkpoint, or its bytes changed after it was written."""
+    """Error of a file that is not a checkpoint, or whose bytes changed after it was written."""
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None = None) -> None:

@@ -1,1 +1,1 @@
-"""LightningModule, metrics, optimisation, and a run from a configuration."""
+"""Training: the LightningModule, optimiser, callbacks and loggers, and a run from its config."""

@@ -1,4 +1,4 @@
-"""What of a configuration can be refused before anything is trained, and what a checkpoint must be to go on from."""
+"""Validation of a config before training and of a checkpoint before resuming."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
 from txl_lightning.training.optimization import check_optimizer
 
-NOT_THE_FUNCTION = {
+NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
     *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
 }
-SAME_GROUPS = ("data", "model", "encoding", "memory", "optimizer")  # what makes a run this one and no other
-SAME_OPTIONS = ["loss", "trainer.precision"]
+# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
+FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
+FIXED_OPTIONS = ["loss", "trainer.precision"]
 FREE_OPTIONS = ("data.root", "data.path", "data.cache_dir", "model.name")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
-def check_options(config: Config) -> None:
-    """Refuse what no later stage would name as clearly."""
+def check_config(config: Config) -> None:
+    """Validate the options of a training run before anything is prepared.
+
+    Raises:
+        OptionError: an option has a value that is not allowed.
+    """
     trainer, evaluation = config.trainer, config.evaluation
     check_optimizer(config.optimizer)
-    architecture(config, vocab_size=2**31)  # before a large corpus is prepared
+    architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     require(config.seed >= 0, "seed", config.seed, "must be an integer >= 0")
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
@@ -82,11 +87,12 @@ def check_options(config: Config) -> None:
     check_logger(config.logger, ("wandb", "csv", "none"))
 
 
-def check_same_everywhere(config: Config, ranks: Ranks) -> None:
-    """Refuse ranks that were started with different options: they would train different models as if they were one.
+def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
+    """Check that all ranks were started with equal options; otherwise they would train different models.
 
     Raises:
-        OptionError: naming the first option that differs from the first rank's.
+        OptionError: this rank has another option than rank 0; names the first one.
+        UserError: another rank has.
     """
     ours, theirs = flat(plain(config)), flat(ranks.first(plain(config)))
     different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
@@ -95,11 +101,11 @@ def check_same_everywhere(config: Config, ranks: Ranks) -> None:
         name = different[0]
         raise OptionError(name, ours.get(name), f"must be {theirs.get(name)}, as on rank 0 (this is rank {ranks.rank})")
     if failed:
-        raise UserError("another rank was started with other options")
+        raise UserError("another rank was started with different options")
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted names."""
+    """Flatten a nested config to dotted names."""
     items: dict[str, Any] = {}
     for name, value in values.items():
         items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -109,15 +115,22 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def check_weights(
     path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
 ) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint under the model's own names.
+    """Return the weights of a checkpoint under the names of the model.
+
+    Args:
+        path: of the checkpoint, for messages.
+        option: that named it: `resume` or `initial_weights`.
+        checkpoint: its contents.
+        model: that takes the weights.
+        vocabulary: of the corpus.
 
     Raises:
-        OptionError: they are of another architecture or were trained on another vocabulary.
+        OptionError: the checkpoint has another architecture or vocabulary.
     """
     record = checkpoint["txl_lightning"]
     theirs = architecture(from_plain(record["config"]), len(vocabulary))
     for name, value in vars(theirs).items():
-        if name in NOT_THE_FUNCTION or not hasattr(model.config, name):
+        if name in NON_ARCHITECTURE_FIELDS or not hasattr(model.config, name):
             continue
         if value != getattr(model.config, name):
             needed = getattr(model.config, name)
@@ -135,16 +148,16 @@ def check_weights(
 
 
 def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
-    """Refuse to go on with a run whose model, corpus, streams, memory, loss, precision or optimiser were others.
+    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimiser.
 
     Raises:
-        OptionError: naming the first option that differs, or that the file holds weights only.
+        OptionError: an option differs (names the first one), or the file holds weights only.
     """
     if "pytorch-lightning_version" not in checkpoint:
         raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
     record = checkpoint["txl_lightning"]
     before, now = flat(record["config"]), flat(plain(config))
-    fixed = [name for group in SAME_GROUPS for name in now if name.startswith(f"{group}.")] + SAME_OPTIONS
+    fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
     for name in fixed:
         if name not in FREE_OPTIONS and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name

@@ -1,4 +1,4 @@
-"""Optimiser and learning rate of the paper."""
+"""Optimiser and learning-rate schedule of the paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
-    """The rate after `step` updates.
+    """Return the learning rate after `step` updates.
 
         step < warmup:  lr · step / warmup
         else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · step / max_steps)) / 2
@@ -54,7 +54,7 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, max_steps: int, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Optimiser and per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
+    """Return the optimiser and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
     b1, b2 = config.betas
     options: dict[str, Any] = {"lr": config.lr, "betas": (b1, b2), "eps": config.eps}
     options |= {"weight_decay": config.weight_decay, "fused": fused}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 
-from experiments.engine.corpora import at_hand
+from experiments.engine.available_corpora import at_hand
 from experiments.engine.jobs import RUNS, composed
 from experiments.engine.setup import Setup
 from experiments.tables.arms import OtherCorpus

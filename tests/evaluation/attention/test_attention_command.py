@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,48 +9,32 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.small_run import tiny_config
+from tests.evaluation.small_runs import SmallRuns
+from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.attention.command import attention, wide_heads
+from txl_lightning.evaluation.attention.command import farthest_heads, run
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.training.run import train
 
-KINDS = {
-    "relative": ["memory=on"],
-    "shaw": ["memory=on", "encoding=shaw", "model.terms=ab"],
-    "absolute": ["memory=off", "encoding=absolute"],
-    "lstm": ["model=lstm", "model.d_model=16"],
-}
 FIGURES = ("by_distance", "text", "terms")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One short run of every kind, `KIND/checkpoints/best.ckpt`."""
-    directory = tmp_path_factory.mktemp("runs")
-    for kind, overrides in KINDS.items():
-        config = tiny_config(directory, "trainer.max_steps=2", "trainer.val_every_n_steps=1", *overrides)
-        train(config, directory / kind)
-    return directory
-
-
-def options(runs: Path, kind: str, **given: Any) -> AttentionOptions:
+def options(runs: SmallRuns, kind: str, **given: Any) -> AttentionOptions:
     small = {"num_threads": 1, "logger": LoggerConfig(name="none")}
-    return AttentionOptions(str(runs / kind / "checkpoints" / "best.ckpt"), **{**small, **given})
+    return AttentionOptions(runs.checkpoint(kind), **{**small, **given})
 
 
 def written(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_figures_table_and_json_of_a_recurrent_transformer(runs: Path, tmp_path: Path) -> None:
-    lines = attention(options(runs, "relative", mem_len=12), tmp_path / "run")
-    results = json.loads((tmp_path / "run/attention.json").read_text())
+def test_figures_table_and_json_of_a_recurrent_transformer(runs: SmallRuns, tmp_path: Path) -> None:
+    lines = run(options(runs, "relative", mem_len=12), tmp_path)
+    results = json.loads((tmp_path / "attention.json").read_text())
     assert results["distances"] == results["evaluation"]["mem_len"] == 12
     assert results["evaluation"]["same_length"] is True
     assert (results["split"], results["terms"], results["missing_terms"]) == ("valid", "abcd", [])
-    maps = np.load(tmp_path / "run/attention.npz")
+    maps = np.load(tmp_path / "attention.npz")
     assert sorted(maps) == ["a", "all", "b", "d"]
     for rows in maps.values():
         assert rows.shape == (len(results["heads"]), 12)
@@ -66,49 +48,49 @@ def test_figures_table_and_json_of_a_recurrent_transformer(runs: Path, tmp_path:
     assert numbers == [(n, h) for n in range(1, numbers[-1][0] + 1) for h in range(1, numbers[-1][1] + 1)]
 
     figures = {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
-    assert written(tmp_path / "run") == {
-        "config.yaml", "attention.json", "attention.npz", "attention.md", "heads.csv", *figures
+    assert written(tmp_path) == {
+        "attention.json", "attention.npz", "attention.md", "heads.csv", *figures
     }  # fmt: skip
-    with (tmp_path / "run/heads.csv").open() as file:
+    with (tmp_path / "heads.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["entropy_bits"]) for row in rows] == [head["entropy_bits"] for head in results["heads"]]
-    table = (tmp_path / "run/attention.md").read_text()
+    table = (tmp_path / "attention.md").read_text()
     assert table.startswith("| layer | head | entropy (bits) | mean distance (tokens) | in the segment (%) |")
     assert len(table.splitlines()) == 2 + len(rows) + 2
     assert f"Average over the {results['queries']:,} tokens of" in lines[-1]
     assert "see all 12 relative positions 0 … −11" in lines[-1]
 
 
-def test_a_model_without_memory_is_looked_at_within_its_segment(runs: Path, tmp_path: Path) -> None:
-    lines = attention(options(runs, "absolute"), tmp_path / "run")
-    results = json.loads((tmp_path / "run/attention.json").read_text())
+def test_a_model_without_memory_is_looked_at_within_its_segment(runs: SmallRuns, tmp_path: Path) -> None:
+    lines = run(options(runs, "absolute"), tmp_path)
+    results = json.loads((tmp_path / "attention.json").read_text())
     assert results["distances"] == results["text"]["targets"] == 4  # half of the segment
     assert {head["in_memory"] for head in results["heads"]} == {0.0}
-    assert sorted(np.load(tmp_path / "run/attention.npz")) == ["a", "all"]
+    assert sorted(np.load(tmp_path / "attention.npz")) == ["a", "all"]
     text = "\n".join(lines)
-    assert "Figure 5 leaves out what lies farther" in text
+    assert "Figure 5 leaves out farther tokens" in text
     for term in "bd":
         assert f"Figure 7: the model has no term ({term}) (encoding=absolute, terms='a')" in text
 
 
-def test_terms_that_are_off_are_named_and_other_lengths_and_splits_are_used(runs: Path, tmp_path: Path) -> None:
+def test_terms_that_are_off_are_named_and_other_lengths_and_splits_are_used(runs: SmallRuns, tmp_path: Path) -> None:
     given = {"mem_len": 5, "same_length": False, "split": "test", "segment_len": 6, "batch_size": 3, "max_segments": 4}
-    lines = attention(options(runs, "shaw", heads=["1:2", "2:1"], text_position=40, **given), tmp_path / "run")
-    results = json.loads((tmp_path / "run/attention.json").read_text())
+    lines = run(options(runs, "shaw", heads=["1:2", "2:1"], text_position=40, **given), tmp_path)
+    results = json.loads((tmp_path / "attention.json").read_text())
     assert (results["distances"], results["queries"]) == (6, 3 * (4 * 6 - 5))
     assert results["text"] == {"position": 40, "targets": 6, "heads": ["1:2", "2:1"]}
     assert any("no term (d) (encoding=shaw, terms='ab')" in line for line in lines)
-    svg = (tmp_path / "run/text.svg").read_text()
+    svg = (tmp_path / "text.svg").read_text()
     assert "layer 1, head 2" in svg
     assert "layer 2, head 1" in svg
 
 
-def test_wide_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> None:
+def test_thefarthest_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> None:
     distances = np.zeros((16, 10))
     distances[[0, 7, 15, 3], [7, 7, 7, 1]] = 1
-    assert wide_heads(distances) == [(0, 7), (7, 7), (15, 7)]  # one each of first, middle and last layer
-    assert wide_heads(distances[:2]) == [(0, 7), (1, 0)]
-    assert wide_heads(distances[:1]) == [(0, 7)]
+    assert farthest_heads(distances) == [(0, 7), (7, 7), (15, 7)]  # one each of first, middle and last layer
+    assert farthest_heads(distances[:2]) == [(0, 7), (1, 0)]
+    assert farthest_heads(distances[:1]) == [(0, 7)]
 
 
 @pytest.mark.parametrize(
@@ -131,32 +113,30 @@ def test_wide_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> No
         ("relative", {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
         ("relative", {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
         ("relative", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),
-        ("relative", {"split": "train", "batch_size": 1_000}, "^batch_size=1000: the training split of"),
+        ("relative", {"split": "train", "batch_size": 1_000}, "^batch_size=1000: gives 1 of"),
     ],
 )
-def test_what_cannot_be_is_named(runs: Path, tmp_path: Path, kind: str, given: dict, words: str) -> None:
+def test_what_cannot_be_is_named(runs: SmallRuns, tmp_path: Path, kind: str, given: dict, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        attention(options(runs, kind, **given), tmp_path / "run")
+        run(options(runs, kind, **given), tmp_path)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert written(tmp_path) == set()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
-def test_a_gpu_that_is_not_there_is_no_silent_processor(runs: Path, tmp_path: Path) -> None:
+def test_a_missing_gpu_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
-        attention(options(runs, "relative", accelerator="gpu"), tmp_path)
+        run(options(runs, "relative", accelerator="gpu"), tmp_path)
 
 
 @pytest.mark.slow
-def test_the_real_command_with_wandb_offline(runs: Path, tmp_path: Path) -> None:
-    checkpoint = f"checkpoint={runs / 'relative/checkpoints/best.ckpt'}"
-    given = ["num_threads=1", "heads=[2:1]", "max_segments=5", "logger=wandb"]
-    command = [sys.executable, "-m", "txl_lightning.cli", "attention", checkpoint, *given]
-    command.append(f"hydra.run.dir={tmp_path / 'run'}")
-    done = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "| layer | head |" in done.stdout
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "run")
+def test_the_command_with_wandb_offline(runs: SmallRuns, tmp_path: Path) -> None:
+    given = [f"checkpoint={runs.checkpoint('relative')}", "num_threads=1", "heads=[2:1]", "max_segments=5"]
+    ended = run_txl("attention", *given, "logger=wandb", f"hydra.run.dir={tmp_path / 'run'}")
+    assert ended.status == 0, ended.err
+    assert "| layer | head |" in ended.out
+    assert ended.out.splitlines()[-1] == str(tmp_path / "run")
+    assert (tmp_path / "run/config.yaml").is_file()
     assert json.loads((tmp_path / "run/attention.json").read_text())["text"]["heads"] == ["2:1"]
     (files,) = (tmp_path / "run/wandb").glob("offline-run-*/files/media")
     assert {path.name.rsplit("_", 2)[0] for path in (files / "images/attention").iterdir()} == set(FIGURES)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_lightning.evaluation.attention.figures import distance_figure, piece_figure, shown
+from txl_lightning.evaluation.attention.figures import distance_figure, printable, text_figure
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_figure_of_text_of_any_symbols(tmp_path: Path, symbols: tuple[str, ...
     weights = np.random.default_rng(0).dirichlet(np.ones(n_context), 6)
     weights[3, :5] = 0
     heads, marked = {"layer 1, head 2": weights}, {"layer 1, head 2": weights > np.quantile(weights, 0.8)}
-    piece_figure(tmp_path / "f", heads, marked, context[:6], context, "a piece of $text$")
+    text_figure(tmp_path / "f", heads, marked, context[:6], context, "a piece of $text$")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     assert "farther than the target sees" in (tmp_path / "f.svg").read_text()
 
@@ -50,4 +50,4 @@ def test_a_figure_of_text_of_any_symbols(tmp_path: Path, symbols: tuple[str, ...
     ],
 )
 def test_symbols_that_can_be_read(symbol: str, expected: str) -> None:
-    assert shown(symbol) == expected
+    assert printable(symbol) == expected

@@ -19,7 +19,7 @@ from txl_lightning.evaluation.attention.maps import (
     by_distance,
     watched,
 )
-from txl_lightning.evaluation.attention.text_attention import most_attended, piece_attention
+from txl_lightning.evaluation.attention.text_attention import most_attended, text_attention
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.positions import attention_mask
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -127,7 +127,7 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(options: dict) -> 
     """The stream is cut so that one of its segments is the piece."""
     model, stream = tiny_model(**options), random_stream(1, 60)
     M, n_targets, position = model.config.mem_len, 3, 37
-    piece = piece_attention(model, stream[0].numpy(), LETTERS, position, n_targets, [(0, 1), (1, 0)], SEGMENT + 1)
+    piece = text_attention(model, stream[0].numpy(), LETTERS, position, n_targets, [(0, 1), (1, 0)], SEGMENT + 1)
     assert "".join(piece.targets) == LETTERS.decode(stream[0, 37:40])
     C = M or 1
     assert "".join(piece.context) == LETTERS.decode(stream[0, 36 - C : 36])
@@ -162,7 +162,7 @@ LETTERS = Vocabulary("char", tuple("abcdefghijk"))
 def test_a_piece_that_does_not_fit_is_refused(mem_len: int, position: int | None, n_targets: int, words: str) -> None:
     tokens = random_stream(1, 60)[0].numpy()
     with pytest.raises(OptionError, match=words):
-        piece_attention(tiny_model(mem_len=mem_len), tokens, LETTERS, position, n_targets, [(0, 0)], 4)
+        text_attention(tiny_model(mem_len=mem_len), tokens, LETTERS, position, n_targets, [(0, 0)], 4)
 
 
 def test_a_fifth_of_the_tokens_is_marked_in_every_row() -> None:

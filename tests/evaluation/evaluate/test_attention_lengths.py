@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.small_runs import path, result
+from tests.evaluation.evaluate.scored import result
+from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.streams.ordered import OrderedStreams
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
@@ -18,24 +19,24 @@ from txl_lightning.runs.trained import load_trained
 LENGTHS = [24, 4, 12, 12]
 
 
-def direct(trained_runs: Path, kind: str, segment_len: int, ext_len: int = 0, **lengths: Any) -> float:
-    trained = load_trained(path(trained_runs, kind))
+def direct(runs: SmallRuns, kind: str, segment_len: int, ext_len: int = 0, **lengths: Any) -> float:
+    trained = load_trained(runs.checkpoint(kind))
     tokens = load_corpus(trained.config.data).splits["test"]
     model: Any = trained.model.with_lengths(ext_len=ext_len, **lengths)
     return score_streams(model, OrderedStreams(tokens, 2, segment_len, ext_len)).nll
 
 
-def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(trained_runs: Path, tmp_path: Path) -> None:
-    ours = result(trained_runs, tmp_path, attention_lengths=LENGTHS)
+def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(runs: SmallRuns, tmp_path: Path) -> None:
+    ours = result(runs, "characters", tmp_path, attention_lengths=LENGTHS)
     sweep = ours["test"]["sweep"]
     assert (sweep["knob"], sweep["same_length"], sweep["limit"], sweep["unit"]) == ("mem_len", True, None, "bpc")
     assert [row["attention_length"] for row in sweep["lengths"]] == [4, 12, 24]
     for row in sweep["lengths"]:
-        expected = direct(trained_runs, "ours", 8, mem_len=row["attention_length"], same_length=True)
+        expected = direct(runs, "characters", 8, mem_len=row["attention_length"], same_length=True)
         assert row["nll"] == pytest.approx(expected, rel=1e-6)
         assert row["bpc"] == pytest.approx(expected / math.log(2), rel=1e-6)
         assert row["standard_error"]["nll"] > 0
-    metrics = json.loads((trained_runs / "ours/metrics.json").read_text())
+    metrics = json.loads((runs.directory("characters") / "metrics.json").read_text())
     assert sweep["init"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
     assert sweep["init"]["attention_length"] == 16
     lowest = min([*sweep["lengths"], sweep["init"]], key=lambda row: row["nll"])
@@ -47,16 +48,16 @@ def test_memory_is_varied_with_the_same_attention_length_for_all_tokens(trained_
     assert sweep["attention_length"] == min(row["attention_length"] for row in reaching)
 
 
-def test_the_tolerance_decides_which_length_reaches_the_best(trained_runs: Path, tmp_path: Path) -> None:
-    ours = result(trained_runs, tmp_path, attention_lengths=LENGTHS, tolerance=100.0)["test"]["sweep"]
+def test_the_tolerance_decides_which_length_reaches_the_best(runs: SmallRuns, tmp_path: Path) -> None:
+    ours = result(runs, "characters", tmp_path, attention_lengths=LENGTHS, tolerance=100.0)["test"]["sweep"]
     assert ours["attention_length"] == 4
-    exact = result(trained_runs, tmp_path, attention_lengths=LENGTHS, tolerance=0.0)["test"]["sweep"]
+    exact = result(runs, "characters", tmp_path, attention_lengths=LENGTHS, tolerance=0.0)["test"]["sweep"]
     assert exact["attention_length"] == exact["best"]["attention_length"]
 
 
-def test_init_is_trainings_whatever_is_chosen_for_evaluation(trained_runs: Path, tmp_path: Path) -> None:
+def test_init_is_trainings_whatever_is_chosen_for_evaluation(runs: SmallRuns, tmp_path: Path) -> None:
     options = {"segment_len": 4, "mem_len": 30, "clamp_len": 5, "same_length": False, "max_segments": 6}
-    ours = result(trained_runs, tmp_path, attention_lengths=[10], **options)["test"]
+    ours = result(runs, "characters", tmp_path, attention_lengths=[10], **options)["test"]
     init, (row,) = ours["sweep"]["init"], ours["sweep"]["lengths"]
     lengths = {"segment_len": 8, "mem_len": 8, "ext_len": 0, "same_length": False, "clamp_len": -1, "max_segments": 3}
     assert init["evaluation"].items() >= lengths.items()
@@ -64,39 +65,39 @@ def test_init_is_trainings_whatever_is_chosen_for_evaluation(trained_runs: Path,
     assert ours["sweep"]["same_length"] is False
 
 
-def test_without_recurrence_distances_use_a_memory_at_evaluation(trained_runs: Path, tmp_path: Path) -> None:
-    sweep = result(trained_runs, tmp_path, "shaw", attention_lengths=[12])["test"]["sweep"]
+def test_without_recurrence_distances_use_a_memory_at_evaluation(runs: SmallRuns, tmp_path: Path) -> None:
+    sweep = result(runs, "shaw_words", tmp_path, attention_lengths=[12])["test"]["sweep"]
     assert sweep["knob"] == "mem_len"
     assert sweep["unit"] == "ppl"
-    expected = direct(trained_runs, "shaw", 8, mem_len=12, same_length=True)
+    expected = direct(runs, "shaw_words", 8, mem_len=12, same_length=True)
     assert sweep["lengths"][0]["ppl"] == pytest.approx(math.exp(expected), rel=1e-5)
-    assert sweep["init"]["nll"] == pytest.approx(direct(trained_runs, "shaw", 8, mem_len=0), rel=1e-6)
+    assert sweep["init"]["nll"] == pytest.approx(direct(runs, "shaw_words", 8, mem_len=0), rel=1e-6)
     assert sweep["init"]["attention_length"] == 8
 
 
-def test_absolute_positions_use_extended_context_as_far_as_they_go(trained_runs: Path, tmp_path: Path) -> None:
-    ours = result(trained_runs, tmp_path, "absolute", segment_len=6, ext_len=0, attention_lengths=[3, 9, 10, 50, 500])
+def test_absolute_positions_use_extended_context_as_far_as_they_go(runs: SmallRuns, tmp_path: Path) -> None:
+    ours = result(runs, "extended", tmp_path, segment_len=6, ext_len=0, attention_lengths=[3, 9, 10, 50, 500])
     sweep = ours["test"]["sweep"]
     assert (sweep["knob"], sweep["limit"]) == ("ext_len", 10)
     assert [row["attention_length"] for row in sweep["lengths"]] == [3, 9, 10]
     for row, (segment_len, ext_len) in zip(sweep["lengths"], [(3, 0), (6, 3), (6, 4)], strict=True):
-        assert row["nll"] == pytest.approx(direct(trained_runs, "absolute", segment_len, ext_len, mem_len=0), rel=1e-6)
+        assert row["nll"] == pytest.approx(direct(runs, "extended", segment_len, ext_len, mem_len=0), rel=1e-6)
     assert sweep["init"]["attention_length"] == 10
-    assert sweep["init"]["nll"] == pytest.approx(direct(trained_runs, "absolute", 8, 2, mem_len=0), rel=1e-6)
+    assert sweep["init"]["nll"] == pytest.approx(direct(runs, "extended", 8, 2, mem_len=0), rel=1e-6)
 
 
-def test_the_window_is_what_slides(trained_runs: Path, tmp_path: Path) -> None:
+def test_the_window_is_what_slides(runs: SmallRuns, tmp_path: Path) -> None:
     options = {"protocol": "sliding", "stride": 2}
-    ours = result(trained_runs, tmp_path, "lstm", attention_lengths=[4, 6], **options)["test"]["sweep"]
+    ours = result(runs, "lstm", tmp_path, attention_lengths=[4, 6], **options)["test"]["sweep"]
     assert (ours["knob"], ours["init"]["attention_length"]) == ("window", 8)
     for row in ours["lengths"]:
-        alone = result(trained_runs, tmp_path, "lstm", window=row["attention_length"], **options)["test"]
+        alone = result(runs, "lstm", tmp_path, window=row["attention_length"], **options)["test"]
         assert row["nll"] == pytest.approx(alone["nll"], rel=1e-6)
 
 
-def test_table_and_figures_are_written(trained_runs: Path, tmp_path: Path) -> None:
-    options = EvaluateOptions(path(trained_runs), attention_lengths=[4, 8], num_threads=1)
-    lines = evaluate(options, tmp_path)
+def test_table_and_figures_are_written(runs: SmallRuns, tmp_path: Path) -> None:
+    options = EvaluateOptions(runs.checkpoint("characters"), attention_lengths=[4, 8], num_threads=1)
+    lines = run(options, tmp_path)
     assert lines[0].startswith("valid: nll ")
     assert lines[1].startswith("test: nll ")
     assert lines[2] == "| split | bpc init | bpc best | best below init | attention length |"

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.small_runs import KINDS, path, result
+from tests.evaluation.evaluate.scored import result
+from tests.evaluation.small_runs import SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.evaluate.command import evaluate
+from txl_lightning.evaluation.evaluate.command import run
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
@@ -23,11 +24,11 @@ from txl_lightning.training.run import train
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_scores_what_its_run_did(trained_runs: Path, tmp_path: Path, kind: str, cached: bool) -> None:
-    metrics = json.loads((trained_runs / kind / "metrics.json").read_text())
-    validation = json.loads((trained_runs / kind / "validation.jsonl").read_text().splitlines()[-1])
-    ours = result(trained_runs, tmp_path, kind, splits=["valid", "test"], cached=cached)
+@pytest.mark.parametrize("kind", ["characters", "extended", "al_rfou", "shaw_words", "lstm"])
+def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str, cached: bool) -> None:
+    metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
+    validation = json.loads((runs.directory(kind) / "validation.jsonl").read_text().splitlines()[-1])
+    ours = result(runs, kind, tmp_path, splits=["valid", "test"], cached=cached)
     assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
     assert ours["valid"]["nll"] == pytest.approx(validation["val/nll"], rel=1e-6)
     assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
@@ -37,10 +38,10 @@ def test_a_checkpoint_scores_what_its_run_did(trained_runs: Path, tmp_path: Path
     )
 
 
-def test_a_longer_memory_changes_the_score_and_is_stated(trained_runs: Path, tmp_path: Path) -> None:
+def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_path: Path) -> None:
     scores = []
     for mem_len in (0, 8, 40):
-        (line,) = evaluate(EvaluateOptions(path(trained_runs), splits=["test"], mem_len=mem_len), tmp_path)
+        (line,) = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], mem_len=mem_len), tmp_path)
         ours = json.loads((tmp_path / "evaluation.json").read_text())
         assert ours["evaluation"]["mem_len"] == mem_len
         assert ours["streams_start"] == "without context"
@@ -49,11 +50,11 @@ def test_a_longer_memory_changes_the_score_and_is_stated(trained_runs: Path, tmp
     assert len(set(scores)) == 3
 
 
-def test_every_token_is_scored_or_left_out_for_a_reason(trained_runs: Path, tmp_path: Path) -> None:
-    tokens = load_corpus(load_trained(path(trained_runs)).config.data).splits["valid"]
+def test_every_token_is_scored_or_left_out_for_a_reason(runs: SmallRuns, tmp_path: Path) -> None:
+    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["valid"]
     for batch_size, max_segments in ((1, None), (5, None), (2, 3)):
         options = {"splits": ["valid"], "batch_size": batch_size, "max_segments": max_segments}
-        ours = result(trained_runs, tmp_path, **options)["valid"]
+        ours = result(runs, "characters", tmp_path, **options)["valid"]
         left_out = ours["left_out"]
         assert ours["tokens"] + sum(left_out.values()) == len(tokens)
         assert (left_out["first_of_streams"], left_out["trimmed"]) == (batch_size, len(tokens) % batch_size)
@@ -65,11 +66,11 @@ def test_every_token_is_scored_or_left_out_for_a_reason(trained_runs: Path, tmp_
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "ext_len": 5, "mem_len": 0}])
-def test_losses_are_in_the_order_of_the_text(trained_runs: Path, tmp_path: Path, options: dict) -> None:
-    ours = result(trained_runs, tmp_path, losses=True, **options)
+def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, options: dict) -> None:
+    ours = result(runs, "characters", tmp_path, losses=True, **options)
     with np.load(tmp_path / ours["test"]["losses"]) as file:
         nll, positions = file["nll"], file["positions"]
-    trained = load_trained(path(trained_runs))
+    trained = load_trained(runs.checkpoint("characters"))
     tokens = torch.from_numpy(load_corpus(trained.config.data).splits["test"].astype(np.int64))
     config = trained.config
     for name, value in options.items():
@@ -90,8 +91,8 @@ def test_losses_are_in_the_order_of_the_text(trained_runs: Path, tmp_path: Path,
     assert ours["test"]["nll"] == pytest.approx(nll.mean(dtype=np.float64))
 
 
-def test_extended_context_may_differ_from_trainings(trained_runs: Path, tmp_path: Path) -> None:
-    bare, own, longer = (result(trained_runs, tmp_path, "absolute", segment_len=4, ext_len=n) for n in (0, None, 6))
+def test_extended_context_may_differ_from_trainings(runs: SmallRuns, tmp_path: Path) -> None:
+    bare, own, longer = (result(runs, "extended", tmp_path, segment_len=4, ext_len=n) for n in (0, None, 6))
     assert [r["evaluation"]["ext_len"] for r in (bare, own, longer)] == [0, 2, 6]
     assert len({r["test"]["nll"] for r in (bare, own, longer)}) == 3
     assert len({r["test"]["tokens"] for r in (bare, own, longer)}) == 1
@@ -112,82 +113,86 @@ def test_training_may_evaluate_with_extended_context_of_its_own(tmp_path: Path) 
         evaluation_lengths(tiny_config(tmp_path, *options[:3], "evaluation.ext_len=5"))
 
 
-def test_the_sliding_window_scores_one_stream(trained_runs: Path, tmp_path: Path) -> None:
-    tokens = load_corpus(load_trained(path(trained_runs)).config.data).splits["test"]
-    ours = result(trained_runs, tmp_path, protocol="sliding", window=6, stride=1, losses=True)
+def test_the_sliding_window_scores_one_stream(runs: SmallRuns, tmp_path: Path) -> None:
+    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
+    ours = result(runs, "characters", tmp_path, protocol="sliding", window=6, stride=1, losses=True)
     assert ours["evaluation"] == {"window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
     assert ours["test"]["tokens"] == len(tokens) - 1
     with np.load(tmp_path / "losses_test.npz") as file:
         assert file["positions"].tolist() == list(range(1, len(tokens)))
     lengths = {"window": 16, "stride": 8}  # memory and segment of training, and half of it
-    assert result(trained_runs, tmp_path, protocol="sliding")["evaluation"].items() >= lengths.items()
-    capped = result(trained_runs, tmp_path, "absolute", protocol="sliding", window=100, max_segments=3)
+    assert result(runs, "characters", tmp_path, protocol="sliding")["evaluation"].items() >= lengths.items()
+    capped = result(runs, "extended", tmp_path, protocol="sliding", window=100, max_segments=3)
     assert (capped["evaluation"]["window"], capped["test"]["tokens"]) == (10, 15)
-    assert result(trained_runs, tmp_path, "lstm", protocol="sliding", stride=4)["evaluation"]["clamp_len"] is None
+    assert result(runs, "lstm", tmp_path, protocol="sliding", stride=4)["evaluation"]["clamp_len"] is None
 
 
-def test_another_text_is_read_in_the_checkpoints_vocabulary(trained_runs: Path, tmp_path: Path) -> None:
+def test_another_text_is_read_in_the_checkpoints_vocabulary(runs: SmallRuns, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("the line 9: a short square\n" * 40)  # fewer letters, other counts
-    for kind in ("ours", "shaw", "lstm"):
-        assert math.isfinite(result(trained_runs, tmp_path, kind, data_path=str(other))["test"]["nll"])
+    for kind in ("characters", "shaw_words", "lstm"):
+        assert math.isfinite(result(runs, kind, tmp_path, data_path=str(other))["test"]["nll"])
     assert json.loads((tmp_path / "evaluation.json").read_text())["corpus"]["name"] == "other.txt"
-    tokens = load_corpus(load_trained(path(trained_runs)).config.data).splits["test"]
-    same = result(trained_runs, tmp_path, data_path=str(trained_runs / "text.txt"))
+    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
+    same = result(runs, "characters", tmp_path, data_path=str(runs.folder / "text.txt"))
     assert same["test"]["tokens"] == len(tokens) - 2 - len(tokens) % 2
-    assert same["test"]["nll"] == pytest.approx(result(trained_runs, tmp_path)["test"]["nll"], rel=1e-6)
+    assert same["test"]["nll"] == pytest.approx(result(runs, "characters", tmp_path)["test"]["nll"], rel=1e-6)
     other.write_text("words that are unknown become <unk> for words\n" * 40)
-    assert result(trained_runs, tmp_path, "shaw", data_path=str(other))["test"]["tokens"] > 0
+    assert result(runs, "shaw_words", tmp_path, data_path=str(other))["test"]["tokens"] > 0
 
 
-def test_a_symbol_that_the_checkpoint_does_not_know_is_named(trained_runs: Path, tmp_path: Path) -> None:
+def test_a_symbol_that_the_checkpoint_does_not_know_is_named(runs: SmallRuns, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("line 1: the Ж square\n" * 40)
     with pytest.raises(OptionError, match=r"^data_path=.*other.txt: 'Ж' is not among the \d+ symbols"):
-        evaluate(EvaluateOptions(path(trained_runs), data_path=str(other)), tmp_path)
+        run(EvaluateOptions(runs.checkpoint("characters"), data_path=str(other)), tmp_path)
     with pytest.raises(OptionError, match=r"^data_path=.*nowhere.txt: cannot be read"):
-        evaluate(EvaluateOptions(path(trained_runs), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
+        run(EvaluateOptions(runs.checkpoint("characters"), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
 
 
-def test_a_corpus_that_is_no_longer_the_runs_is_refused(trained_runs: Path, tmp_path: Path) -> None:
+def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "trainer.max_steps=1", "data.level=char"), tmp_path / "run")
     (tmp_path / "text.txt").write_text("completely different letters: zyxwvq\n" * 40)
-    with pytest.raises(UserError, match=r"the vocabulary of text.txt is not the checkpoint's"):
-        evaluate(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)
+    with pytest.raises(UserError, match=r"checkpoint=.*: was trained with another vocabulary than that of text.txt"):
+        run(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt")), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("ours", {"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
-        ("ours", {"segment_len": 0}, "^segment_len=0"),
-        ("ours", {"mem_len": -3}, "^mem_len=-3"),
-        ("ours", {"ext_len": -1}, "^ext_len=-1"),
-        ("ours", {"clamp_len": -2}, "^clamp_len=-2"),
-        ("ours", {"batch_size": 4000}, "^batch_size=4000"),
-        ("ours", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
-        ("ours", {"window": 8}, "^window=8: is for protocol=sliding"),
-        ("ours", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),
-        ("ours", {"protocol": "sliding", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
-        ("ours", {"protocol": "sliding", "stride": 5, "attention_lengths": [8, 4]}, "^stride=5: must be in 1 … 4"),
-        ("ours", {"attention_lengths": []}, r"^attention_lengths=\[\]: must be integers >= 1"),
-        ("ours", {"attention_lengths": [8, 0]}, "^attention_lengths="),
-        ("ours", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
-        ("ours", {"accelerator": "tpu"}, "^accelerator=tpu: must be cpu or gpu"),
+        ("characters", {"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
+        ("characters", {"segment_len": 0}, "^segment_len=0"),
+        ("characters", {"mem_len": -3}, "^mem_len=-3"),
+        ("characters", {"ext_len": -1}, "^ext_len=-1"),
+        ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
+        ("characters", {"batch_size": 4000}, "^batch_size=4000"),
+        ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
+        ("characters", {"window": 8}, "^window=8: is for protocol=sliding"),
+        ("characters", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),
+        ("characters", {"protocol": "sliding", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
+        (
+            "characters",
+            {"protocol": "sliding", "stride": 5, "attention_lengths": [8, 4]},
+            "^stride=5: must be in 1 … 4",
+        ),
+        ("characters", {"attention_lengths": []}, r"^attention_lengths=\[\]: must be integers >= 1"),
+        ("characters", {"attention_lengths": [8, 0]}, "^attention_lengths="),
+        ("characters", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
+        ("characters", {"accelerator": "tpu"}, "^accelerator=tpu: must be cpu or gpu"),
         ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
         ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=sliding varies"),
-        ("absolute", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
+        ("extended", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
         ("al_rfou", {"ext_len": 1}, r"^ext_len=1: segment_len \+ ext_len = 9 must be at most 8"),
     ],
 )
-def test_impossible_options_are_named(trained_runs: Path, tmp_path: Path, kind: str, options: dict, words: str) -> None:
+def test_impossible_options_are_named(runs: SmallRuns, tmp_path: Path, kind: str, options: dict, words: str) -> None:
     with pytest.raises(OptionError, match=words) as caught:
-        evaluate(EvaluateOptions(path(trained_runs, kind), **options), tmp_path)
+        run(EvaluateOptions(runs.checkpoint(kind), **options), tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "evaluation.json").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
-def test_a_gpu_that_is_not_there_is_no_silent_processor(trained_runs: Path, tmp_path: Path) -> None:
+def test_a_missing_gpu_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
-        evaluate(EvaluateOptions(path(trained_runs), accelerator="gpu"), tmp_path)
+        run(EvaluateOptions(runs.checkpoint("characters"), accelerator="gpu"), tmp_path)

@@ -10,53 +10,36 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.small_run import tiny_config
+from tests.evaluation.small_runs import ELSEWHERE, SmallRuns
+from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.recl import command as recl_command
-from txl_lightning.evaluation.recl.command import recl, run_names
+from txl_lightning.evaluation.recl.command import run
+from txl_lightning.evaluation.recl.group import run_names
 from txl_lightning.evaluation.recl.loss_store import LossStore
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.run import train
 
-KINDS = {
-    "recurrence": ["memory=on"],
-    "absolute": ["memory=off", "encoding=absolute", "loss=half"],
-    "lstm": ["model=lstm", "model.d_model=16"],
-    "qrnn": ["model=qrnn", "model.d_model=16"],
-}
+KINDS = ("relative", "absolute", "lstm", "qrnn")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One short run of every kind, `KIND/checkpoints/best.ckpt`, and one on another text."""
-    directory = tmp_path_factory.mktemp("runs")
-    for kind, overrides in KINDS.items():
-        config = tiny_config(directory, "trainer.max_steps=2", "trainer.val_every_n_steps=1", *overrides)
-        train(config, directory / kind)
-    (directory / "elsewhere").mkdir()
-    (directory / "elsewhere/text.txt").write_text("another text\n" * 200)
-    train(tiny_config(directory / "elsewhere", "trainer.max_steps=1"), directory / "other")
-    train(tiny_config(directory, "trainer.max_steps=1", "data.level=char"), directory / "characters")
-    return directory
-
-
-def checkpoint(runs: Path, kind: str) -> str:
-    return str(runs / kind / "checkpoints" / "best.ckpt")
-
-
-def group(runs: Path, store: Path, *kinds: str, **options: Any) -> ReclOptions:
+def group(runs: SmallRuns, store: Path, *kinds: str, **options: Any) -> ReclOptions:
     small = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20, "num_threads": 1}
     logger = LoggerConfig(name="none")
-    paths = [checkpoint(runs, kind) for kind in kinds]
+    paths = [runs.checkpoint(kind) for kind in kinds]
     return ReclOptions(paths, **{"store": str(store), "logger": logger, **small, **options})
 
 
-def test_models_of_different_kinds_make_a_group(runs: Path, tmp_path: Path) -> None:
-    lines = recl(group(runs, tmp_path / "store", *KINDS), tmp_path / "run")
+def run_in(options: ReclOptions, directory: Path) -> list[str]:
+    directory.mkdir(exist_ok=True)
+    return run(options, directory)
+
+
+def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
+    lines = run_in(group(runs, tmp_path / "store", *KINDS), tmp_path / "run")
     results = json.loads((tmp_path / "run/recl.json").read_text())
     assert results["contexts"] == [4, 8, 12, 16]
     assert results["positions"]["number"] == 20
@@ -74,7 +57,7 @@ def test_models_of_different_kinds_make_a_group(runs: Path, tmp_path: Path) -> N
     assert absolute["nll"][1] == absolute["nll"][3]
     assert all(length["value"] <= 8 for length in absolute["recl"].values())
 
-    config = load_trained(checkpoint(runs, "recurrence"))
+    config = load_trained(runs.checkpoint("relative"))
     tokens = load_corpus(config.config.data).splits["test"]
     first, last = results["positions"]["first"], results["positions"]["last"]
     assert last == len(tokens) - 1
@@ -85,7 +68,7 @@ def test_models_of_different_kinds_make_a_group(runs: Path, tmp_path: Path) -> N
     figures = {
         f"{name}.{kind}" for name in ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts") for kind in ("svg", "png")
     }
-    assert files == {"config.yaml", "recl.json", "recl.md", *figures}
+    assert files == {"recl.json", "recl.md", *figures}
     table = "\n".join(lines)
     assert (tmp_path / "run/recl.md").read_text() == table + "\n"
     assert table.startswith(
@@ -97,7 +80,7 @@ def test_models_of_different_kinds_make_a_group(runs: Path, tmp_path: Path) -> N
 
 
 def test_a_model_that_joins_a_group_scores_itself_alone(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
 
@@ -107,27 +90,27 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
 
     monkeypatch.setattr(recl_command, "context_losses", counted)
     store = tmp_path / "store"
-    recl(group(runs, store, "lstm"), tmp_path / "one")
+    run_in(group(runs, store, "lstm"), tmp_path / "one")
     assert [context for _, context in calls] == [4, 8, 12, 16]
     calls.clear()
-    recl(group(runs, store, "recurrence", "lstm"), tmp_path / "two")
+    run_in(group(runs, store, "relative", "lstm"), tmp_path / "two")
     assert {name for name, _ in calls} == {"TransformerXL"}
     assert len(calls) == 4
     calls.clear()
-    recl(group(runs, store, "lstm", "recurrence", threshold=0.2, fractions=[0.3], seed=9), tmp_path / "again")
+    run_in(group(runs, store, "lstm", "relative", threshold=0.2, fractions=[0.3], seed=9), tmp_path / "again")
     assert calls == []
     one, two, again = (json.loads((tmp_path / x / "recl.json").read_text())["models"] for x in ("one", "two", "again"))
     assert one[0]["nll"] == two[1]["nll"] == again[0]["nll"]
-    recl(group(runs, store, "lstm", n_positions=21), tmp_path / "other_positions")
-    recl(group(runs, store, "recurrence", clamp_len=2), tmp_path / "other_lengths")
-    recl(group(runs, store, "recurrence", split="valid"), tmp_path / "other_split")
+    run_in(group(runs, store, "lstm", n_positions=21), tmp_path / "other_positions")
+    run_in(group(runs, store, "relative", clamp_len=2), tmp_path / "other_lengths")
+    run_in(group(runs, store, "relative", split="valid"), tmp_path / "other_split")
     assert len(calls) == 12
     assert len(list(store.iterdir())) == 5
 
 
-def test_a_longer_grid_scores_what_is_new(runs: Path, tmp_path: Path) -> None:
+def test_a_longer_grid_scores_what_is_new(runs: SmallRuns, tmp_path: Path) -> None:
     for max_context, scored in ((12, 3), (16, 1)):
-        recl(group(runs, tmp_path / "store", "qrnn", max_context=max_context, n_positions=4), tmp_path / "run")
+        run_in(group(runs, tmp_path / "store", "qrnn", max_context=max_context, n_positions=4), tmp_path / "run")
         assert json.loads((tmp_path / "run/recl.json").read_text())["models"][0]["contexts_scored"] == scored
 
 
@@ -160,7 +143,7 @@ def test_runs_are_named_after_their_directories() -> None:
         ([], {}, r"checkpoints=\[\]: must name at least one"),
         (["lstm", "lstm"], {}, "checkpoints=.*is named twice"),
         (["lstm", "nothing"], {}, r"checkpoints=.*nothing.*: no such file"),
-        (["lstm", "other"], {}, r"checkpoints=.*other.*: was trained on another corpus"),
+        (["lstm", ELSEWHERE], {}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
         (["lstm", "characters"], {}, r"checkpoints=.*characters.*: was trained on another"),
         (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
         (["lstm", "qrnn"], {"names": ["a", "a"]}, r"names=.*must be 2 different names"),
@@ -173,51 +156,59 @@ def test_runs_are_named_after_their_directories() -> None:
         (["lstm"], {"fractions": [1.5]}, "fractions="),
         (["lstm"], {"threshold": 0.0}, "threshold=0.0"),
         (["lstm"], {"seed": -1}, "seed=-1"),
-        (["recurrence"], {"clamp_len": -5}, "clamp_len=-5"),
+        (["relative"], {"clamp_len": -5}, "clamp_len=-5"),
         (["lstm"], {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
         (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
         (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
     ],
 )
-def test_what_makes_no_group_is_named(runs: Path, tmp_path: Path, kinds: list[str], options: dict, words: str) -> None:
+def test_what_makes_no_group_is_named(
+    runs: SmallRuns, tmp_path: Path, kinds: list[str], options: dict, words: str
+) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        recl(group(runs, tmp_path / "store", *kinds, **options), tmp_path / "run")
+        run_in(group(runs, tmp_path / "store", *kinds, **options), tmp_path / "run")
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert list(tmp_path.glob("recl*")) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible")
-def test_a_gpu_that_is_not_there_is_no_silent_processor(runs: Path, tmp_path: Path) -> None:
+def test_a_missing_gpu_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="accelerator=gpu: no GPU is visible"):
-        recl(group(runs, tmp_path / "store", "lstm", accelerator="gpu"), tmp_path)
+        run_in(group(runs, tmp_path / "store", "lstm", accelerator="gpu"), tmp_path)
 
 
 @pytest.mark.slow
-def test_wandb_offline_has_the_table_and_the_curves(runs: Path, tmp_path: Path) -> None:
+def test_wandb_offline_has_the_table_and_the_curves(runs: SmallRuns, tmp_path: Path) -> None:
     logger = LoggerConfig(name="wandb")
-    recl(group(runs, tmp_path / "store", "recurrence", "lstm", logger=logger), tmp_path / "run")
-    (run,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
-    tables = {path.name.split("_table_")[0]: path for path in (run.parent / "files/media/table/recl").iterdir()}
+    run_in(group(runs, tmp_path / "store", "relative", "lstm", logger=logger), tmp_path / "run")
+    (logged,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
+    tables = {path.name.split("_table_")[0]: path for path in (logged.parent / "files/media/table/recl").iterdir()}
     assert {"gains_r0.1", "gains_r0.5", "gains_r1.0", "bpc"} < set(tables)
     curves = json.loads(tables["bpc"].read_text())
-    assert {row[curves["columns"].index("lineKey")] for row in curves["data"]} == {"recurrence", "lstm"}
+    assert {row[curves["columns"].index("lineKey")] for row in curves["data"]} == {"relative", "lstm"}
     (table,) = (path for name, path in tables.items() if name.startswith("table"))
     assert json.loads(table.read_text())["columns"][0] == "model"
 
 
 @pytest.mark.slow
-def test_the_real_command_alone_and_under_a_launcher(runs: Path, tmp_path: Path) -> None:
-    paths = f"checkpoints=[{checkpoint(runs, 'recurrence')},{checkpoint(runs, 'qrnn')}]"
-    grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
+def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
+    def words(name: str) -> list[str]:
+        paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
+        grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
+        return ["recl", paths, *grid, f"store={tmp_path / name}_store", f"hydra.run.dir={tmp_path / name}"]
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
+    command = [*launcher, *words("two")]
+    two = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, timeout=120, check=False)
+    assert two.returncode == 0, two.stderr
+    alone = run_txl(*words("alone"))
+    assert alone.status == 0, alone.err
     results = []
-    for name, launcher in (("alone", []), ("two", ["-m", "torch.distributed.run", "--nproc-per-node=2"])):
-        place = [f"store={tmp_path / name}_store", f"hydra.run.dir={tmp_path / name}"]
-        command = [sys.executable, *launcher, "-m", "txl_lightning.cli", "recl", paths, *grid, *place]
-        done = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("| model | kind |")
-        assert done.stdout.splitlines()[-1] == str(tmp_path / name)
-        assert done.stdout.count("| model |") == 1
+    for name, printed in (("alone", alone.out), ("two", two.stdout)):
+        assert printed.startswith("| model | kind |")
+        assert printed.splitlines()[-1] == str(tmp_path / name)
+        assert printed.count("| model |") == 1
+        assert (tmp_path / name / "config.yaml").is_file()
         results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
-    for alone, two in zip(*results, strict=True):
-        np.testing.assert_allclose(alone["nll"], two["nll"], rtol=1e-5)
+    for of_one, of_two in zip(*results, strict=True):
+        np.testing.assert_allclose(of_one["nll"], of_two["nll"], rtol=1e-5)

@@ -7,6 +7,7 @@ from torch import nn
 
 from tests.evaluation.scoring.test_windows import TRAINED, attention, recurrent, token_by_token
 from tests.model.tiny_model import VOCABULARY
+from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.scoring.sliding import sliding_losses
 from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
@@ -27,7 +28,7 @@ KINDS = {
 def alone(model: nn.Module, first: int, end: int, t: int) -> float:
     """-log P(x_t | x_first … x_{t-1}) where the model reads the window x_first … x_{end-1}, nothing before it."""
     stream = torch.from_numpy(TOKENS.astype(np.int64))
-    if getattr(model.config, "encoding", None) in ("relative", "shaw"):
+    if isinstance(model, TransformerXL) and not model.config.kind.absolute:
         return token_by_token(model, stream[first : t + 1])
     nll, _ = model.score(stream[None, first:end], stream[None, first + 1 : end + 1], None)
     return float(nll[0, t - first - 1])

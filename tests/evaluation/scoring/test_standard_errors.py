@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from txl_lightning.evaluation.scoring.standard_errors import error_figures, standard_error, text_units
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units
 
 
 def test_units_of_one_token_give_the_textbook_error() -> None:
@@ -38,7 +38,7 @@ def test_the_error_covers_what_it_should_for_units_of_any_length() -> None:
 
 def test_a_single_unit_has_none() -> None:
     assert standard_error(np.ones(3), np.zeros(3, dtype=np.int64)) == (None, 1)
-    assert error_figures(None, 1.0, "byte") == {"nll": None, "bpc": None}
+    assert errors_by_unit(None, 1.0, "byte") == {"nll": None, "bpc": None}
 
 
 def test_blocks_and_sentences() -> None:
@@ -51,5 +51,5 @@ def test_blocks_and_sentences() -> None:
 
 
 def test_units_of_the_error() -> None:
-    assert error_figures(0.1, 2.0, "char")["bpc"] == pytest.approx(0.1 / math.log(2))
-    assert error_figures(0.1, 2.0, "word")["ppl"] == pytest.approx(0.1 * math.exp(2))
+    assert errors_by_unit(0.1, 2.0, "char")["bpc"] == pytest.approx(0.1 / math.log(2))
+    assert errors_by_unit(0.1, 2.0, "word")["ppl"] == pytest.approx(0.1 * math.exp(2))

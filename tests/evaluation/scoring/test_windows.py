@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
-from txl_lightning.distributed.division import gathered, processes
+from txl_lightning.distributed.ranks import all_gather, process_group
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
 from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced, window_reader
@@ -182,9 +182,9 @@ def test_a_context_curve_has_all_units_errors_and_the_models_own_recl() -> None:
 def score_on_one_of_two(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=2)
-    with processes():  # a group that is there stays
+    with process_group():  # a group that is there stays
         losses = context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 9)
-        parts = gathered(rank)
+        parts = all_gather(rank)
     assert parts == [0, 1]
     np.save(Path(directory) / f"{rank}.npy", losses)
     torch.distributed.destroy_process_group()

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.paper import TABLE_9
+from tests.evaluation.small_runs import SmallRuns
 from tests.model.tiny_model import random_stream, tiny_model
-from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.speed import command as speed_command
-from txl_lightning.evaluation.speed.command import speed
+from txl_lightning.evaluation.speed.command import run
 from txl_lightning.evaluation.speed.options import SpeedOptions
-from txl_lightning.evaluation.speed.schemes import RATIOS, SCHEMES, random_text, readings, vanilla_of
-from txl_lightning.training.run import train
+from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
+from txl_lightning.evaluation.speed.schemes import RATIOS, SCHEMES, make_schemes, random_text, vanilla_of
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}
 
@@ -29,7 +28,7 @@ def options(**chosen: Any) -> SpeedOptions:
 def test_the_schemes_compute_the_losses_of_the_text() -> None:
     model, text = tiny_model(mem_len=2), random_stream(1, 40)
     vanilla = vanilla_of(model)
-    schemes = readings(model, vanilla, 6, 4, text)
+    schemes = make_schemes(model, vanilla, 6, 4, text)
     assert tuple(schemes) == SCHEMES
     same = model.with_lengths(mem_len=6, same_length=True, memory_start="zeros")
     with torch.no_grad():
@@ -46,7 +45,7 @@ def test_the_schemes_compute_the_losses_of_the_text() -> None:
 
 def test_the_text_begins_again_after_its_end() -> None:
     model, text = tiny_model(), random_stream(1, 7)
-    reading = readings(model, vanilla_of(model), 3, 5, text)["hidden"]
+    reading = make_schemes(model, vanilla_of(model), 3, 5, text)["hidden"]
     reading.read()
     assert reading.position == 5
     assert reading.read().shape == (1, 5)
@@ -71,10 +70,9 @@ def test_words_follow_zipf() -> None:
 
 def test_the_table_holds_what_was_measured_and_the_papers_beside_it(tmp_path: Path) -> None:
     said: list[str] = []
-    lines = speed(options(), tmp_path / "run", said.append)
-    results = json.loads((tmp_path / "run/speed.json").read_text())
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "config.yaml",
+    lines = run(options(), tmp_path, said.append)
+    results = json.loads((tmp_path / "speed.json").read_text())
+    assert {path.name for path in tmp_path.iterdir()} == {
         "speed.json",
         "speed.md",
         "speed.png",
@@ -103,7 +101,7 @@ def test_the_table_holds_what_was_measured_and_the_papers_beside_it(tmp_path: Pa
     longest = results["results"][1]["ratios"]["vanilla/cached"]["median"]
     assert longest > 10
     table = "\n".join(lines)
-    assert (tmp_path / "run/speed.md").read_text() == table + "\n"
+    assert (tmp_path / "speed.md").read_text() == table + "\n"
     assert f"{longest:,.0f}× (" in table
     assert "| 363× |" in table
     assert ", 1 thread, torch" in table
@@ -111,7 +109,7 @@ def test_the_table_holds_what_was_measured_and_the_papers_beside_it(tmp_path: Pa
 
 
 def test_words_have_the_papers_vocabulary(tmp_path: Path) -> None:
-    speed(options(levels=["word"], attention_lengths=[8], rounds=1), tmp_path, lambda line: None)
+    run(options(levels=["word"], attention_lengths=[8], rounds=1), tmp_path, lambda line: None)
     results = json.loads((tmp_path / "speed.json").read_text())
     assert results["models"]["word"]["vocab_size"] == 267_735
     assert results["models"]["word"]["cutoffs"] == [20_000, 40_000, 200_000]
@@ -119,25 +117,23 @@ def test_words_have_the_papers_vocabulary(tmp_path: Path) -> None:
 
 def test_the_budget_is_refused_where_no_median_can_be_had(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"budget_seconds=0.001: is too little for 3 rounds"):
-        speed(options(rounds=5, budget_seconds=0.001), tmp_path / "none", lambda line: None)
-    assert not (tmp_path / "none").exists()
+        run(options(rounds=5, budget_seconds=0.001), tmp_path, lambda line: None)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trained_model_has_its_own_sizes(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "trainer.max_steps=1"), tmp_path / "run")
-    train(tiny_config(tmp_path, "trainer.max_steps=1", "model=lstm", "model.d_model=16"), tmp_path / "lstm")
+def test_a_trained_model_has_its_own_sizes(runs: SmallRuns, tmp_path: Path) -> None:
     chosen = replace(SpeedOptions(), attention_lengths=[20], rounds=1, segment_len=8)
-    path = str(tmp_path / "run/checkpoints/best.ckpt")
-    speed(replace(chosen, checkpoint=path), tmp_path / "speed", lambda line: None)
-    results = json.loads((tmp_path / "speed/speed.json").read_text())
+    path = runs.checkpoint("relative")
+    run(replace(chosen, checkpoint=path), tmp_path, lambda line: None)
+    results = json.loads((tmp_path / "speed.json").read_text())
     assert results["checkpoint"] == path
     assert list(results["models"]) == ["char"]
     assert results["models"]["char"]["vocab_size"] == 256
-    with pytest.raises(OptionError, match="d_model=16: must not be given: it is the checkpoint's"):
-        speed(replace(chosen, checkpoint=path, d_model=16), tmp_path / "none")
-    path = str(tmp_path / "lstm/checkpoints/best.ckpt")
+    with pytest.raises(OptionError, match="d_model=16: must not be given with a checkpoint"):
+        run(replace(chosen, checkpoint=path, d_model=16), tmp_path)
+    path = runs.checkpoint("lstm")
     with pytest.raises(OptionError, match=r"checkpoint=.* is lstm; must be a Transformer-XL"):
-        speed(replace(chosen, checkpoint=path), tmp_path / "none")
+        run(replace(chosen, checkpoint=path), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +161,9 @@ def test_what_cannot_be_timed_is_named(tmp_path: Path, chosen: dict[str, Any], w
     if "checkpoint" in chosen:
         chosen["levels"] = SpeedOptions().levels
     with pytest.raises(UserError, match=words) as caught:
-        speed(options(**chosen), tmp_path / "run")
+        run(options(**chosen), tmp_path)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rounds_alternate_who_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ KEPT_AS_TEXT = {
 
 
 class Page(HTMLParser):
-    """What a reader of `report.html` sees, and whether its tags close in order."""
+    """Text, tags and ids of `report.html`; parsing it asserts that tags close in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -92,7 +92,7 @@ def markdown(directory: Path) -> str:
 
 
 def plain(markdown: str) -> str:
-    """Markdown as it is read: without escapes."""
+    """Return Markdown without escapes, as a reader sees it."""
     return html.unescape(re.sub(r"\\([^\w\s])", r"\1", markdown))
 
 
@@ -101,7 +101,7 @@ def line(text: str) -> str:
 
 
 def words(results: dict[str, Any]) -> Iterator[str]:
-    """Every text that both pages must show; numbers as their decimals."""
+    """Yield every text that both pages must show, numbers as decimals."""
     yield results["note"]
     yield results["command"]
     yield results["code"]

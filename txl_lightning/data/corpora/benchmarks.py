@@ -1,4 +1,4 @@
-"""The corpora of the paper, and Wikipedia of 2015: which files they are and how they are cut."""
+"""Corpora of the paper, and Wikipedia of 2015: their files and how they are split."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from txl_lightning.errors import UserError, require
 Found = TypeVar("Found")
 CUTS_OF_HUNDRED_MB = (0, 90_000_000, 95_000_000, None)
 SHARDS_OF_LM1B = "**/news.en-?????-of-00100"
-# No article of WikiText has a longer paragraph.
+# Longer than any line of WikiText.
 LONGEST_LINE = 1 << 20
 
 
 def enwik8(config: DataConfig) -> Source:
-    """The first 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
+    """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
 
-    `data.newlines=dropped` is how the paper read it: one number for every byte, line breaks lost, 204
-    symbols; `kept` are the true bytes, 205 symbols. The name says which of the two it is.
+    `data.newlines=dropped` reads it as the paper did: without line breaks, 204 symbols. `kept` keeps all bytes, 205
+    symbols. The corpus' name says which.
     """
     level_of(config, ("byte",))
     ways = {"dropped": counting.bytes_without_newlines, "kept": counting.bytes_with_newlines}
@@ -52,7 +52,7 @@ def enwik8(config: DataConfig) -> Source:
 
 
 def text8(config: DataConfig) -> Source:
-    """The first 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
+    """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
     level_of(config, ("char",))
     folder = Folder(config, ("text8",))
     if config.prefix:
@@ -64,8 +64,8 @@ def text8(config: DataConfig) -> Source:
 def wikitext(config: DataConfig) -> Source:
     """WikiText-103 and WikiText-2: words and `<eos>`, the vocabulary from the training split.
 
-    With `data.prefix` WikiText-103 trains on the beginning of its training split, evaluates on its true
-    splits, and takes the vocabulary from `train-word-counts.txt` if that is there.
+    With `data.prefix` WikiText-103 trains on the beginning of its training split and evaluates on the whole other
+    splits; the vocabulary comes from `train-word-counts.txt` if that file is present.
     """
     level_of(config, ("word",))
     if config.name == "wikitext-2":
@@ -102,9 +102,9 @@ def ptb(config: DataConfig) -> Source:
 def lm1b(config: DataConfig) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`.
 
-    The vocabulary is `1b_word_vocab.txt` if that is there, else the words of the training shards that
-    occur three times, which is the same rule. `data.prefix` allows fewer shards than all, or nothing but
-    held-out shards (cut into splits); the name then says which.
+    The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times
+    in the training shards (the rule behind that file). `data.prefix` allows some of the training shards, or held-out
+    shards only (cut into splits); the corpus' name says which.
     """
     level_of(config, ("word",))
     folder = Folder(config, ("lm1b", "one-billion-words"))
@@ -132,16 +132,16 @@ def wikipedia_2015(config: DataConfig) -> Source:
 
 
 def _find(folder: Folder, find: Callable[[], Found | None], *partial: str) -> Found:
-    """What `find` finds, fetched first if need be; a part of the corpus is never taken for the whole."""
+    """Return what `find` finds; download the corpus first if it is missing, unless a part of it is present."""
     found = find()
     if found is None:
         for pattern in partial:
             if paths := folder.find(pattern):
-                folder.require_choice(paths[0])
+                folder.require_prefix_option(paths[0])
         fetch(folder.config.name, folder.path)
         found = find()
     if found is None:
-        raise UserError(f"data={folder.config.name}: what was fetched into {folder.path} is not complete")
+        raise UserError(f"data={folder.config.name}: the download in {folder.path} is not complete")
     return found
 
 
@@ -156,7 +156,7 @@ def _no_prefix(config: DataConfig) -> None:
 
 
 def _hundred_mb(folder: Folder, name: str, prepared: Format) -> Parts | None:
-    """The 10^8 bytes in one file, or the three files of the original's scripts (`.raw`: before preparation)."""
+    """Find the 10^8 bytes in one file, or in the three files of the original's scripts (`.raw`: not prepared)."""
     whole = folder.path / name
     if whole.is_file():
         size = whole.stat().st_size
@@ -176,7 +176,7 @@ def _whole_files(folder: Folder, *patterns: str) -> Parts | None:
 
 
 def _wikitext_prefix(folder: Folder) -> Parts:
-    """The training prefix without the line that it ends in, and the true evaluation splits."""
+    """Find the training prefix, without its last incomplete line, and the whole evaluation splits."""
     paths = [folder.path / f"wiki.{name}.tokens" for name in ("train.prefix", "valid", "test")]
     for path in paths:
         require(path.is_file(), "data.prefix", True, f"there is no {path}")
@@ -195,7 +195,7 @@ def _all_of_lm1b(folder: Folder) -> Parts | None:
 
 
 def _held_out(folder: Folder) -> Parts | None:
-    """The original's preparation writes heldout-00000 twice, as valid and as test."""
+    # The original's preparation writes heldout-00000 twice, as valid and as test.
     valid, test = folder.path / "valid.txt", folder.path / "test.txt"
     if valid.is_file() and test.is_file():
         same = filecmp.cmp(valid, test, shallow=False)

@@ -1,4 +1,4 @@
-"""Where the text of a corpus comes from: the files of this Python, a file of the user, the benchmarks."""
+"""Sources of text: the standard library's files, a file of the user, and the folder of a benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txl_lightning.errors import OptionError, UserError, require
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-NOT_TEXT_OF_THE_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 PREFIX_FRACTIONS = (0.9, 0.05, 0.05)
 
 Parts = dict[Split, list[Part]]
@@ -37,15 +37,15 @@ ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "li
 
 @dataclass(frozen=True)
 class Source:
-    """Text before its preparation.
+    """Text of a corpus before it is encoded.
 
     Args:
-        name: what it is, as reports name it.
-        parts: where the bytes of every split are.
-        vocabulary: makes the vocabulary out of the training split, or out of `vocabulary_file`.
-        vocabulary_file: a file that lists the vocabulary.
-        published: what the prepared tokens must agree with.
-        cutoffs: the standard cut-offs of the adaptive softmax.
+        name: as reports show it.
+        parts: bytes of every split.
+        vocabulary: makes the vocabulary from the bytes of the training split.
+        vocabulary_file: file that lists the vocabulary, and the function that reads it; replaces `vocabulary`.
+        published: sizes that the encoded tokens must have.
+        cutoffs: usual cut-offs of the adaptive softmax.
     """
 
     name: str
@@ -57,23 +57,23 @@ class Source:
 
     @property
     def recipe(self) -> str:
-        """What the tokens depend on besides the bytes."""
+        """Name of the preparation, for the cache: tokens depend on it and on the bytes."""
         return f"{self.vocabulary.__name__} {self.vocabulary_file[1].__name__ if self.vocabulary_file else ''}"
 
 
 def by_split(parts: Iterable[Part]) -> Parts:
-    """One part for every split, in their order."""
+    """Assign one part to each split, in the order train, valid, test."""
     return {split: [part] for split, part in zip(SPLITS, parts, strict=True)}
 
 
 def python_stdlib(config: DataConfig) -> Source:
-    """The source files of the running Python's standard library, without its tests.
+    """Source files of the running Python's standard library, without its tests.
 
-    Files are ordered by a hash of their names, so that the splits are alike, and never cut: 90 % of the
-    bytes train, 5 % validate, 5 % test.
+    Files are ordered by a hash of their names, so that the splits are similar, and never cut. The splits have about
+    90 %, 5 % and 5 % of the bytes.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [p for p in root.rglob("*.py") if not NOT_TEXT_OF_THE_LIBRARY & set(p.relative_to(root).parts)]
+    paths = [p for p in root.rglob("*.py") if not EXCLUDED_FOLDERS & set(p.relative_to(root).parts)]
     paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
     ends = np.cumsum([path.stat().st_size for path in paths])
     if not paths or ends[-1] == 0:
@@ -85,7 +85,7 @@ def python_stdlib(config: DataConfig) -> Source:
 
 
 def file(config: DataConfig) -> Source:
-    """One file, cut into consecutive splits by `data.fractions`, never inside a character or a line of words."""
+    """One file, cut into consecutive splits by `data.fractions`, never inside a character or, for words, a line."""
     level = level_of(config, LEVELS)
     if not config.path:
         raise OptionError("data.path", config.path, "must be a file for data=file (data.path=PATH)")
@@ -103,10 +103,10 @@ def file(config: DataConfig) -> Source:
 
 
 def level_of(config: DataConfig, levels: Sequence[Level]) -> Level:
-    """The level of the configuration.
+    """Return the level of a config.
 
     Raises:
-        OptionError: it is none of those that the corpus has.
+        OptionError: the corpus does not have this level.
     """
     for level in levels:
         if level == config.level:
@@ -115,15 +115,15 @@ def level_of(config: DataConfig, levels: Sequence[Level]) -> Level:
 
 
 class Folder:
-    """The folder of one corpus inside the folder of all data.
+    """Folder of one corpus inside the folder of all corpora.
 
     Args:
-        config: `root` names the folder of all data; without it the variable TXL_DATA does, and without
-            both there is one in `cache_dir`, for what is fetched.
-        names: what the corpus' folder may be called; the first one is used for what is fetched.
+        config: its `root` is the folder of all corpora, or else the variable TXL_DATA, or else a folder for downloads
+            in `cache_dir`.
+        names: possible names of the corpus' folder; the first one is used for downloads.
 
     Raises:
-        OptionError: the folder of all data was named and is not there.
+        OptionError: `root` or TXL_DATA is not a folder.
     """
 
     def __init__(self, config: DataConfig, names: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ class Folder:
         self.path = found[0] if found else self.root / names[0]
 
     def splits(self, *patterns: str) -> dict[Split, Path] | None:
-        """The files of the three splits under the first naming that is complete, `{}` being the split."""
+        """Return the files of the three splits by the first pattern that has all; `{}` stands for the split."""
         for pattern in patterns:
             paths = {split: self.path / pattern.format(split) for split in SPLITS}
             if all(path.is_file() for path in paths.values()):
@@ -144,14 +144,14 @@ class Folder:
         return None
 
     def find(self, pattern: str) -> list[Path]:
-        """Files by a glob pattern, in the order of their names."""
+        """Return the files that match a glob pattern, sorted by name."""
         return sorted(self.path.glob(pattern))
 
-    def require_choice(self, part: Path) -> None:
-        """Only a part of the corpus is there: it is used only by who asked for it.
+    def require_prefix_option(self, part: Path) -> None:
+        """Require `data.prefix` when only a part of the corpus is present.
 
         Raises:
-            OptionError: `data.prefix` was not chosen.
+            OptionError: `data.prefix` is false.
         """
         allowed = f"{self.path} has only a part of it ({part.name}): data.prefix=true uses that, under its own name"
         require(self.config.prefix, "data", self.config.name, allowed)

@@ -1,4 +1,4 @@
-"""Ordered streams: a corpus cut into contiguous columns, read segment by segment, never shuffled."""
+"""Segments, the base class of streams, and ordered streams: contiguous columns of a corpus."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from txl_lightning.errors import OptionError, require
 
 
 class Segment(NamedTuple):
-    """One batch: the same T positions of B neighbouring streams.
+    """Batch: T consecutive positions of B streams.
 
     Args:
-        tokens: B × (E + T) numbers; the first E, at most `ext_len`, are extended context.
-        targets: B × T numbers, the tokens one position later.
-        number: which segment of the epoch this is; memories start afresh at 0.
+        tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.
+        targets: [B, T] token numbers, each the token after its position.
+        number: index of the segment in the epoch; the memory is reset at 0.
     """
 
     tokens: Tensor
@@ -29,10 +29,10 @@ class Segment(NamedTuple):
 
 
 class Streams(ABC):
-    """Columns of text, as an iterable of `Segment` that knows its length and position.
+    """Columns of text as an iterable of `Segment` with a length and a position that can be saved and restored.
 
-    What is read at an index depends on nothing but the index (and the epoch), so that an iteration can go on
-    anywhere, and the columns of all ranks together are those of one.
+    A segment depends on its index and the epoch only, so that an iteration can resume anywhere. The columns of all
+    ranks together are those of a single process.
     """
 
     segment_len: int
@@ -44,19 +44,19 @@ class Streams(ABC):
     @property
     @abstractmethod
     def n_targets(self) -> int:
-        """Targets in one epoch of this rank's columns."""
+        """Number of targets in one epoch of this rank's columns."""
 
     @property
     @abstractmethod
     def left_out(self) -> dict[str, int]:
-        """Tokens of the split that are no target in any rank's columns.
+        """Number of tokens of the split that are not a target on any rank, by reason.
 
-        `first_of_streams`: nothing stands before them; `trimmed`: they do not fill all columns evenly.
+        `first_of_streams`: first tokens of columns; `trimmed`: tokens that do not fill all columns evenly.
         """
 
     @abstractmethod
     def positions(self, index: int) -> NDArray[np.int64]:
-        """Where in the split the targets of a segment stand, [B, T]."""
+        """Return the positions in the split of a segment's targets, [B, T]."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -65,9 +65,9 @@ class Streams(ABC):
     def __getitem__(self, index: int) -> Segment: ...
 
     def __iter__(self) -> Iterator[Segment]:
-        """All segments of the epoch, or those from a loaded position on (once; none at its end)."""
+        """Yield all segments of the epoch, or once those from a restored position on."""
         start, self._start = self._start, 0
-        if start == 0 and self.position == len(self):  # the reader knew the length and did not ask for more
+        if start == 0 and self.position == len(self):  # the last iteration stopped after the last segment
             self._end_epoch()
         for index in range(start, len(self)):
             segment = self[index]
@@ -76,18 +76,17 @@ class Streams(ABC):
         self._end_epoch()
 
     def state_dict(self) -> dict[str, int]:
-        """Segments of the epoch that were given away: `len` between the last and the next epoch's first."""
+        """Return the position: number of segments of the epoch already yielded."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration continue where `state_dict` was taken.
+        """Restore the position, from which the next iteration continues.
 
-        After the last segment that iteration is empty: the trainer ends the epoch before it starts another.
+        After the last segment that iteration is empty, as the trainer ends the epoch before it starts the next.
         """
         self.position = self._start = int(state["position"])
 
     def _end_epoch(self) -> None:
-        """The next segment is an epoch's first."""
         self.position = 0
 
     @staticmethod
@@ -99,11 +98,11 @@ class Streams(ABC):
 
 
 class OrderedStreams(Streams):
-    """The columns of one rank, as an iterable of `Segment` that knows its length and position.
+    """Streams that read a corpus in its own order.
 
-    n tokens and a global batch of B give B contiguous columns of n // B tokens; the rest is trimmed.
-    Rank r of W reads the columns [rB/W, (r+1)B/W), rounded down, so that the numbers do not depend on W. In a column
-    every token but the first is a target exactly once, in order; the last segment may be shorter.
+    n tokens and a global batch of B give B contiguous columns of n // B tokens; the rest is trimmed. Rank r of W reads
+    the columns [rB/W, (r+1)B/W), rounded down, so that results do not depend on W. In a column every token but the
+    first is a target exactly once, in order; the last segment may be shorter.
 
     Args:
         tokens: the whole split, one-dimensional.
@@ -143,16 +142,13 @@ class OrderedStreams(Streams):
 
     @property
     def n_targets(self) -> int:
-        """Targets in one epoch of this rank's columns."""
         return self.columns_BL.shape[0] * (self.columns_BL.shape[1] - 1)
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The first token of every column, and the rest of the division by B."""
         return dict(self._left_out)
 
     def positions(self, index: int) -> NDArray[np.int64]:
-        """Where in the split the targets of a segment stand, [B, T]."""
         B, L = self.columns_BL.shape
         start = index * self.segment_len
         columns = np.arange(self.first_column, self.first_column + B, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Shuffled streams: sentences in an order of their own every epoch, dealt to columns without a gap (lm1b)."""
+"""Shuffled streams: sentences in a new order every epoch, joined into columns without gaps (lm1b)."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from txl_lightning.errors import OptionError
 
 
 class ShuffledStreams(Streams):
-    """The columns of one rank over sentences that have no order among them.
+    """Streams over a corpus of unordered sentences.
 
-    Every sentence begins with `<S>`, and every column is filled sentence by sentence, so that a column reads
-    `<S> a b <S> c d <S> …`. A sentence's end is predicted as the `<S>` of the next one; the second `<S>` that
-    an encoding of both ends would have is never there, hence never a target (PAPER's data, 16).
+    Every sentence begins with `<S>`, and every column is filled sentence by sentence: `<S> a b <S> c d <S> …`. The end
+    of a sentence is predicted as the `<S>` of the next one. The original stores `<S>` at both ends of a sentence but
+    never predicts the duplicate; here it is stored once.
 
-    The sentences in the epoch's order are cut into B consecutive columns where sentences begin, as evenly
-    as that goes. All columns are read as far as the shortest one reaches: the last sentences of the others,
-    fewer tokens than one sentence each, are left out. Shuffled, the length is the shortest possible one, so
-    that `len` is the same in every epoch; unshuffled (evaluation) it is the true one, and the last segment
-    may be shorter. The order depends on seed and epoch only, neither on the segment length nor on W.
+    The sentences in the epoch's order are cut into B consecutive columns of nearly equal length, each starting with a
+    sentence. All columns are read up to the length of the shortest one; the remaining tokens, fewer than the longest
+    sentence in each column, are left out. With shuffling the shortest length possible in any order is used, so that
+    `len` is the same in every epoch. Without (evaluation) it is the actual one, and the last segment may be shorter.
+    The order depends on seed and epoch only, not on the segment length or W.
 
     Args:
         tokens: the whole split, one-dimensional.
-        starts: positions in it where sentences begin, in order, the first one 0.
+        starts: positions of the first tokens of sentences in it, ascending from 0.
         batch_size: B, global.
         segment_len: T.
         ext_len: tokens of extended context in front of every segment (fewer at a column's start).
         rank: r.
         world_size: W.
-        seed: of the orders.
-        shuffle: whether there is another order in every epoch; without, the text's own.
+        seed: of the shuffling.
+        shuffle: whether to use a new order in every epoch, or the order of the text.
 
     Raises:
         OptionError: B is less than W, or there are too few sentences for B columns.
@@ -81,9 +81,10 @@ class ShuffledStreams(Streams):
 
     @property
     def left_out(self) -> dict[str, int]:
-        """Of this epoch's order: `<S>` at columns' starts that end no sentence before, and what columns have too much.
+        """Number of tokens of the current epoch that are not a target on any rank, by reason.
 
-        Behind the last sentence stands one `<S>` more than the split has.
+        `first_of_streams`: `<S>` at the starts of columns that no other column predicts; `trimmed`: ends of columns.
+        One `<S>` after the last sentence is counted in addition to the tokens of the split.
         """
         self._order()
         targets, starts = self.batch_size * self._column_len, self._column_starts[: self.batch_size]
@@ -91,7 +92,7 @@ class ShuffledStreams(Streams):
         return {"first_of_streams": firsts, "trimmed": len(self.tokens) + 1 - targets - firsts}
 
     def positions(self, index: int) -> NDArray[np.int64]:
-        """Where in the split the targets of a segment stand, [B, T]; the `<S>` behind the last sentence at its end."""
+        """Return the positions in the split of a segment's targets, [B, T]; the final `<S>` is after its last token."""
         self._order()
         start = index * self.segment_len
         stop = min(start + self.segment_len, self._column_len)
@@ -114,11 +115,10 @@ class ShuffledStreams(Streams):
         return Segment(tokens=window[:, :-1], targets=window[:, start - first + 1 :], number=index)
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch, and position of the next segment in it."""
+        """Return the epoch and the position in it."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration continue where `state_dict` was taken."""
         self.epoch = int(state["epoch"])
         super().load_state_dict(state)
 
@@ -127,7 +127,7 @@ class ShuffledStreams(Streams):
         self.epoch += 1
 
     def _order(self) -> None:
-        """The epoch's order of sentences, where they end in it, and where columns begin."""
+        """Compute the epoch's order of sentences, their ends in it, and the starts of columns."""
         if self._ordered_for == self.epoch or (self._ordered_for is not None and not self.shuffle):
             return
         generator = np.random.default_rng([self.seed, self.epoch])
@@ -141,12 +141,12 @@ class ShuffledStreams(Streams):
         self._ordered_for = self.epoch
 
     def _tokens_at(self, places: np.ndarray) -> np.ndarray:
-        """Tokens at places of the epoch's order; after the last sentence comes the `<S>` of none."""
+        """Return the tokens at places of the epoch's order; `<S>` after the last sentence."""
         inside, behind = self._in_text(places)
         return self.tokens[np.where(behind, 0, inside)].astype(np.int64)
 
     def _in_text(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions in the split of places of the epoch's order, and which places are behind the last sentence."""
+        """Return the positions in the split of places of the epoch's order, and which are after the last sentence."""
         sentence = np.minimum(np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1)
         before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]

@@ -1,4 +1,4 @@
-"""Vocabularies from a training split that is read once, chunk by chunk."""
+"""Make vocabularies by counting a training split, chunk by chunk, or from published lists."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from txl_lightning.data.vocabulary.symbols import (
 from txl_lightning.errors import UserError
 
 N_CODE_POINTS = 0x110000
-# Words that the One Billion Word benchmark counts fewer times than this are <UNK>.
+# Rarer words of the One Billion Word benchmark are <UNK>.
 LEAST_COUNT_OF_LM1B = 3
-# The counts of WikiText-103's words that ship without those of <unk>; where it belongs among them.
+# Count of <unk> in WikiText-103, which its list of word counts lacks.
 UNKNOWN_IN_WIKITEXT_103 = 441_959
 PADDING = "madeupword"
 
 
 def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
-    """All 256 bytes, whatever the text has."""
+    """Return the vocabulary of all 256 bytes, whatever the text."""
     return Vocabulary("byte")
 
 
 def bytes_with_newlines(chunks: Iterable[bytes]) -> Vocabulary:
-    """The bytes that occur, most frequent first."""
+    """Return the vocabulary of the bytes that occur, most frequent first."""
     return Vocabulary("byte", _most_common(np.frombuffer(chunk, np.uint8) for chunk in chunks))
 
 
 def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
-    """The bytes that occur but the line break, most frequent first: the paper's enwik8."""
+    """Return the vocabulary of the bytes that occur, without the line break: the paper's enwik8."""
     symbols = bytes_with_newlines(chunks).symbols
     return Vocabulary("byte", tuple(symbol for symbol in symbols if symbol != "\n"))
 
 
 def characters(chunks: Iterable[bytes]) -> Vocabulary:
-    """The characters that occur, most frequent first, and no other."""
+    """Return the vocabulary of the characters that occur, most frequent first, without `<unk>`."""
     return Vocabulary("char", _most_common(code_points(text) for text in decoded(chunks)))
 
 
 def characters_and_unknown(chunks: Iterable[bytes]) -> Vocabulary:
-    """The characters that occur by code point, after an entry for those that do not."""
+    """Return the vocabulary of `<unk>` and the characters that occur, by code point."""
     found = np.zeros(N_CODE_POINTS, dtype=bool)
     for text in decoded(chunks):
         found[code_points(text)] = True
@@ -57,9 +57,9 @@ def characters_and_unknown(chunks: Iterable[bytes]) -> Vocabulary:
 
 
 def words(chunks: Iterable[bytes]) -> Vocabulary:
-    """`<eos>`, then the words that occur, case kept, most frequent first, ties by first appearance.
+    """Return the vocabulary of `<eos>` and the words that occur, most frequent first, ties by first appearance.
 
-    `<unk>` has its place by its count; a text without it gets it as the last entry.
+    Case is kept. `<unk>` is placed by its count; if the text has none, it is the last entry.
     """
     counts = _count_words(chunks, END_OF_LINE)
     counts.setdefault(UNKNOWN, 0)
@@ -68,7 +68,7 @@ def words(chunks: Iterable[bytes]) -> Vocabulary:
 
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
-    """`<S>`, `<UNK>`, then the words that occur at least three times, most frequent first (lm1b's rule)."""
+    """Return the vocabulary of `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
     counts = _count_words(chunks, SENTENCE)
     for special in (SENTENCE, UNKNOWN_OF_LM1B):
         counts.pop(special, None)
@@ -77,9 +77,9 @@ def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
 
 
 def words_of_count_file(part: Part) -> Vocabulary:
-    """WikiText-103's vocabulary from a file with a word and its count on every line, by count.
+    """Read WikiText-103's vocabulary from a file with a word and its count on every line, most frequent first.
 
-    Such a file lists neither `<eos>` nor `<unk>`, and ends with padding words that never occur.
+    Such a file has neither `<eos>` nor `<unk>`, and ends with padding words that never occur.
 
     Raises:
         UserError: a line is not a word and a count.
@@ -99,7 +99,7 @@ def words_of_count_file(part: Part) -> Vocabulary:
 
 
 def words_of_list(part: Part) -> Vocabulary:
-    """lm1b's vocabulary from its published list: the first word of every line.
+    """Read lm1b's vocabulary from its published list: the first word of every line.
 
     Raises:
         UserError: the list lacks `<S>` or `<UNK>`.
@@ -125,7 +125,7 @@ def _count_words(chunks: Iterable[bytes], mark: str) -> Counter[str]:
 
 
 def _most_common(chunks: Iterable[np.ndarray]) -> tuple[str, ...]:
-    """Symbols of code points (or Latin-1 bytes) by count, ties by first appearance."""
+    """Return the symbols of code points (or Latin-1 bytes), most frequent first, ties by first appearance."""
     counts = np.zeros(N_CODE_POINTS, dtype=np.int64)
     order: list[int] = []
     for chunk in chunks:

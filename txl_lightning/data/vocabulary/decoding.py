@@ -1,4 +1,4 @@
-"""Tokens to text as they come, one at a time."""
+"""Decode a stream of tokens into text, token by token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from txl_lightning.data.vocabulary.symbols import END_OF_LINE, SENTENCE, Vocabul
 
 
 class StreamDecoder:
-    """`Vocabulary.decode` in pieces: what `feed` and `finish` return is, put together, the text of all tokens.
+    """Incremental `Vocabulary.decode`: the results of `feed` and `finish`, joined, are the text of all tokens.
 
-    Bytes wait until their UTF-8 character is complete; those that cannot be part of one become replacement
-    characters. A word brings the space in front of it.
+    Bytes are held back until their UTF-8 character is complete; invalid bytes become replacement characters. A space
+    is returned together with the word after it.
 
     Args:
         vocabulary: of the tokens.
@@ -22,14 +22,14 @@ class StreamDecoder:
         self.vocabulary = vocabulary
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._end = SENTENCE if vocabulary.starts_sentences else END_OF_LINE
-        self._space = ""  # what stands in front of the next word
+        self._space = ""  # in front of the next word
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """The text that is certain now and was not before."""
+        """Return the text that these tokens complete."""
         return "".join(self._piece(int(token)) for token in tokens)
 
     def finish(self) -> str:
-        """What is left of a character that was never completed."""
+        """Return the replacement character of an incomplete character at the end, or an empty string."""
         return self._characters.decode(b"", final=True) if self.vocabulary.level == "byte" else ""
 
     def _piece(self, token: int) -> str:

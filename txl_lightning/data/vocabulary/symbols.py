@@ -1,4 +1,4 @@
-"""Symbols and their numbers."""
+"""Vocabulary: symbols and their token numbers, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Symbols; the number of each is its place.
+    """Symbols of a corpus; the token number of a symbol is its index.
 
-    Bytes without symbols are all 256, numbered by their values. Bytes with symbols are those only (as
-    Latin-1 characters), and line breaks are dropped if they are not among them, which is how the paper
-    reads enwik8. Words have `<eos>` at the end of every line, or, if `<eos>` is no symbol, `<S>` at the
-    start of every sentence that has a word (lm1b). What is not a symbol becomes `<unk>` or `<UNK>`.
+    Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and
+    line breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every
+    line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown characters and words become
+    `<unk>` or `<UNK>`.
 
     Args:
-        level: what one token is.
+        level: byte, char or word.
         symbols: in the order of their numbers; empty for all bytes.
     """
 
@@ -42,40 +42,40 @@ class Vocabulary:
 
     @classmethod
     def of_characters(cls, text: str) -> Vocabulary:
-        """All characters of a training text by code point, after an entry for those it lacks."""
+        """Return the vocabulary of `<unk>` and all characters of a training text, by code point."""
         return cls("char", (UNKNOWN, *sorted(set(text))))
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of every symbol."""
+        """Number of every symbol."""
         return {symbol: number for number, symbol in enumerate(self.symbols)}
 
     @cached_property
     def unknown(self) -> int:
-        """The number for what is not a symbol, -1 if there is none."""
+        """Number of `<unk>` or `<UNK>`; -1 without either."""
         return self.numbers.get(UNKNOWN, self.numbers.get(UNKNOWN_OF_LM1B, -1))
 
     @property
     def starts_sentences(self) -> bool:
-        """Words whose sentences begin with `<S>` instead of ending with `<eos>`."""
+        """Whether sentences begin with `<S>` instead of ending with `<eos>`."""
         return self.level == "word" and END_OF_LINE not in self.numbers
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest type for characters and bytes, 32 bits for words."""
+        """Type of encoded tokens: the smallest that fits for bytes and characters, int32 for words."""
         small = self.level != "word"
         return np.dtype(np.uint8 if small and len(self) <= 256 else np.uint16 if small and len(self) <= 65536 else "i4")
 
     def encode(self, content: bytes) -> np.ndarray:
-        """Token numbers of UTF-8 text, or of any bytes at byte level.
+        """Return the token numbers of UTF-8 text, or of any bytes at byte level.
 
         Raises:
-            UserError: the bytes are not UTF-8, or a symbol is unknown to a vocabulary without `<unk>`.
+            UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
         """
         return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([content])])
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """`encode` for text that comes, and goes, in chunks of any size."""
+        """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
         if self.level == "byte":
             return (self._encode_bytes(np.frombuffer(chunk, np.uint8)) for chunk in chunks)
         if self.level == "char":
@@ -83,7 +83,7 @@ class Vocabulary:
         return (self._encode_lines(text) for text in decoded(cut_after(chunks, b"\n")))
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of token numbers; bytes that are not UTF-8 become replacement characters."""
+        """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
         if not self.symbols:
             return bytes(int(token) for token in tokens).decode("utf-8", errors="replace")
         symbols = [self.symbols[int(token)] for token in tokens]
@@ -96,23 +96,23 @@ class Vocabulary:
         return words.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n")
 
     def of_known_characters(self) -> Vocabulary:
-        """The same numbers, but a character without one is an error instead of `<unk>`; words keep theirs."""
+        """Return a vocabulary in which an unknown character is an error instead of `<unk>`; words are unchanged."""
         if self.level == "word" or UNKNOWN not in self.numbers:
             return self
         return replace(self, symbols=tuple("" if symbol == UNKNOWN else symbol for symbol in self.symbols))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain containers for a checkpoint."""
+        """Return plain containers for a checkpoint."""
         return {"level": self.level, "symbols": list(self.symbols)}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
-        """The inverse of `state_dict`."""
+        """Restore a vocabulary from its `state_dict`."""
         return cls(level=state["level"], symbols=tuple(state["symbols"]))
 
     @cached_property
     def _table(self) -> np.ndarray:
-        """Number by code point, and in the last place what all later code points get."""
+        """Token number by code point; the last entry is for all larger code points."""
         characters = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
         table = np.full(max(characters, default=0) + 2, self.unknown, dtype=np.int32)
         table[list(characters)] = list(characters.values())
@@ -126,7 +126,7 @@ class Vocabulary:
         return self._look_up(values)
 
     def _look_up(self, values: np.ndarray) -> np.ndarray:
-        # As numbers: a table of all 256 bytes has a last place that no byte can name.
+        # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
         if self.unknown < 0 and tokens.size and tokens.min() < 0:
             raise self._unknown_symbol(chr(int(values[tokens.argmin()])))
@@ -145,9 +145,11 @@ class Vocabulary:
 
 
 def words_of_lines(text: str, mark: str) -> list[str]:
-    """The words of complete lines, as the original splits them (Unicode white space, any line break).
+    """Split complete lines into words as the original does: at Unicode white space, with any line break.
 
-    With `<eos>` the mark ends every line, blank ones too; with `<S>` it begins every line with a word.
+    Args:
+        text: complete lines.
+        mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -155,11 +157,11 @@ def words_of_lines(text: str, mark: str) -> list[str]:
         text += "" if text.endswith("\n") or not text else "\n"
         return text.replace("\n", f" {mark} ").split()
     words = f"{mark} {text}".replace("\n", f" {mark} ").split()
-    # A blank line, and the end of the text, leave a mark that no word follows.
+    # Drop marks that no word follows: of blank lines and of the end of the text.
     following = [*words[1:], mark]
     return [word for word, next_word in zip(words, following, strict=True) if not word == next_word == mark]
 
 
 def code_points(text: str) -> np.ndarray:
-    """The code point of every character."""
+    """Return the code points of a text's characters."""
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)

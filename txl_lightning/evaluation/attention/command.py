@@ -1,111 +1,94 @@
-"""`txl attention`: where the heads of a checkpoint look, over a split and on a piece of text (Figures 5-7)."""
+"""`txl attention`: where the heads of a checkpoint attend, over a split and on a piece of text (Figures 5-7)."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from omegaconf import OmegaConf
 
 from txl_lightning.config.lengths import evaluation_lengths, extended_context
-from txl_lightning.config.schemas import Config, check_logger, plain
-from txl_lightning.data.corpora.corpus import SPLITS
-from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.config.schemas import Config, plain
+from txl_lightning.data.datamodule import evaluation_streams
+from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.attention.maps import ALL_TERMS, SINGLE_TERMS, Array, AttentionMaps, attention_maps
 from txl_lightning.evaluation.attention.options import AttentionOptions
 from txl_lightning.evaluation.attention.report import write_report
-from txl_lightning.evaluation.attention.text_attention import piece_attention
+from txl_lightning.evaluation.attention.text_attention import text_attention
+from txl_lightning.evaluation.scoring.device import prepare_device
+from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.files import write_json
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.trained import load_trained
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
 
 
-def attention(options: AttentionOptions, directory: Path) -> list[str]:
-    """`map_checkpoint`, with errors that name options as they are typed behind `txl attention`."""
-    try:
-        return map_checkpoint(options, directory)
-    except OptionError as error:
-        option = "data_path" if options.data_path and error.option == "data.path" else error.option
-        if option in ("data.batch_size", "data.segment_len") and options.split == "train":
-            option = option.removeprefix("data.")
-        raise OptionError(option.removeprefix("evaluation."), error.value, error.allowed) from error
+@options_as_typed()
+def run(options: AttentionOptions, directory: Path) -> list[str]:
+    """Average attention over a split; write `attention.json`, `attention.npz`, tables and figures.
 
-
-def map_checkpoint(options: AttentionOptions, directory: Path) -> list[str]:
-    """Look at a split, write `attention.json`, `attention.npz`, table and figures, and return what to print.
+    Returns:
+        Lines to print: the heads with the largest and the smallest mean distance, and notes.
 
     Raises:
-        UserError: an option or the checkpoint is not usable, or the corpus needs another vocabulary.
+        UserError: an option, the checkpoint or the corpus is not usable.
     """
-    check_options(options)
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+    _check_options(options)
+    device = prepare_device(options.accelerator, options.num_threads)
     started = time.perf_counter()
     trained = load_trained(options.checkpoint)
     config, model = trained.config, trained.model
     if not isinstance(model, TransformerXL):
         raise OptionError("checkpoint", options.checkpoint, f"is a recurrent model ({config.model.name}): no attention")
-    heads = None if options.heads is None else [head_numbers(head, model) for head in options.heads]
-    lengths = given_lengths(options, config)
-    device = torch.device("cuda" if options.accelerator == "gpu" else "cpu")
+    heads = None if options.heads is None else [_head_numbers(head, model) for head in options.heads]
+    lengths = _set_lengths(options, config)
     model = model.with_lengths(**lengths).to(device)
-    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
-    if data.corpus.vocabulary != trained.vocabulary:
-        raise UserError(f"the vocabulary of {data.corpus.name} is not the checkpoint's ({options.checkpoint})")
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
+    tokens, evaluation = corpus.splits[options.split], config.evaluation
+    streams = evaluation_streams(corpus, options.split, evaluation, extended_context(config))
 
-    tokens, streams = data.corpus.splits[options.split], data.streams(options.split)
-    segment_len = config.evaluation.segment_len
-    place = (tokens, data.corpus.vocabulary, options.text_position, options.text_tokens)
-    piece = piece_attention(model, *place, heads or [], segment_len)  # refuses a wrong place before the long pass
-    maps = attention_maps(model, streams, config.evaluation.max_segments)
+    place = (tokens, corpus.vocabulary, options.text_position, options.text_tokens)
+    on_text = partial(text_attention, model, *place, segment_len=evaluation.segment_len)
+    text = on_text(heads or [])  # raises for a wrong place before the long pass over the split
+    maps = attention_maps(model, streams, evaluation.max_segments)
     if heads is None:
-        heads = wide_heads(maps.mean_distance.reshape(model.config.n_layer, model.config.n_head))
-        piece = piece_attention(model, *place, heads, segment_len)
+        heads = farthest_heads(maps.mean_distance.reshape(model.config.n_layer, model.config.n_head))
+        text = on_text(heads)
 
+    sizes = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "corpus": {"name": data.corpus.name, "sha256": data.corpus.checksum},
+        "corpus": {"name": corpus.name, "sha256": corpus.checksum},
         "split": options.split,
-        "evaluation": {**lengths, "segment_len": segment_len, "batch_size": config.evaluation.batch_size},
-        **measured(maps, model),
+        "evaluation": {**lengths, **sizes},
+        **_averages(maps, model),
         "text": {
-            "position": piece.position,
-            "targets": len(piece.targets),
+            "position": text.position,
+            "targets": len(text.targets),
             "heads": [f"{n + 1}:{h + 1}" for n, h in heads],
         },
         "seconds": round(time.perf_counter() - started, 2),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(options))))
-    (directory / "attention.json").write_text(json.dumps(results, indent=2, allow_nan=False) + "\n")
+    write_json(directory / "attention.json", results, allow_nan=False)
     np.savez_compressed(directory / "attention.npz", **maps.by_distance)  # type: ignore[arg-type]
-    return write_report(results, maps.by_distance, piece, directory, options.logger, plain(options))
+    return write_report(results, maps.by_distance, text, directory, options.logger, plain(options))
 
 
-def check_options(options: AttentionOptions) -> None:
-    """Refuse what needs no checkpoint to be refused."""
-    require(options.split in SPLITS, "split", options.split, f"must be one of {', '.join(SPLITS)}")
-    for name in ("batch_size", "segment_len", "max_segments", "num_threads"):
-        value = getattr(options, name)
-        require(value is None or value >= 1, name, value, "must be an integer >= 1")
+def _check_options(options: AttentionOptions) -> None:
+    check_common_options(options)
+    check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     require(options.heads is None or len(options.heads) >= 1, "heads", "[]", "must name at least one head")
-    require(options.accelerator in ("cpu", "gpu"), "accelerator", options.accelerator, "must be cpu or gpu")
-    no_gpu = options.accelerator == "gpu" and not torch.cuda.is_available()
-    require(not no_gpu, "accelerator", options.accelerator, "no GPU is visible")
-    check_logger(options.logger, ("wandb", "none"))
 
 
-def head_numbers(name: str, model: TransformerXL) -> tuple[int, int]:
-    """Layer and head from 0 of `LAYER:HEAD` from 1."""
+def _head_numbers(name: str, model: TransformerXL) -> tuple[int, int]:
+    """Return layer and head, from 0, of `LAYER:HEAD`, from 1."""
     n_layer, n_head = model.config.n_layer, model.config.n_head
     numbers = re.fullmatch(r"(\d+):(\d+)", name)
     allowed = f"must be LAYER:HEAD, layers 1 … {n_layer} and heads 1 … {n_head}"
@@ -115,29 +98,22 @@ def head_numbers(name: str, model: TransformerXL) -> tuple[int, int]:
     return int(numbers[1]) - 1, int(numbers[2]) - 1
 
 
-def wide_heads(mean_distance_NH: Array) -> list[tuple[int, int]]:
-    """The head that looks farthest in the first, the middle and the last layer, as the paper's figure has them."""
+def farthest_heads(mean_distance_NH: Array) -> list[tuple[int, int]]:
+    """Return the head with the largest mean distance in the first, the middle and the last layer, as in Figure 6."""
     n_layer = len(mean_distance_NH)
     return [(n, int(mean_distance_NH[n].argmax())) for n in sorted({0, (n_layer - 1) // 2, n_layer - 1})]
 
 
-def given_lengths(options: AttentionOptions, config: Config) -> dict[str, Any]:
-    """The lengths to look at; `config` gets what else is given, and the training split the sizes of the others."""
+def _set_lengths(options: AttentionOptions, config: Config) -> dict[str, Any]:
+    """Set the given lengths in `config.evaluation` and return the lengths of the model."""
     given = {name: getattr(options, name) for name in OF_RUN}
-    config.evaluation = replace(
-        config.evaluation, **{name: value for name, value in given.items() if value is not None}
-    )
-    lengths = evaluation_lengths(config)
-    if options.split == "train":
-        sizes = config.evaluation
-        config.data = replace(config.data, batch_size=sizes.batch_size, segment_len=sizes.segment_len)
-    if options.data_path is not None:
-        config.data = replace(config.data, name="file", path=options.data_path)
-    return lengths
+    chosen = {name: value for name, value in given.items() if value is not None}
+    config.evaluation = replace(config.evaluation, **chosen)
+    return evaluation_lengths(config)
 
 
-def measured(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
-    """What `attention.json` holds of the averages, head by head."""
+def _averages(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
+    """Return the entries of `attention.json` for the averages of every head."""
     terms = model.config.active_terms
     return {
         "encoding": model.config.encoding,
@@ -158,8 +134,3 @@ def measured(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:
             for row in range(len(maps.entropy))
         ],
     }
-
-
-def run(options: AttentionOptions, directory: Path) -> list[str]:
-    """Run the command: see `attention`."""
-    return attention(options, directory)

@@ -1,4 +1,4 @@
-"""Figures 5, 6 and 7 of the paper: where heads look, on average and on a piece of text."""
+"""Figures 5, 6 and 7 of the paper: where heads attend, on average and on a piece of text."""
 
 from __future__ import annotations
 
@@ -9,45 +9,43 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps, font_manager
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, LogNorm
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from txl_lightning.reporting.canvas import save_figure
+from txl_lightning.reporting.canvas import new_figure, save_figure
 
-MOST_NAMED_HEADS = 48
+MOST_LABELLED_HEADS = 48
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
-FONT = "DejaVu Sans Mono"  # comes with matplotlib
+FONT = "DejaVu Sans Mono"  # part of matplotlib
 SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "<eos>": "↵"}
-# Both ends of a map stay clear of white and black: everything that is drawn can be told from what is not.
+# Neither end of a map is white or black: every drawn cell differs from the background.
 GREYS = ListedColormap(colormaps["Greys"](np.linspace(0.05, 0.6, 256)))
 ORANGES = ListedColormap(colormaps["Oranges"](np.linspace(0.45, 1.0, 256)))
 UNSEEN = "#CFE3F5"
 
 
 def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_head: int, title: str) -> None:
-    """Figure 5, and with a panel for each term Figure 7: a row a head, a column a relative position; SVG and PNG.
+    """Draw Figure 5, or Figure 7 with a panel for each term, as SVG and PNG: rows are heads, columns positions.
 
     Args:
-        stem: files to write, without their suffix.
-        panels: by name, [R, L]: the average attention of R = N·H heads on the distances 0, …, L - 1.
-        n_head: H; the layers are told apart.
-        title: what the figure shows.
+        stem: path of the files without suffix.
+        panels: by name, [R, L]: mean attention of R = N·H heads on the distances 0, …, L - 1.
+        n_head: H; a line separates the layers.
+        title: title of the figure.
     """
     n_rows, n_distances = next(iter(panels.values())).shape
     n_layer = n_rows // n_head
     width = 2.6 + len(panels) * (5.2 if len(panels) == 1 else 3.6)
-    figure = new_figure(width, min(13.0, 1.6 + max(0.065, 0.145 if n_rows <= MOST_NAMED_HEADS else 0) * n_rows))
+    figure = new_figure(width, min(13.0, 1.6 + max(0.065, 0.145 if n_rows <= MOST_LABELLED_HEADS else 0) * n_rows))
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     largest = max(float(panel.max()) for panel in panels.values())
     least = 0.1 / n_distances
-    norm = LogNorm(least, largest)  # from a tenth of what every position has if none is preferred
+    norm = LogNorm(least, largest)  # from a tenth of uniform attention
     for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
-        # Oldest on the left and the token itself on the right, as one reads.
+        # The oldest token is on the left, the query itself on the right, in reading order.
         image = axes.imshow(
             np.maximum(rows[:, ::-1], least),
             norm=norm,
@@ -62,7 +60,7 @@ def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_hea
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}".replace("-", "−")))
         for n in range(1, n_layer):
             axes.axhline(n * n_head - 0.5, color="white", linewidth=1.2)
-    name_heads(all_axes, n_layer, n_head)
+    _label_heads(all_axes, n_layer, n_head)
     bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min")
     bar.set_label(f"mean attention (share of 1)\nwhite line: evenly spread, 1/{n_distances}", fontsize=9)
     bar.ax.axhline(1 / n_distances, color="white", linewidth=1.6)
@@ -70,10 +68,10 @@ def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_hea
     save_figure(figure, stem)
 
 
-def name_heads(all_axes: Sequence[Axes], n_layer: int, n_head: int) -> None:
-    """On the first axes the layers in words, and in small figures their heads where there is room."""
+def _label_heads(all_axes: Sequence[Axes], n_layer: int, n_head: int) -> None:
+    """Label the layers on the first axes; label the heads too if there are few."""
     first, rows = all_axes[0], range(n_layer * n_head)
-    few = len(rows) <= MOST_NAMED_HEADS
+    few = len(rows) <= MOST_LABELLED_HEADS
     if few:
         first.set_yticks(rows, [str(row % n_head + 1) for row in rows], minor=True)
     centres = [n * n_head + (n_head - 1) / 2 for n in range(n_layer)]
@@ -84,7 +82,7 @@ def name_heads(all_axes: Sequence[Axes], n_layer: int, n_head: int) -> None:
         axes.tick_params(axis="y", which="minor", length=1.5 if axes is first else 0, pad=2, labelsize=6.5)
 
 
-def piece_figure(
+def text_figure(
     stem: Path,
     weights: Mapping[str, NDArray[np.float64]],
     marked: Mapping[str, NDArray[np.bool_]],
@@ -92,24 +90,24 @@ def piece_figure(
     context: Sequence[str],
     title: str,
 ) -> None:
-    """Figure 6: a panel a head, a row a target, a column a token of the memory, the marked ones in orange.
+    """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns tokens of the memory.
 
-    Of a context longer than 256 tokens the nearest 256 are drawn. SVG and PNG.
+    Marked tokens are orange. Only the nearest 256 tokens of a longer context are drawn.
 
     Args:
-        stem: files to write, without their suffix.
-        weights: by name of the head, [Q, C]: attention; 0 where a target does not see a token.
-        marked: the same shape: the tokens that the target looks at most.
+        stem: path of the files without suffix.
+        weights: attention by name of the head, [Q, C]; 0 where a target does not see a token.
+        marked: by name of the head, [Q, C]: the tokens that each target attends to most.
         targets: Q symbols.
         context: C symbols, the oldest first.
-        title: what the figure shows.
+        title: title of the figure.
     """
-    columns = [shown(symbol) for symbol in context[-MOST_COLUMNS:]]
-    rows = [shown(symbol) for symbol in targets]
+    columns = [printable(symbol) for symbol in context[-MOST_COLUMNS:]]
+    rows = [printable(symbol) for symbol in targets]
     letters, longest = max(map(len, columns)), max(map(len, rows))
     panel_width = len(columns) * (0.085 if letters == 1 else 0.115)
     panel_height = len(rows) * 0.115
-    # Short panels of a word or two are still wide enough for their title.
+    # Panels with few columns must still be wide enough for their titles.
     width = max(6.5, panel_width) + 0.075 * longest + 1.6
     height = len(weights) * (panel_height + 0.55 + 0.075 * (letters if letters > 1 else 1)) + 1.3
     figure = new_figure(width, height)
@@ -136,7 +134,7 @@ def piece_figure(
     for image, label in ((images[1], "attention of the marked"), (images[0], "attention of the others")):
         bar = figure.colorbar(image, ax=list(all_axes), pad=0.01, fraction=0.03, aspect=30, extend="min")
         bar.set_label(f"{label} (share of 1)")
-    meanings = [Patch(color=ORANGES(0.5), label="the 20 % of the memory that the target looks at most")]
+    meanings = [Patch(color=ORANGES(0.5), label="the 20 % of the memory that the target attends to most")]
     if any((of_head == 0).any() for of_head in weights.values()):
         meanings.append(Patch(color=UNSEEN, label="farther than the target sees"))
     figure.legend(handles=meanings, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
@@ -144,18 +142,11 @@ def piece_figure(
     save_figure(figure, stem)
 
 
-def shown(symbol: str) -> str:
-    """A token that can be seen and has a glyph: signs for white space, escapes for the rest, long words cut."""
+def printable(symbol: str) -> str:
+    """Return a token in glyphs of the font: signs for white space, escapes for what has no glyph, long words cut."""
     if symbol in SIGNS:
         return SIGNS[symbol]
     font = font_manager.get_font(font_manager.findfont(FONT))
     has_glyph = font.get_char_index
     word = "".join(SIGNS.get(c) or (c if c.isprintable() and has_glyph(ord(c)) else ascii(c)[1:-1]) for c in symbol)
     return word if len(word) <= MOST_LETTERS else word[: MOST_LETTERS - 1] + "…"
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that needs no display."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure

@@ -1,7 +1,7 @@
-"""Where the heads of a model look: attention by relative position, averaged over a split (Figures 5 and 7).
+"""Attention by relative position, averaged over a split (Figures 5 and 7).
 
-The model itself runs, as in any evaluation; what its attentions are given is caught on the way in, and their
-own scores are computed from it once more, of all terms and of single ones. Only sums over queries are kept.
+The model runs as in any evaluation. Hooks record the inputs of its attention modules, from which the scores of all
+terms and of single terms are computed again. Only sums over queries are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ALL_TERMS = "all"
-SINGLE_TERMS = "abd"  # (c) does not know the query, so the paper shows no softmax of it alone
+SINGLE_TERMS = "abd"  # (c) does not depend on the query: the paper shows no softmax of (c) alone
 
 Array = NDArray[np.float64]
 
@@ -36,13 +36,13 @@ class AttentionMaps:
     """Averages over queries, one row per head, layer by layer (R = N·H rows).
 
     Args:
-        by_distance: for `all` terms and each single one, [R, L]: the share of attention at the distances
+        by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances
             0, …, L - 1; every row sums to 1.
-        beyond: for the same, [R]: the share of attention at distances from L on, which the rows leave out.
+        beyond: for `all` terms and each single term, [R]: share of attention at distances >= L, not in the rows.
         entropy: [R], mean of -Σ_j P_ij log2 P_ij, in bits.
-        mean_distance: [R], mean of Σ_j P_ij (i - j), in tokens, those beyond L included.
-        in_memory: [R], share of attention on the memory; the query's own segment has the rest.
-        queries: how many queries the averages are over.
+        mean_distance: [R], mean of Σ_j P_ij (i - j), in tokens, over all distances.
+        in_memory: [R], share of attention on the memory; the rest is on the query's own segment.
+        queries: number of queries averaged.
     """
 
     by_distance: dict[str, Array]
@@ -54,16 +54,16 @@ class AttentionMaps:
 
     @property
     def reach(self) -> int:
-        """L."""
+        """L, the number of distances."""
         return self.by_distance[ALL_TERMS].shape[1]
 
 
 def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
-    """L: attention is averaged over the queries that see all the distances 0, …, L - 1.
+    """Return L: attention is averaged over the queries that see all distances 0, …, L - 1.
 
-    With `same_length` every query behind the first tokens sees M keys, itself among them: L = M. Without, it
-    sees M keys and those of its segment: L = M + 1. Without memory a query sees its segment only, and L is
-    half a segment: the queries of the second half count.
+    With `same_length` every query after the first tokens sees M keys, its own included: L = M. Otherwise a query
+    sees M keys and those of its segment: L = M + 1. Without memory a query sees only its segment, and L is
+    half a segment: the queries of the second half are averaged.
     """
     if config.mem_len == 0:
         return (segment_len + 1) // 2
@@ -72,18 +72,18 @@ def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
 
 @torch.no_grad()
 def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | None = None) -> AttentionMaps:
-    """Averages over the streams of a split, the memory carried from segment to segment.
+    """Average attention over the streams of a split, the memory carried from segment to segment.
 
     Queries that do not yet see L keys (`attention_reach`), at the start of a stream or of a segment without
-    memory, are left out. Besides one batch it takes O(N·H·(M + T)) memory, in float64.
+    memory, are left out. Takes O(N·H·(M + T)) float64 numbers besides one batch.
 
     Args:
-        model: in evaluation mode, with the lengths to look at.
-        streams: one split.
-        max_segments: stop after so many segments.
+        model: model in evaluation mode, its lengths set.
+        streams: streams of one split.
+        max_segments: stop after this many segments.
 
     Raises:
-        OptionError: no query sees L keys, because the streams are too short.
+        OptionError: the streams are too short: no query sees L keys.
     """
     config, device = model.config, next(model.parameters()).device
     reach = attention_reach(config, streams.segment_len)
@@ -93,13 +93,13 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     most = longest - (reach - config.mem_len)
     allowed = f"must be at most {most}: each stream has {longest} tokens to read (batch_size, max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    sums = AttentionSums(config, config.mem_len + streams.segment_len + config.ext_len, device)
+    sums = _AttentionSums(config, config.mem_len + streams.segment_len + config.ext_len, device)
     memory, read = None, 0
     for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
         segment = streams[index]
         tokens_BT = segment.tokens.to(device)
         B, T = tokens_BT.shape
-        # Query i sees what was read into the memory, and i + 1 tokens more; extended context is no target.
+        # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
         extended = T - segment.targets.shape[1]
         first = min(T, max(extended, reach - 1 - min(read, config.mem_len)))
         with watched(model, partial(sums.add, first)):
@@ -110,7 +110,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
 
 class AttentionInputs(NamedTuple):
-    """What `Attention.forward`, and so `Attention.scores`, is given."""
+    """Inputs of `Attention.forward` and `Attention.scores`."""
 
     hidden_BTD: Tensor
     memory_BMD: Tensor
@@ -120,7 +120,7 @@ class AttentionInputs(NamedTuple):
 
 @contextmanager
 def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs], None]) -> Iterator[None]:
-    """Within it, `see` is called with layer n, its attention and what that is given, whenever the model runs."""
+    """Call `see` with layer n, its attention module and the inputs of that, whenever the model runs in the block."""
 
     def hook(n: int, attention: nn.Module, inputs: tuple[Any, ...]) -> None:
         assert isinstance(attention, Attention)
@@ -133,13 +133,13 @@ def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs
         yield
 
 
-class AttentionSums:
+class _AttentionSums:
     """Sums over queries, in float64.
 
     Args:
         config: layers, heads and terms.
-        n_distances: S, as many as there can be.
-        device: where the model is.
+        n_distances: S, the largest possible number of distances.
+        device: device of the model.
     """
 
     def __init__(self, config: TransformerXLConfig, n_distances: int, device: torch.device) -> None:
@@ -152,7 +152,7 @@ class AttentionSums:
         self.queries = 0
 
     def add(self, first: int, n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        """Queries from `first` on of one layer and segment."""
+        """Add the queries from `first` on, of one layer and segment."""
         n_memory = inputs.memory_BMD.shape[1]
         for name, terms in self.terms.items():
             weights_HBTK = attention.scores(*inputs, terms=terms).softmax(-1)[:, :, first:]
@@ -164,7 +164,7 @@ class AttentionSums:
                 self.in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
 
     def averages(self, reach: int) -> AttentionMaps:
-        """What the sums say of the distances below `reach`."""
+        """Return the averages, with rows for the distances below `reach`."""
 
         def rows(sums: Tensor) -> Array:
             return sums.flatten(0, 1).cpu().numpy() / self.queries
@@ -182,11 +182,11 @@ class AttentionSums:
 
 
 def by_distance(weights_XTK: Tensor, n_before: int) -> Tensor:
-    """Columns that count keys turned into columns that count distances 0, …, K - 1: the inverse of `relative_shift`.
+    """Turn columns of keys into columns of distances 0, …, K - 1: the inverse of `relative_shift`.
 
     Args:
         weights_XTK: attention of T queries, zero on keys of the future.
-        n_before: keys in front of the first query's own.
+        n_before: number of keys before the first query's own.
     """
     T, K = weights_XTK.shape[-2:]
     device = weights_XTK.device

@@ -11,12 +11,27 @@ from txl_lightning.config.schemas import LoggerConfig
 
 @dataclass
 class AttentionOptions:
-    """The configuration of `txl attention`: where the heads of a checkpoint look (Figures 5-7).
+    """Options of `txl attention`: where the heads of a checkpoint attend (Figures 5-7).
 
-    Lengths that are null are what the run was evaluated with; with `same_length`, as in the paper's
-    evaluation, every token sees `mem_len` keys. `heads` are those of Figure 6, `LAYER:HEAD` from 1; null means
-    the one that looks farthest in the first, the middle and the last layer. `text_position` is Figure 6's first
-    target in the split, null for the middle; `text_tokens` are its rows, null for 24 or what a segment has room for.
+    Lengths and batch size that are null are those of the run's own evaluation.
+
+    Args:
+        checkpoint: checkpoint of `txl train` with a Transformer-XL.
+        split: train, valid or test.
+        batch_size: number of streams.
+        segment_len: tokens in a segment.
+        mem_len: memory length in tokens.
+        same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
+        clamp_len: larger distances share one position; -1 for no limit.
+        max_segments: stop after this many segments; null for the whole split.
+        heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
+            the first, the middle and the last layer.
+        text_position: position in the split of Figure 6's first target; null for the middle.
+        text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
+        data_path: text file to read instead of the run's corpus, in the vocabulary of the checkpoint.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for torch's default.
+        logger: group: none or wandb.
     """
 
     checkpoint: str = MISSING

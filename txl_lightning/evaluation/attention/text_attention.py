@@ -1,4 +1,4 @@
-"""Attention on a piece of text: which tokens of the memory each target looks at (Figure 6)."""
+"""Attention on a piece of text: the tokens of the memory that each target attends to (Figure 6)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL
 
-MARKED, TARGETS = 0.2, 24
+MARKED_SHARE = 0.2  # of the context, for each target
+DEFAULT_TARGETS = 24
 
 
 @dataclass(frozen=True)
-class PieceAttention:
-    """What heads give to the tokens before a piece of text.
+class TextAttention:
+    """Attention of some heads from a piece of text to the tokens before it.
 
     Args:
-        position: of the piece's first target in the split.
-        weights: by head (layer, head; both from 0), [Q, C]: attention of the query in front of each of the Q
-            targets on the C tokens before the piece.
-        marked: the same shape; the fifth of the C tokens that each target looks at most.
+        position: position of the first target in the split.
+        weights: attention by head (layer, head; both from 0), [Q, C], of the query before each of the Q targets
+            on the C tokens before the piece.
+        marked: by head, [Q, C]: the fifth of the C tokens that each target attends to most.
         targets: Q symbols.
         context: C symbols, the oldest first.
     """
@@ -41,7 +42,7 @@ class PieceAttention:
 
 
 @torch.no_grad()
-def piece_attention(
+def text_attention(
     model: TransformerXL,
     tokens: np.ndarray,
     vocabulary: Vocabulary,
@@ -49,29 +50,29 @@ def piece_attention(
     n_targets: int | None,
     heads: list[tuple[int, int]],
     segment_len: int,
-) -> PieceAttention:
-    """Attention of the last of the tokens before each target, on the memory.
+) -> TextAttention:
+    """Return the attention on the memory of the query before each target.
 
-    The text before is read in segments as in evaluation, so far back that every state of the memory is what it
-    is in a stream; the piece is one segment. Without memory, the tokens before it in its segment are what
-    it looks at.
+    The text before the piece is read in segments, as in evaluation, from so far back that every state of the
+    memory equals that of a stream. The piece is one segment. Without memory, the context is the tokens before the
+    piece in its segment.
 
     Args:
-        model: in evaluation mode, with the lengths to look at.
+        model: model in evaluation mode, its lengths set.
         tokens: a split, one-dimensional.
-        vocabulary: for the symbols.
-        position: of the first target in the split; None for the middle, or as near to it as there is room.
-        n_targets: Q; None for 24, or fewer in short segments: all of one, half of one without memory.
+        vocabulary: vocabulary of the symbols.
+        position: position of the first target in the split; None for the middle, or the nearest that fits.
+        n_targets: Q; None for 24, or fewer in short segments: a whole segment, or half of one without memory.
         heads: layer and head, from 0.
         segment_len: T.
 
     Raises:
-        OptionError: the piece does not fit into a segment, or the split has too few tokens before or behind it.
+        OptionError: the piece does not fit into a segment, or the split has too few tokens before or after it.
     """
     config, device = model.config, next(model.parameters()).device
     longest = segment_len if config.mem_len else segment_len - 1
     if n_targets is None:
-        n_targets = min(TARGETS, longest if config.mem_len else (segment_len + 1) // 2)
+        n_targets = min(DEFAULT_TARGETS, longest if config.mem_len else (segment_len + 1) // 2)
     require(
         1 <= n_targets <= longest, "text_tokens", n_targets, f"must be in 1 … {longest} (segment_len={segment_len})"
     )
@@ -83,7 +84,7 @@ def piece_attention(
     allowed = f"must be in {first} … {last}, the {len(tokens)} tokens of the split less memory and piece"
     require(first <= position <= last, "text_position", position, allowed)
 
-    start = position - 1  # the first query, which is in front of the first target
+    start = position - 1  # the first query: the token before the first target
     view = model.with_lengths(ext_len=0)
     boundaries = [start - n_context, start + n_targets]
     if config.mem_len:
@@ -102,23 +103,23 @@ def piece_attention(
     with watched(view, see):
         view(segments[-1], memory)
     weights = {(n, h): seen[n][h, -n_targets:, :n_context].double().cpu().numpy() for n, h in heads}
-    return PieceAttention(
+    return TextAttention(
         position=position,
         weights=weights,
         marked={head: most_attended(of_head) for head, of_head in weights.items()},
-        targets=[symbol(vocabulary, token) for token in tokens[position : position + n_targets]],
-        context=[symbol(vocabulary, token) for token in tokens[start - n_context : start]],
+        targets=[_symbol(vocabulary, token) for token in tokens[position : position + n_targets]],
+        context=[_symbol(vocabulary, token) for token in tokens[start - n_context : start]],
     )
 
 
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
-    """The fifth of the C tokens with the most attention, row by row; of equals the later ones."""
-    n_marked = max(1, round(MARKED * weights_QC.shape[1]))
+    """Mark the fifth of the C tokens with the most attention in every row; of equal ones, the later."""
+    n_marked = max(1, round(MARKED_SHARE * weights_QC.shape[1]))
     marked = np.zeros(weights_QC.shape, dtype=bool)
     np.put_along_axis(marked, np.argsort(weights_QC, axis=1, kind="stable")[:, -n_marked:], True, axis=1)
     return marked & (weights_QC > 0)
 
 
-def symbol(vocabulary: Vocabulary, token: int) -> str:
-    """One token as it is; a byte as the character of its number."""
+def _symbol(vocabulary: Vocabulary, token: int) -> str:
+    """Return the symbol of a token; a byte becomes the character with its number."""
     return vocabulary.symbols[token] if vocabulary.symbols else chr(token)

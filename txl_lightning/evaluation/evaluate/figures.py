@@ -1,11 +1,11 @@
-"""Loss by attention length (Table 6)."""
+"""Figure of the loss by attention length (Table 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from txl_lightning.reporting.canvas import COLOURS, MARKERS, canvas, save_with_legend
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
 
 
 def attention_length_figure(
@@ -16,17 +16,18 @@ def attention_length_figure(
     y_label: str,
     title: str,
 ) -> None:
-    """The sweep behind a row of Table 6: loss by attention length, as SVG and PNG.
+    """Draw the sweep behind a row of Table 6, loss by attention length, as SVG and PNG.
 
     Args:
-        stem: files to write, without their suffix.
-        lengths: attention length, loss and its standard error (None if there is none) of every point.
+        stem: path of the files without suffix.
+        lengths: attention length, loss and its standard error (or None) of every point.
         init: attention length and loss at the lengths of training.
         best: the shortest attention length that reaches the best loss, and that loss.
-        y_label: with unit.
-        title: what the figure shows.
+        y_label: label of the y axis, with its unit.
+        title: title of the figure.
     """
-    figure, axes = canvas()
+    figure = new_figure()
+    axes = figure.add_subplot()
     x, y, errors = zip(*lengths, strict=True)
     if any(error is not None for error in errors):
         low = [value - (error or 0) for value, error in zip(y, errors, strict=True)]

@@ -11,12 +11,34 @@ from txl_lightning.config.schemas import LoggerConfig
 
 @dataclass
 class EvaluateOptions:
-    """The configuration of `txl evaluate`. Lengths and batch are null for what the run was evaluated with.
+    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
 
-    `protocol` is `memory` (the state goes from segment to segment) or `sliding` (`stride` tokens are scored with
-    at most `window` recomputed; null: half a window, and training's attention length). In a sweep of
-    `attention_lengths`, what is worse than the best by at most `tolerance` reaches it (null: 0.005 ppl or
-    0.0005 bpc). Standard errors are over blocks of `block_len` tokens where a corpus has no sentences.
+    Lengths and batch size that are null are those of the run's own evaluation.
+
+    Args:
+        checkpoint: checkpoint of `txl train` to score.
+        splits: any of train, valid and test.
+        protocol: `memory` carries the state from segment to segment; `sliding` recomputes a window of context for
+            every few tokens.
+        batch_size: number of streams (protocol=memory; sliding has one).
+        segment_len: tokens in a segment (protocol=memory).
+        mem_len: memory length in tokens (protocol=memory).
+        ext_len: extended context in tokens (protocol=memory).
+        same_length: whether all queries attend to equally many keys (protocol=memory).
+        clamp_len: larger distances share one position; -1 for no limit.
+        window: tokens in a window (protocol=sliding); null for the attention length of training.
+        stride: tokens scored in each window (protocol=sliding); null for half the window.
+        attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
+        tolerance: how much worse than the best an attention length may be to count as reaching it, in ppl or bpc;
+            null for 0.005 ppl or 0.0005 bpc.
+        block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
+        losses: write the loss of every token to `losses_SPLIT.npz`.
+        data_path: text file to score instead of the run's corpus, in the vocabulary of the checkpoint.
+        max_segments: stop after this many segments or windows; null for the whole split.
+        cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for torch's default.
+        logger: group: none or wandb.
     """
 
     checkpoint: str = MISSING

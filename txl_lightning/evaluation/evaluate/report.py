@@ -1,4 +1,4 @@
-"""What `txl evaluate` shows: a line for each split; of a sweep Table 6's columns, its grid and its figures."""
+"""Report of `txl evaluate`: a line for each split; for a sweep the columns of Table 6, all lengths and a figure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.evaluate.figures import attention_length_figure
+from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
 UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
-REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "behind max_segments"}
+REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 DIGITS = {"ppl": 2, "bpc": 3}
-KNOBS = {
+LENGTH_OPTIONS = {
     "mem_len": "The attention length is the memory (mem_len), {same_length}.",
     "ext_len": "The attention length is segment and extended context (ext_len).",
     "window": "The attention length is the window.",
@@ -20,7 +21,7 @@ KNOBS = {
 
 
 def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
-    """Figures with standard error, tokens and how they were read, what was left out, in a line."""
+    """Return one line: loss with its standard error, tokens scored, lengths, and tokens left out."""
     unit = "ppl" if "ppl" in result else "bpc"
     error, left_out = result["standard_error"], result["left_out"]
     margin = "" if error[unit] is None else f" ± {error[unit]:.4f}"
@@ -36,12 +37,12 @@ def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) ->
     """Write `attention_lengths.md` and `attention_lengths_SPLIT.svg|png`.
 
     Returns:
-        The tables and what they mean, as lines to print.
+        Lines to print: the tables and their notes.
     """
     sweeps = {split: results[split]["sweep"] for split in splits}
-    lines = markdown_table(*table_6(sweeps)).splitlines()
+    lines = markdown_table(*_table_6(sweeps)).splitlines()
     for split, sweep in sweeps.items():
-        lines += ["", *markdown_table(*grid_table(split, sweep)).splitlines()]
+        lines += ["", *markdown_table(*_lengths_table(split, sweep)).splitlines()]
         unit = sweep["unit"]
         name = "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[unit]
         attention_length_figure(
@@ -52,32 +53,31 @@ def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) ->
             f"{name}, {results['corpus']['name']}, {split}",
             "Loss by attention length",
         )
-    lines += ["", *notes(results, next(iter(sweeps.values())))]
-    (directory / "attention_lengths.md").write_text("\n".join(lines) + "\n")
+    lines += ["", *_notes(results, next(iter(sweeps.values())))]
+    write_text(directory / "attention_lengths.md", "\n".join(lines) + "\n")
     return lines
 
 
-def table_6(sweeps: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Init, best, and the shortest attention length that reaches it, a row for each split."""
+def _table_6(sweeps: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, one for each split: init, best, and the shortest attention length that reaches it."""
     unit = next(iter(sweeps.values()))["unit"]
     header = ["split", f"{unit} init", f"{unit} best", "best below init", "attention length"]
     rows = []
     for split, sweep in sweeps.items():
         init, best = sweep["init"], sweep["best"]
         below = best["below_init"]
-        cells = [shown(row[unit], row["standard_error"][unit], DIGITS[unit]) for row in (init, best)]
-        gain = "–" if below is None else shown(below[unit], below["standard_error"][unit], DIGITS[unit] + 1)
+        cells = [_with_error(row[unit], row["standard_error"][unit], DIGITS[unit]) for row in (init, best)]
+        gain = "–" if below is None else _with_error(below[unit], below["standard_error"][unit], DIGITS[unit] + 1)
         rows.append([split, *cells, gain, str(sweep["attention_length"])])
     return header, rows
 
 
-def grid_table(split: str, sweep: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The loss at every attention length."""
+def _lengths_table(split: str, sweep: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     unit = sweep["unit"]
     rows = [
         [
             str(row["attention_length"]),
-            shown(row[unit], row["standard_error"][unit], DIGITS[unit]),
+            _with_error(row[unit], row["standard_error"][unit], DIGITS[unit]),
             f"{row['tokens']:,}",
         ]
         for row in sweep["lengths"]
@@ -85,41 +85,40 @@ def grid_table(split: str, sweep: dict[str, Any]) -> tuple[list[str], list[list[
     return ["attention length", f"{unit}, {split}", "tokens"], rows
 
 
-def shown(value: float, error: float | None, digits: int) -> str:
-    """Value ± standard error, behind the point so many digits."""
+def _with_error(value: float, error: float | None, digits: int) -> str:
     margin = "" if error is None else f" ± {error:.{digits}f}"
     return f"{value:.{digits}f}{margin}"
 
 
-def notes(results: dict[str, Any], sweep: dict[str, Any]) -> list[str]:
-    """What was varied, and what the columns mean."""
+def _notes(results: dict[str, Any], sweep: dict[str, Any]) -> list[str]:
+    """Explain the varied option and the columns."""
     same_length = "the same for all tokens (same_length)" if sweep["same_length"] else "at least (same_length=false)"
     init = sweep["init"]["evaluation"]
     names = ("segment_len", "mem_len", "ext_len", "window", "stride")
     lengths = ", ".join(f"{name} {init[name]}" for name in names if name in init)
     lines = [
-        KNOBS[sweep["knob"]].format(same_length=same_length),
+        LENGTH_OPTIONS[sweep["knob"]].format(same_length=same_length),
         f"Init: lengths of training ({lengths}). Attention length: the shortest at most {sweep['tolerance']:g} "
         f"{sweep['unit']} above the best. Streams start {results['streams_start']}.",
     ]
     if sweep["limit"] is not None:
-        lines.append(f"The model knows {sweep['limit']} positions; longer attention would give it nothing more.")
-    over = next(result["standard_error"]["over"] for result in results.values() if has_error(result))
-    lines.append(f"±: standard error over {over}; that of the difference is of the losses' difference, token by token.")
+        lines.append(f"The model has {sweep['limit']} trained positions and cannot use longer attention.")
+    over = next(result["standard_error"]["over"] for result in results.values() if _is_split(result))
+    lines.append(f"±: standard error over {over}; for differences, of the token-by-token differences.")
     return lines
 
 
 def log_results(
     results: dict[str, Any], splits: list[str], directory: Path, logger: LoggerConfig, config: dict[str, Any]
 ) -> None:
-    """The run in W&B: figures of every split as summaries and in a table; of a sweep its table and curves.
+    """Log a W&B run: the scores as summary and table; for a sweep also its table and curves.
 
     Args:
-        results: what `evaluation.json` holds.
-        splits: those that were scored.
-        directory: where the run's files go.
-        logger: of the command.
-        config: what the run is known by.
+        results: contents of `evaluation.json`.
+        splits: splits that were scored.
+        directory: folder for the files of the run.
+        logger: logger options of the command.
+        config: configuration to show beside the run.
     """
     from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
 
@@ -134,13 +133,13 @@ def log_results(
         log_table(run, "evaluate/table", header, rows)
         sweeps = {split: results[split]["sweep"] for split in splits if "sweep" in results[split]}
         if sweeps:
-            log_table(run, "evaluate/table_6", *table_6(sweeps))
+            log_table(run, "evaluate/table_6", *_table_6(sweeps))
             lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
             curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
             title = f"{unit} by attention length"
             log_line_series(run, "evaluate/attention_lengths", lengths, curves, "attention length", title)
 
 
-def has_error(result: Any) -> bool:
-    """Whether this part of the results is a split's."""
+def _is_split(result: Any) -> bool:
+    """Whether an entry of the results belongs to a split."""
     return isinstance(result, dict) and "standard_error" in result

@@ -1,8 +1,7 @@
-"""`txl generate`: text drawn from a checkpoint's model, shown as it is drawn (paper, appendix E)."""
+"""`txl generate`: sample text from a checkpoint and print it as it is drawn (appendix E)."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from txl_lightning.config.lengths import evaluation_lengths, extended_context
@@ -20,7 +18,9 @@ from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompt
-from txl_lightning.evaluation.scoring.device import chosen_device
+from txl_lightning.evaluation.scoring.device import prepare_device
+from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
@@ -28,39 +28,38 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
-DIM, PLAIN = "\033[2m", "\033[0m"
-# What moves a terminal's cursor, or rings, is shown as a sign: models of bytes draw any of them.
+DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
+# Models of bytes draw control characters too; shown as a sign, they cannot move the cursor or ring the bell.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def show(text: str) -> None:
-    """Text on the terminal at once; what its encoding lacks becomes `?`."""
+    """Print text at once; characters that the terminal cannot encode become `?`."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
     sys.stdout.flush()
 
 
-def generate(options: GenerateOptions, directory: Path, write: Callable[[str], None] = show) -> dict[str, Any]:
-    """Draw the samples, the first one written as it comes, and leave `generation.json` and `samples.txt`.
+@options_as_typed()
+def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] = show) -> list[str]:
+    """Draw the samples, print them, the first while it is drawn; write `generation.json` and `samples.txt`.
 
     Args:
-        options: what to continue, and how.
-        directory: where the files go.
-        write: takes the text to show, piece by piece.
+        options: options of the command.
+        directory: folder for the files.
+        write: function that prints a piece of text.
 
     Returns:
-        What `generation.json` holds.
+        No lines: everything is printed already.
 
     Raises:
         UserError: an option, the checkpoint or the prompt is not usable.
     """
-    check_options(options)
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
+    _check_options(options)
+    device = prepare_device(options.accelerator, options.num_threads)
     trained = load_trained(options.checkpoint)
     model, context = with_context(trained, options)
     prompt = read_prompt(options, trained)
-    device = chosen_device(options.accelerator)
     trained.model.to(device)
     tokens = draw(
         model,
@@ -72,33 +71,26 @@ def generate(options: GenerateOptions, directory: Path, write: Callable[[str], N
         seed=options.seed,
         segment_len=trained.config.evaluation.segment_len,
     )
-    drawn, seconds = stream(tokens, prompt, trained.vocabulary, options.n_samples, write)
-    results = describe(options, trained, prompt, context, drawn, seconds)
-    directory.mkdir(parents=True, exist_ok=True)
-    # Not resolved: what looks like an interpolation in a prompt is text.
-    (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(options)), "utf-8")
-    (directory / "generation.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    (directory / "samples.txt").write_text(layout(results, prompt.title), "utf-8")
+    drawn, seconds = _write_samples(tokens, prompt, trained.vocabulary, options.n_samples, write)
+    results = _describe(options, trained, prompt, context, drawn, seconds)
+    write_json(directory / "generation.json", results, ensure_ascii=False)
+    write_text(directory / "samples.txt", _layout(results, prompt.title))
     speed = results["tokens_per_second"]
     write(f"{options.n_samples * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
-    return results
+    return []
 
 
-def check_options(options: GenerateOptions) -> None:
-    """Refuse what needs no checkpoint to be refused."""
+def _check_options(options: GenerateOptions) -> None:
     check_prompt(options)
-    for name in ("n_tokens", "n_samples", "num_threads"):
-        value = getattr(options, name)
-        require(value is None or value >= 1, name, value, "must be an integer >= 1")
+    check_at_least_one(options, "n_tokens", "n_samples")
     check_sampling(options.top_k, options.top_p, options.temperature)
-    require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
-    need = "must be an integer >= 1: a drawn token reads the ones before it from the memory"
-    require(options.mem_len is None or options.mem_len >= 1, "mem_len", options.mem_len, need)
-    chosen_device(options.accelerator)
+    allowed = "must be an integer >= 1: a drawn token reads the tokens before it from the memory"
+    require(options.mem_len is None or options.mem_len >= 1, "mem_len", options.mem_len, allowed)
+    check_common_options(options)
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
-    """The model with the context that its tokens are drawn from, and that context in words."""
+    """Return the model with the context of its samples, and a description of that context."""
     model, config = trained.model, trained.config
     if not isinstance(model, TransformerXL):
         require(options.mem_len is None, "mem_len", options.mem_len, f"{config.model.name} has no such length")
@@ -106,7 +98,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     assert isinstance(config.model, TransformerXLModelConfig)
     if config.memory.mem_len == 0 and options.mem_len is None:
         window = config.data.segment_len + extended_context(config)
-        words = f"context: the last {window} tokens, as in training, computed anew for every token"
+        words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
     if options.mem_len is not None:
         config.evaluation.mem_len = options.mem_len
@@ -117,17 +109,17 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     return CachedTransformerXL(model, **lengths), f"memory of {lengths['mem_len']:,} tokens"
 
 
-def stream(
+def _write_samples(
     tokens: Iterator[Tensor], prompt: Prompt, vocabulary: Vocabulary, n_samples: int, write: Callable[[str], None]
 ) -> tuple[list[list[int]], tuple[float, float]]:
-    """Write prompt and samples, the first as it is drawn and the others when all are.
+    """Draw the samples and write them: the first while it is drawn, the others afterwards.
 
     Returns:
-        The tokens of every sample, and the seconds until the first token and from then on.
+        Tokens of every sample; seconds until the first token, and seconds after it.
     """
     decoder = StreamDecoder(vocabulary)
-    dim, plain_ = (DIM, PLAIN) if sys.stdout.isatty() else ("", "")
-    write(f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.tokens))}{plain_}\n--- sample 1\n")
+    dim, normal = (DIM, NORMAL) if sys.stdout.isatty() else ("", "")
+    write(f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.tokens))}{normal}\n--- sample 1\n")
     drawn: list[list[int]] = [[] for _ in range(n_samples)]
     started = first = time.perf_counter()
     for i, token_B in enumerate(tokens):
@@ -148,11 +140,11 @@ def stream(
 
 
 def visible(text: str) -> str:
-    """Text that a terminal shows as it is."""
+    """Replace control characters."""
     return text.translate(CONTROL)
 
 
-def describe(
+def _describe(
     options: GenerateOptions,
     trained: TrainedModel,
     prompt: Prompt,
@@ -160,9 +152,9 @@ def describe(
     drawn: list[list[int]],
     seconds: tuple[float, float],
 ) -> dict[str, Any]:
-    """What `generation.json` holds."""
+    """Return the contents of `generation.json`."""
     vocabulary, names = trained.vocabulary, ("n_tokens", "n_samples", "top_k", "top_p", "temperature", "seed")
-    after_the_first = len(drawn) * (options.n_tokens - 1)
+    n_after_first = len(drawn) * (options.n_tokens - 1)
     return {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
@@ -172,20 +164,14 @@ def describe(
         "context": context,
         "samples": [{"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in drawn],
         "prompt_seconds": round(seconds[0], 4),
-        "tokens_per_second": after_the_first / seconds[1] if after_the_first else None,
+        "tokens_per_second": n_after_first / seconds[1] if n_after_first else None,
     }
 
 
-def layout(results: dict[str, Any], title: str) -> str:
-    """Context, true continuation and samples one below the other, as in appendix E."""
+def _layout(results: dict[str, Any], title: str) -> str:
+    """Format context, true continuation and samples one below the other, as in appendix E."""
     parts = [(title, results["prompt"]["text"])]
     if results["continuation"] is not None:
         parts.append(("true continuation", results["continuation"]))
     parts += [(f"sample {i}", sample["text"]) for i, sample in enumerate(results["samples"], 1)]
     return "\n".join(f"=== {name}\n{text}\n" for name, text in parts)
-
-
-def run(options: GenerateOptions, directory: Path) -> list[str]:
-    """Run the command: see `generate`."""
-    generate(options, directory)
-    return []

@@ -9,11 +9,25 @@ from omegaconf import MISSING
 
 @dataclass
 class GenerateOptions:
-    """The configuration of `txl generate`: what to continue, and how tokens are drawn.
+    """Options of `txl generate`: continue a prompt, or tokens of a corpus.
 
-    Either `prompt`, or `context` consecutive tokens of `split` from `position` on (null: drawn with `seed`).
-    `mem_len` null means the memory that the run was evaluated with, and for a run without recurrence a window
-    of its training segment that is computed anew for every token. `top_k` null draws from all tokens.
+    Args:
+        checkpoint: checkpoint of `txl train`.
+        prompt: text to continue; null to continue tokens of a corpus.
+        context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
+        position: position in the split of the first of these tokens; null for a random one.
+        split: train, valid or test, for `context`.
+        n_tokens: tokens to generate.
+        n_samples: samples to generate.
+        top_k: draw from the k most probable tokens; null for all.
+        top_p: draw from the most probable tokens whose probabilities sum to top_p.
+        temperature: divisor of the logits.
+        seed: seed of the samples, and of `position`.
+        mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
+            then recomputes a window of its training segment for every token.
+        data_path: text file for `context` instead of the run's corpus, in the vocabulary of the checkpoint.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for torch's default.
     """
 
     checkpoint: str = MISSING

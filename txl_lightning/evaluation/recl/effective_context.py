@@ -1,7 +1,7 @@
-"""Relative effective context length (paper §4.3 and appendix C), on losses that were measured before.
+"""Definition of relative effective context length, RECL (section 4.3 and appendix C), on measured losses.
 
-Models of a group are scored at the same P positions with exactly c tokens of context, for every c of a grid
-c_0, c_0 + Δ, …. In the order of the letters: I models, C contexts, P positions, S bootstrap samples.
+The models of a group are scored at the same P positions with exactly c tokens of context, for every c of a grid
+c_0, c_0 + Δ, …. Shape letters: I models, C contexts, P positions, S bootstrap samples.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class EffectiveContext:
 
     Args:
         value: RECL in tokens: the first c whose relative gain is below the threshold, at most `limit`.
-        at_least: the gain was not below the threshold anywhere on the grid, whose last context is `value`.
-        low, high: ends of the percentile interval of RECL over resampled positions.
-        high_at_least: `high` is the end of the grid, for samples whose gain never fell below the threshold.
-        limit: what the model can see at most; None for no limit.
-        relative_gains: g(c, c') for every c of the grid but the last, c' = c + Δ.
-        perplexity_gains: exp f(c, c) - exp f(c, c') likewise (Figure 3).
-        perplexities: exp f(c, c) likewise, the same for all models of the group.
+        at_least: whether `value` is only a lower bound: no gain on the grid was below the threshold.
+        low: lower end of the percentile interval of RECL over resampled positions.
+        high: upper end of that interval.
+        high_at_least: whether `high` is only a lower bound.
+        limit: number of tokens the model can see; None for no limit.
+        relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
+        perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
+        perplexities: exp f(c, c) at these c, equal for all models of the group.
     """
 
     value: int
@@ -55,26 +56,26 @@ def relative_effective_context_lengths(
     bootstrap: int = 1000,
     seed: int = 1,
 ) -> dict[str, dict[float, EffectiveContext]]:
-    """RECL of every model of a group, for every fraction r of hardest positions.
+    """Return the RECL of every model of a group, for every fraction r of hardest positions.
 
         b(c,t)    = min_i l_i(c,t)
-        T         = the fraction r of positions with the largest b(c,t), anew for every c
+        T         = the fraction r of positions with the largest b(c,t), chosen for every c
         f_i(c,c') = mean_{t∈T} min(b(c,t), l_i(c',t))
         g_i(c,c') = (exp f_i(c,c) - exp f_i(c,c')) / exp f_i(c,c)
         RECL_i    = the first c with g_i(c, c + Δ) < threshold
 
-    Since b(c,t) is kept where more context does worse, a step gains wherever single losses fall, though their
-    mean may rise: losses that fluctuate with c lengthen RECL. It compares models within a group, on one grid.
-    Neither the order of the models nor that of the positions matters (of the interval, only the models').
+    f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall, even if their
+    mean rises: losses that fluctuate with c lengthen RECL. Compare RECL only within a group, on one grid.
+    RECL does not depend on the order of models and positions; its interval depends on the order of positions.
 
     Args:
-        losses: l_i(c,t) in nats of every model, [C, P].
+        losses: l_i(c,t) of every model, [C, P], in nats.
         contexts: the grid c_0, c_0 + Δ, ….
         fractions: r, each in (0, 1].
-        threshold: the gain from which on more context counts.
-        limits: of models that cannot see more; their losses beyond are those at the limit.
-        bootstrap: resamples of the positions behind the intervals; 0 for none (low = high = value).
-        seed: of the resampling.
+        threshold: smallest relative gain that counts.
+        limits: number of tokens that each model can see; None for no limit. Losses beyond it are those at the limit.
+        bootstrap: resamples of the positions for the intervals; 0 for none (low = high = value).
+        seed: seed of the resampling.
 
     Raises:
         OptionError: an option, the grid or the losses are not usable.
@@ -88,19 +89,19 @@ def relative_effective_context_lengths(
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
     all_once = np.ones((1, P))
-    point = {r: mean_losses(losses_ICP, r, all_once) for r in fractions}
+    point = {r: _mean_losses(losses_ICP, r, all_once) for r in fractions}
     samples: dict[float, list[Array]] = {r: [] for r in fractions}
     for counts_SP in resampled(P, bootstrap, seed):
         for r in fractions:
-            samples[r].append(relative_gain(*mean_losses(losses_ICP, r, counts_SP)))
+            samples[r].append(_relative_gain(*_mean_losses(losses_ICP, r, counts_SP)))
     for r in fractions:
         short_SC, long_SIC = point[r]
-        gains_IC = relative_gain(short_SC, long_SIC)[0]
+        gains_IC = _relative_gain(short_SC, long_SIC)[0]
         sampled_SIC = np.concatenate(samples[r]) if bootstrap else gains_IC[None]
         for i, name in enumerate(losses):
             limit = (limits or {}).get(name)
-            value, at_least = first_below(gains_IC[None, i], contexts, threshold, limit)
-            values_S, at_least_S = first_below(sampled_SIC[:, i], contexts, threshold, limit)
+            value, at_least = _first_below(gains_IC[None, i], contexts, threshold, limit)
+            values_S, at_least_S = _first_below(sampled_SIC[:, i], contexts, threshold, limit)
             # Observed values, not interpolations between them: RECL lives on the grid.
             ends = [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2]
             low, high = np.quantile(values_S, ends, method="inverted_cdf")
@@ -119,7 +120,7 @@ def relative_effective_context_lengths(
 
 
 def check_definition(contexts: Sequence[int], fractions: Sequence[float], threshold: float, bootstrap: int) -> None:
-    """Refuse what gives no RECL.
+    """Check the grid and the options of RECL.
 
     Raises:
         OptionError: naming the option.
@@ -134,18 +135,18 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     require(bootstrap >= 0, "bootstrap", bootstrap, "must be an integer >= 0")
 
 
-def hardest(losses_P: Array, fraction: float, counts_SP: Array) -> Array:
-    """T as weights [S, P] with sum 1: the fraction r of positions with the largest losses.
+def _hardest(losses_P: Array, fraction: float, counts_SP: Array) -> Array:
+    """Return T, the fraction r of positions with the largest losses, as weights [S, P] with sum 1.
 
-    T has r·P positions, rounded (halves up), at least one. Positions that tie for its last places share
-    them equally, so that no order of the positions matters.
+    T has r·P positions, rounded (halves up), at least one. Positions that tie for the last places share them
+    equally; the order of positions does not matter.
 
     Args:
         losses_P: b(c, t).
         fraction: r.
-        counts_SP: how often each sample has each position; P in sum.
+        counts_SP: count of each position in each sample; every row sums to P.
     """
-    size = number_of_hardest(fraction, len(losses_P))
+    size = max(1, int(np.floor(fraction * len(losses_P) + 0.5)))
     order = np.argsort(-losses_P, kind="stable")
     sorted_P = losses_P[order]
     is_first = np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]])
@@ -159,34 +160,29 @@ def hardest(losses_P: Array, fraction: float, counts_SP: Array) -> Array:
     return weights_SP
 
 
-def number_of_hardest(fraction: float, n_positions: int) -> int:
-    """|T|: r·P, rounded (halves up), at least one."""
-    return max(1, int(np.floor(fraction * n_positions + 0.5)))
-
-
-def mean_losses(losses_ICP: Array, fraction: float, counts_SP: Array) -> tuple[Array, Array]:
-    """f(c, c), [S, C-1], which all models share, and f_i(c, c'), [S, I, C-1], in nats."""
+def _mean_losses(losses_ICP: Array, fraction: float, counts_SP: Array) -> tuple[Array, Array]:
+    """Return f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats."""
     I, C, _ = losses_ICP.shape  # noqa: E741
     short_SC = np.empty((len(counts_SP), C - 1))
     long_SIC = np.empty((len(counts_SP), I, C - 1))
     for c in range(C - 1):
         best_P = losses_ICP[:, c].min(axis=0)
-        weights_SP = hardest(best_P, fraction, counts_SP)
+        weights_SP = _hardest(best_P, fraction, counts_SP)
         short_SC[:, c] = weights_SP @ best_P
-        for i in range(I):  # one model at a time: no rounding may depend on what else is in the group
+        for i in range(I):  # one model at a time: rounding must not depend on the rest of the group
             long_SIC[:, i, c] = weights_SP @ np.minimum(best_P, losses_ICP[i, c + 1])
     return short_SC, long_SIC
 
 
-def relative_gain(short_SC: Array, long_SIC: Array) -> Array:
+def _relative_gain(short_SC: Array, long_SIC: Array) -> Array:
     """g = (exp f(c,c) - exp f(c,c')) / exp f(c,c) = 1 - exp(f(c,c') - f(c,c))."""
     return -np.expm1(long_SIC - short_SC[:, None])
 
 
-def first_below(
+def _first_below(
     gains_SC: Array, contexts: Sequence[int], threshold: float, limit: int | None
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """RECL of each sample, and whether it is only a lower bound: no gain on the grid was below the threshold."""
+    """Return the RECL of each sample, and whether it is only a lower bound: no gain was below the threshold."""
     below = gains_SC < threshold
     at_least: NDArray[np.bool_] = ~np.any(below, axis=1)
     first = np.where(at_least, len(contexts) - 1, below.argmax(axis=1))
@@ -197,7 +193,7 @@ def first_below(
 
 
 def resampled(n_positions: int, n_samples: int, seed: int) -> Iterator[Array]:
-    """How often each position is drawn, for samples of P positions with replacement, some samples at a time."""
+    """Yield the counts [S, P] of P positions drawn with replacement, for some samples at a time."""
     generator = np.random.default_rng(seed)
     at_once = max(1, SAMPLED_AT_ONCE // n_positions)
     evenly = np.full(n_positions, 1 / n_positions)

@@ -1,4 +1,4 @@
-"""Figures by context: the gain of each step (Figure 3) and the loss (Figure 4)."""
+"""Figures by context: gain of each step (Figure 3) and loss (Figure 4)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.reporting.canvas import COLOURS, MARKERS, canvas, save_with_legend
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
 
 MOST_TICKS = 12
 
@@ -20,21 +20,22 @@ def gain_figure(
     needed: Sequence[float],
     title: str,
 ) -> None:
-    """Figure 3: exp f(c, c) - exp f(c, c') against the step from c to c', a curve a model, as SVG and PNG.
+    """Draw Figure 3, exp f(c, c) - exp f(c, c') for every step from c to c', as SVG and PNG.
 
     Args:
-        stem: files to write, without their suffix.
-        contexts: the grid, one longer than the curves.
-        gains: in perplexity, by model.
-        needed: threshold · exp f(c, c), the gain from which on a step counts.
-        title: what the figure shows.
+        stem: path of the files without suffix.
+        contexts: the grid of contexts; curves have one point less.
+        gains: perplexity gains by model.
+        needed: threshold · exp f(c, c), the smallest gain that counts.
+        title: title of the figure.
     """
-    figure, axes = canvas()
+    figure = new_figure()
+    axes = figure.add_subplot()
     steps = range(len(contexts) - 1)
     for (name, curve), colour, marker in zip(gains.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         axes.plot(steps, curve, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name)
     axes.plot(steps, needed, color="0.35", linestyle="--", linewidth=1.1, label="needed for a longer RECL")
-    # Gains fall over decades, and a model that gains nothing more is exactly at zero: linear near zero only.
+    # Gains span decades and can be exactly zero: the axis is linear only near zero.
     axes.set_yscale("symlog", linthresh=max(min(needed) / 10, 1e-9), linscale=0.5)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -52,16 +53,17 @@ def context_figure(
     y_label: str,
     title: str,
 ) -> None:
-    """Figure 4: perplexity or bits per character by context, a curve a model, as SVG and PNG.
+    """Draw Figure 4, perplexity or bits per character by context, as SVG and PNG.
 
     Args:
-        stem: files to write, without their suffix.
-        contexts: c.
-        curves: mean and standard error at every c, by model; the error is the band around the mean.
-        y_label: with unit.
-        title: what the figure shows.
+        stem: path of the files without suffix.
+        contexts: c, in tokens.
+        curves: mean and standard error at every c, by model; the error is drawn as a band.
+        y_label: label of the y axis, with its unit.
+        title: title of the figure.
     """
-    figure, axes = canvas()
+    figure = new_figure()
+    axes = figure.add_subplot()
     for (name, (mean, error)), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         axes.plot(contexts, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name)
         low = [m - e for m, e in zip(mean, error, strict=True)]

@@ -1,4 +1,4 @@
-"""Loss by context of one model, and its RECL in a group of its own."""
+"""Loss of one model by context, and its RECL on its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from txl_lightning.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class ContextCurve:
-    """A model's loss by context, and its RECL in a group of its own.
+    """Loss of a model by context, and its RECL in a group of one.
 
     Args:
-        contexts: c.
-        nll: nats a token at each c, the mean over the positions.
-        standard_error: of `nll`, over the positions.
-        recl: by fraction r of hardest positions; empty if the contexts are no grid of even steps.
+        contexts: c, in tokens.
+        nll: mean loss over the positions at each c, in nats.
+        standard_error: standard error of `nll` over the positions, in nats.
+        recl: RECL by fraction r of hardest positions; empty if the contexts are not evenly spaced.
     """
 
     contexts: list[int]
@@ -34,17 +34,17 @@ class ContextCurve:
 
     @property
     def ppl(self) -> list[float]:
-        """Perplexity a token at each c."""
+        """Perplexity at each c."""
         return [math.exp(nll) for nll in self.nll]
 
     @property
     def bpc(self) -> list[float]:
-        """Bits a token (character, byte) at each c."""
+        """Bits per token (character or byte) at each c."""
         return [nll / math.log(2) for nll in self.nll]
 
 
 def mean_and_error(losses_CP: Array) -> tuple[Array, Array]:
-    """Mean over positions and its standard error (nan of a single position), both [C]."""
+    """Return the mean over positions and its standard error (nan for a single position), both [C]."""
     n = losses_CP.shape[1]
     deviations = losses_CP.std(axis=1, ddof=1) if n > 1 else np.full(len(losses_CP), np.nan)
     return losses_CP.mean(axis=1), deviations / math.sqrt(n)
@@ -60,15 +60,15 @@ def context_curve(
     batch_tokens: int | None = None,
     **recl_options: Any,
 ) -> ContextCurve:
-    """Loss, perplexity and bits a token at several contexts, and the RECL of the model on its own.
+    """Measure a model's loss at several contexts and its RECL on its own.
 
-    The model comes back as it was (its training mode, its lengths). Under `torch.distributed` every rank must call it.
+    The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call this function.
 
     Args:
         model: any language model.
         tokens: the split, one-dimensional.
-        positions: t of the targets, from `evenly_spaced`.
-        contexts: c, ascending; RECL needs even steps.
+        positions: positions t of the targets, from `evenly_spaced`.
+        contexts: c, ascending; RECL needs equal steps.
         trained_len: see `window_reader`.
         clamp_len: see `window_reader`.
         batch_tokens: see `context_losses`.

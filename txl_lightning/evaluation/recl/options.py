@@ -11,11 +11,27 @@ from txl_lightning.config.schemas import LoggerConfig
 
 @dataclass
 class ReclOptions:
-    """The configuration of `txl recl`: a group of checkpoints, a grid of contexts, and appendix C's choices.
+    """Options of `txl recl`: relative effective context length of a group of checkpoints (appendix C).
 
-    `names` null means the runs' own directories. The grid is first_context, first_context + step, … up to
-    max_context. `clamp_len` null means what each run was evaluated with. `store` keeps losses for later
-    groups; `data_path` scores on another text of the same vocabulary.
+    Args:
+        checkpoints: checkpoints of `txl train`, all trained on one corpus.
+        names: names of the models in tables and figures; null for the names of their run directories.
+        split: train, valid or test.
+        first_context: smallest context in tokens; the grid is first_context, first_context + step, … max_context.
+        step: distance between contexts in tokens.
+        max_context: largest context in tokens.
+        n_positions: number of evenly spaced positions to score.
+        fractions: fractions r of hardest positions, each in (0, 1].
+        threshold: relative gain below which more context no longer counts.
+        bootstrap: resamples of the positions for the confidence intervals; 0 for no intervals.
+        seed: seed of the resampling.
+        clamp_len: larger distances share one position; null for the length of each run's own evaluation.
+        data_path: text file to score instead of the runs' corpus, in the vocabulary of the checkpoints.
+        store: folder that keeps losses for later groups.
+        batch_tokens: context tokens in a batch; null for the default of the device.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for torch's default.
+        logger: group: none or wandb.
     """
 
     checkpoints: list[str] = MISSING

@@ -1,4 +1,4 @@
-"""What `txl recl` shows: Table 8, Figures 3 and 4, in files and in Weights & Biases. All from `recl.json`."""
+"""Report of `txl recl`, made from `recl.json`: Table 8, Figures 3 and 4, in files and in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.recl.figures import context_figure, gain_figure
+from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
 UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
@@ -18,28 +19,28 @@ def write_report(
     """Write `recl.md`, `gains_r*.svg|png` (Figure 3, a file for each r) and `contexts.svg|png` (Figure 4).
 
     Args:
-        results: what `recl.json` holds.
-        directory: where the files go.
-        logger: `wandb` gets the same table and curves as panels.
-        config: what the run there is known by.
+        results: contents of `recl.json`.
+        directory: folder for the files.
+        logger: logger options; `wandb` gets the table and the curves as panels.
+        config: configuration to show beside the W&B run.
 
     Returns:
-        The table and what was measured, as lines to print.
+        Lines to print: the table and its notes.
     """
-    header, rows = table_8(results)
-    lines = [*markdown_table(header, rows).splitlines(), "", *notes(results)]
-    (directory / "recl.md").write_text("\n".join(lines) + "\n")
+    header, rows = _table_8(results)
+    lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
+    write_text(directory / "recl.md", "\n".join(lines) + "\n")
     contexts, unit = results["contexts"], results["unit"]
-    gains, needed = gain_curves(results), needed_gains(results)
+    gains, needed = _gain_curves(results), _needed_gains(results)
     for r, curves in gains.items():
-        title = f"What more context gains, hardest {float(r):.0%} of positions"
+        title = f"Gain of more context, hardest {float(r):.0%} of positions"
         gain_figure(directory / f"gains_r{r}", contexts, curves, needed[r], title)
     losses = {m["name"]: (m[unit], m[f"{unit}_standard_error"]) for m in results["models"]}
     context_figure(
         directory / "contexts",
         contexts,
         losses,
-        unit_name(results),
+        _unit_name(results),
         "Loss by context, all positions (± standard error)",
     )
     if logger.name == "wandb":
@@ -51,12 +52,12 @@ def write_report(
                 series = {**curves, "needed for a longer RECL": needed[r]}
                 log_line_series(run, f"recl/gains_r{r}", contexts[:-1], series, "c", f"perplexity gain, r = {r}")
             means = {name: mean for name, (mean, _) in losses.items()}
-            log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{unit_name(results)} by context")
+            log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{_unit_name(results)} by context")
     return lines
 
 
-def table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """RECL of each model and fraction with its interval, and the loss at the longest context."""
+def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: RECL with interval by model and fraction, and the loss at the longest context."""
     unit, contexts = results["unit"], results["contexts"]
     fractions = [str(float(r)) for r in results["fractions"]]
     header = [
@@ -68,29 +69,30 @@ def table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]
     rows = []
     for model in results["models"]:
-        cells = [shown(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
+        cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
         loss = f"{model[unit][-1]:.3f} ± {model[f'{unit}_standard_error'][-1]:.3f}"
         rows.append([model["name"], model["kind"], *cells, loss, str(model["limit"] or "–")])
     return header, rows
 
 
-def shown(length: dict[str, Any], with_interval: bool) -> str:
-    """`128 [96, 160]`; ≥ where the grid ended before the gains did."""
+def _with_interval(length: dict[str, Any], with_interval: bool) -> str:
+    """Format a RECL as `128 [96, 160]`, with ≥ before lower bounds."""
     value = f"{'≥ ' if length['at_least'] else ''}{length['value']}"
     if not with_interval:
         return value
     return f"{value} [{length['low']}, {'≥ ' if length['high_at_least'] else ''}{length['high']}]"
 
 
-def notes(results: dict[str, Any]) -> list[str]:
-    """What was measured, how exactly, and what the signs mean."""
+def _notes(results: dict[str, Any]) -> list[str]:
+    """Describe the measurement, its precision and the signs of the table."""
     unit, contexts, models = results["unit"], results["contexts"], results["models"]
     corpus, positions = results["corpus"], results["positions"]
     largest = max(model[f"{unit}_standard_error"][-1] for model in models)
     lines = [
         f"{positions['number']:,} positions of {corpus['name']} ({results['split']}), evenly spaced; contexts "
-        f"{contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step counts from a gain of "
-        f"{results['threshold']:.3g} on. Largest standard error at {contexts[-1]} tokens: {largest:.4f} {unit}.",
+        f"{contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step counts if its relative "
+        f"gain is at least {results['threshold']:.3g}. "
+        f"Largest standard error at {contexts[-1]} tokens: {largest:.4f} {unit}.",
     ]
     if results["bootstrap"]:
         lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the positions.")
@@ -99,22 +101,21 @@ def notes(results: dict[str, Any]) -> list[str]:
     if any(model["limit"] for model in models):
         lines.append("sees at most: absolute positions without recurrence, capped at the trained length.")
     scored = ", ".join(f"{model['name']} {model['contexts_scored']}" for model in models)
-    lines.append(f"Contexts scored now (the others were stored): {scored}.")
+    lines.append(f"Contexts scored now (the others were in the store): {scored}.")
     return lines
 
 
-def gain_curves(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Perplexity gains by fraction and model (Figure 3)."""
+def _gain_curves(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return perplexity gains by fraction and model (Figure 3)."""
     fractions = [str(float(r)) for r in results["fractions"]]
     return {r: {m["name"]: m["recl"][r]["perplexity_gains"] for m in results["models"]} for r in fractions}
 
 
-def needed_gains(results: dict[str, Any]) -> dict[str, list[float]]:
-    """threshold · exp f(c, c) by fraction, which all models of a group share."""
+def _needed_gains(results: dict[str, Any]) -> dict[str, list[float]]:
+    """Return threshold · exp f(c, c) by fraction; it is equal for all models of a group."""
     lengths = results["models"][0]["recl"]
     return {r: [results["threshold"] * p for p in lengths[r]["perplexities"]] for r in lengths}
 
 
-def unit_name(results: dict[str, Any]) -> str:
-    """The unit of the losses in words."""
+def _unit_name(results: dict[str, Any]) -> str:
     return "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[results["unit"]]

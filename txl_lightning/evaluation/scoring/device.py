@@ -1,4 +1,4 @@
-"""Where a measurement computes."""
+"""The device a measurement runs on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from txl_lightning.model.language_model import LanguageModel
 
 
 def chosen_device(accelerator: str) -> torch.device:
-    """The processor, or this process's GPU.
+    """Return the CPU, or the GPU of this process; never another device than the one asked for.
 
     Raises:
-        OptionError: it is neither `cpu` nor `gpu`, or there is no GPU: a measurement never moves by itself.
+        OptionError: `accelerator` is neither `cpu` nor `gpu`, or there is no GPU.
     """
     require(accelerator in ("cpu", "gpu"), "accelerator", accelerator, "must be cpu or gpu")
     if accelerator == "cpu":
@@ -23,6 +23,17 @@ def chosen_device(accelerator: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def prepare_device(accelerator: str, num_threads: int | None) -> torch.device:
+    """Set the number of CPU threads, unless it is None, and return the chosen device.
+
+    Raises:
+        OptionError: as `chosen_device`.
+    """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return chosen_device(accelerator)
+
+
 def device_of(model: LanguageModel) -> torch.device:
-    """Where the model's parameters are; a model without any is on the processor."""
+    """Return the device of a model's parameters; the CPU for a model without any."""
     return next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))

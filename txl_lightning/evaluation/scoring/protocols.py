@@ -1,4 +1,4 @@
-"""The two protocols of `txl evaluate`: the state carried from segment to segment, or a sliding window."""
+"""Scoring protocols of `txl evaluate`: the state carried from segment to segment, or a sliding window."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from txl_lightning.runs.trained import TrainedModel
 
 
 @dataclass(frozen=True)
-class Protocol(ABC):
-    """A way to score a trained model on a split, at certain lengths.
+class ScoringProtocol(ABC):
+    """Way to score a trained model on a split, at certain lengths.
 
-    The attention length of a protocol is how many keys a query attends to, itself among them.
+    The attention length of a protocol is the number of keys a query attends to, the query's own key included.
 
     Args:
         trained: model and configuration of its run.
-        corpus: what it is scored on.
+        corpus: corpus to score on.
     """
 
     trained: TrainedModel
@@ -37,44 +37,48 @@ class Protocol(ABC):
 
     @property
     @abstractmethod
-    def knob(self) -> str:
-        """The option that makes the attention longer or shorter."""
+    def length_option(self) -> str:
+        """Option that sets the attention length."""
 
     @property
     @abstractmethod
     def limit(self) -> int | None:
-        """The longest attention that this knob can give to the model; None for any."""
+        """Longest attention that `length_option` can give to the model; None for no limit."""
 
     @abstractmethod
-    def at_attention_length(self, length: int) -> Protocol:
-        """The same with another attention length."""
+    def at_attention_length(self, length: int) -> ScoringProtocol:
+        """Return a copy with another attention length."""
 
     @abstractmethod
-    def at_training_lengths(self) -> Protocol:
-        """The same as the model was trained: Table 6's "PPL init"."""
+    def at_training_lengths(self) -> ScoringProtocol:
+        """Return a copy with the lengths of training: "PPL init" in Table 6."""
 
     @abstractmethod
     def losses(self, split: str) -> TokenLosses:
         """Score a split."""
 
     @abstractmethod
-    def stated(self) -> dict[str, Any]:
-        """All lengths, as `evaluation.json` has them."""
+    def settings(self) -> dict[str, Any]:
+        """Return all lengths, as `evaluation.json` states them.
+
+        Raises:
+            OptionError: a length is not allowed.
+        """
 
     @abstractmethod
-    def in_words(self) -> str:
-        """Lengths, batch and how streams start, for a line of text."""
+    def description(self) -> str:
+        """Describe lengths, batch and the start of streams, for a line of text."""
 
     @property
     def streams_start(self) -> str:
-        """What the first token of a stream has before it, in words."""
+        """Context of the first token of a stream, in words."""
         return "without context"
 
     @property
     def training_attention_length(self) -> int:
-        """Memory, extended context and segment of training together: what a segment's last token attends to.
+        """Memory + extended context + segment of training: the keys that a segment's last token attends to.
 
-        Of a recurrent model, which has none, a segment.
+        A recurrent model has no attention; its length is one segment.
         """
         config = self.trained.config
         has_memory = isinstance(config.model, TransformerXLModelConfig)
@@ -82,55 +86,53 @@ class Protocol(ABC):
 
 
 @dataclass(frozen=True)
-class StateReuse(Protocol):
-    """Protocol `memory`: B streams in segments, the state carried on (§3.2).
+class StateReuse(ScoringProtocol):
+    """Protocol `memory`: B streams read in segments, the state carried from one to the next (section 3.2).
 
     The attention length A is set by
 
-        mem_len = A with same_length      for distances (relative, shaw), trained with memory or without, and for
-                                          absolute positions with memory: every query attends to A keys
+        mem_len = A with same_length      encodings of distances, trained with memory or without, and absolute
+                                          positions trained with memory: every query attends to A keys
                                           (`same_length=false`: to A + 1 … A + segment_len)
-        ext_len = A - segment_len         for absolute positions without memory, which cannot use one: segments of
-                                          min(A, segment_len) behind their extended context
+        ext_len = A - segment_len         absolute positions trained without memory, which cannot use one:
+                                          segments of min(A, segment_len), after their extended context
 
     Args:
-        evaluation: lengths and batch.
-        cached: keys and values as memory instead of hidden states, where the model has any: the same
-            losses up to rounding, faster.
+        evaluation: lengths and batch size.
+        cached: keep keys and values as memory instead of hidden states, where the model has any: equal losses
+            up to rounding, faster.
     """
 
     evaluation: EvaluationConfig
     cached: bool = True
 
     @property
-    def knob(self) -> str:
-        """`mem_len` or `ext_len`."""
+    def length_option(self) -> str:
         config = self.trained.config
         return "ext_len" if encoding_kind(config).absolute and not config.memory.mem_len else "mem_len"
 
     @property
     def limit(self) -> int | None:
-        """Positions that the model was trained with, if the knob adds positions."""
-        return position_limit(self.trained.config) if self.knob == "ext_len" else None
+        return position_limit(self.trained.config) if self.length_option == "ext_len" else None
 
     def at_attention_length(self, length: int) -> StateReuse:
-        """The same with another attention length.
+        """Return a copy with another attention length.
 
         Raises:
             OptionError: the model is recurrent.
         """
-        config, ours = self.trained.config, self.evaluation
+        config, given = self.trained.config, self.evaluation
         if not isinstance(config.model, TransformerXLModelConfig):
             allowed = f"{config.model.name} has no attention; protocol=sliding varies its context"
             raise OptionError("attention_lengths", [length], allowed)
-        if self.knob == "mem_len":
-            same_length = True if ours.same_length is None else ours.same_length
-            return replace(self, evaluation=replace(ours, mem_len=length, same_length=same_length))
-        shorter = in_segments(ours, min(length, ours.segment_len))
+        if self.length_option == "mem_len":
+            same_length = True if given.same_length is None else given.same_length
+            return replace(self, evaluation=replace(given, mem_len=length, same_length=same_length))
+        shorter = _with_segment_len(given, min(length, given.segment_len))
         return replace(self, evaluation=replace(shorter, mem_len=0, ext_len=length - shorter.segment_len))
 
     def at_training_lengths(self) -> StateReuse:
-        """The same with segment, memory, extended context, mask and clamp of training."""
+        """Return a copy with segment, memory, extended context, mask and clamp of training."""
         config = self.trained.config
         model: Any = config.model
         lengths: dict[str, Any] = {}
@@ -138,16 +140,15 @@ class StateReuse(Protocol):
             lengths = {"mem_len": config.memory.mem_len} | {
                 name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")
             }
-        evaluation = in_segments(self.evaluation, config.data.segment_len)
+        evaluation = _with_segment_len(self.evaluation, config.data.segment_len)
         return replace(self, evaluation=replace(evaluation, **lengths))
 
     def losses(self, split: str) -> TokenLosses:
-        """Score a split, the streams read in the text's order."""
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
         return token_losses(self.model(), streams, self.evaluation.max_segments)
 
     def model(self) -> Any:
-        """The model at these lengths."""
+        """Return the model at these lengths."""
         model = self.trained.model
         lengths = evaluation_lengths(self._config)
         if self.cached and isinstance(model, TransformerXL):
@@ -158,8 +159,7 @@ class StateReuse(Protocol):
     def _config(self) -> Config:
         return replace(self.trained.config, evaluation=self.evaluation)
 
-    def stated(self) -> dict[str, Any]:
-        """Lengths (of attention, if there is any), segment, batch, and what was cached."""
+    def settings(self) -> dict[str, Any]:
         names = ("segment_len", "batch_size", "max_segments")
         cached = self.cached and isinstance(self.trained.model, TransformerXL)
         lengths = evaluation_lengths(self._config) | {name: getattr(self.evaluation, name) for name in names}
@@ -167,13 +167,11 @@ class StateReuse(Protocol):
 
     @property
     def streams_start(self) -> str:
-        """What the first token of a stream has before it."""
         config = self.trained.config
         attends_zeros = isinstance(config.model, TransformerXLModelConfig) and config.memory.start == "zeros"
         return "with a memory of zeros that are attended to" if attends_zeros else "without context"
 
-    def in_words(self) -> str:
-        """Memory, extended context, segments and streams."""
+    def description(self) -> str:
         lengths = evaluation_lengths(self._config)
         memory = f"memory {lengths['mem_len']}, " if lengths else ""
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""
@@ -182,16 +180,16 @@ class StateReuse(Protocol):
 
 
 @dataclass(frozen=True)
-class SlidingWindow(Protocol):
-    """Protocol `sliding`: the split as one stream, its last tokens scored window by window (`sliding_losses`).
+class SlidingWindowProtocol(ScoringProtocol):
+    """Protocol `sliding`: the split as one stream, the last tokens of every window scored (`sliding_losses`).
 
-    The attention length is the window: a token attends to all of its window before it.
+    The attention length is the window: a token attends to all tokens of its window before it.
 
     Args:
         window: L; None for the attention length of training.
         stride: S; None for half the window.
-        clamp_len: distances beyond it share a position; None for the run's own.
-        max_windows: stop after so many.
+        clamp_len: larger distances share one position; None for the length of the run's own evaluation.
+        max_windows: stop after this many windows.
     """
 
     window: int | None = None
@@ -200,59 +198,57 @@ class SlidingWindow(Protocol):
     max_windows: int | None = None
 
     @property
-    def knob(self) -> str:
-        """`window`."""
+    def length_option(self) -> str:
         return "window"
 
     @property
     def limit(self) -> int | None:
-        """Positions that the model was trained with, if it has no memory to see beyond them."""
         return self.reader().limit
 
-    def at_attention_length(self, length: int) -> SlidingWindow:
-        """The same with another window."""
+    def at_attention_length(self, length: int) -> SlidingWindowProtocol:
         return replace(self, window=length)
 
-    def at_training_lengths(self) -> SlidingWindow:
-        """The same with a window of training's attention length, and training's clamp."""
+    def at_training_lengths(self) -> SlidingWindowProtocol:
+        """Return a copy with training's attention length as the window, and training's clamp."""
         model: Any = self.trained.config.model
         return replace(self, window=None, clamp_len=getattr(model, "clamp_len", None))
 
     def reader(self) -> WindowReader:
-        """How the model reads a window."""
+        """Return the reader of the model's windows."""
         config = self.trained.config
         clamp_len = config.evaluation.clamp_len if self.clamp_len is None else self.clamp_len
         return window_reader(self.trained.model, position_limit(config), clamp_len)
 
     def sizes(self) -> tuple[int, int]:
-        """L, of what the model sees, and S."""
+        """Return the window, L, as far as the model can see, and the stride, S.
+
+        Raises:
+            OptionError: one of them is not allowed.
+        """
         reader = self.reader()
         window = reader.visible(self.training_attention_length if self.window is None else self.window)
         stride = max(1, window // 2) if self.stride is None else self.stride
         return visible_window(reader, window, stride), stride
 
     def losses(self, split: str) -> TokenLosses:
-        """Score a split from its first token to its last."""
         tokens = self.corpus.splits[split]
-        if split in self.corpus.sentences:  # the last sentence ends with the <S> of none
+        if split in self.corpus.sentences:  # the next sentence's <S> ends a sentence; none follows the last one
             tokens = np.append(tokens, tokens[0])
         return sliding_losses(self.reader(), tokens, *self.sizes(), max_windows=self.max_windows)
 
-    def stated(self) -> dict[str, Any]:
-        """Window, stride and clamp; one stream."""
+    def settings(self) -> dict[str, Any]:
         window, stride = self.sizes()
         config: Any = getattr(self.reader().model, "config", None)
         lengths = {"window": window, "stride": stride, "clamp_len": getattr(config, "clamp_len", None)}
         return {**lengths, "batch_size": 1, "max_segments": self.max_windows}
 
-    def in_words(self) -> str:
-        """Window, stride and the one stream."""
+    def description(self) -> str:
         window, stride = self.sizes()
         return f"sliding window {window}, stride {stride}, one stream {self.streams_start}"
 
 
-def in_segments(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
-    """The same with other segments, stopping early, if at all, after the same number of tokens or a few more."""
+def _with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
+    """Change the segment length; `max_segments` still covers at least the tokens it covered before."""
     stop = evaluation.max_segments
     if stop is not None:
         stop = -(-stop * evaluation.segment_len // segment_len)

@@ -1,4 +1,4 @@
-"""The sliding window: context recomputed from a fresh state for every few tokens, as vanilla models need it."""
+"""Sliding-window scoring: context recomputed from a fresh state for every few tokens, as vanilla models need it."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def sliding_losses(
     max_windows: int | None = None,
     batch_tokens: int | None = None,
 ) -> TokenLosses:
-    """nll_t = -log P(x_t | the tokens before x_t in its window) of every token of a split but the first.
+    """Score every token of a split but the first: nll_t = -log P(x_t | tokens before x_t in its window), in nats.
 
     The split x_0 … x_{n-1} is one stream. Window k reads at most L tokens, from a fresh state,
 
         x_{max(0, b-L)} … x_{b-1},        b = min((k+1) S, n - 1),
 
-    and is scored on the tokens x_{kS+1} … x_b, so that each is scored once. A token has between L - S + 1 and L
-    tokens of context, at the stream's start all there are. With S = 1 each has exactly L, the last of which attends
-    to L keys, itself among them: the vanilla model of the paper (§3.1, Table 9). Windows of one length go
-    through the model in batches, which changes nothing.
+    and is scored on the tokens x_{kS+1} … x_b: every token once. A token has L - S + 1 to L tokens of context, or
+    all tokens before it near the start of the stream. With S = 1 a token has exactly L, and the query before it
+    attends to L keys, its own included: the vanilla model of the paper (section 3.1, Table 9). Windows of equal
+    length are scored in batches; the losses do not depend on the batches.
 
     Args:
-        reader: how the model reads a window, from `window_reader`; its limit caps L.
+        reader: reader of the model, from `window_reader`; its limit caps L.
         tokens: the split, one-dimensional.
         window: L, the attention length in tokens.
-        stride: S, tokens a window is scored on.
-        max_windows: stop after so many.
-        batch_tokens: context tokens a batch; None for what suits the model's device.
+        stride: S, tokens scored in each window.
+        max_windows: stop after this many windows.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
 
     Raises:
-        OptionError: a length is below 1, S is above L (or what the model can see of it), or n is below 2.
+        OptionError: a length is below 1, S is above L (or above the tokens of L that the model sees), or n is below 2.
     """
     started = time.perf_counter()
     longest = visible_window(reader, window, stride)
@@ -58,7 +58,7 @@ def sliding_losses(
         evaluating(reader.model),
         tqdm(total=len(ends), unit="window", leave=False, disable=None) as bar,
     ):
-        for batch in batches(ends - firsts, np.minimum(ends, longest), windows_at_once(longest, device, batch_tokens)):
+        for batch in _batches(ends - firsts, np.minimum(ends, longest), windows_at_once(longest, device, batch_tokens)):
             last, n = ends[batch], int(ends[batch.start] - firsts[batch.start])
             context = min(int(last[0]), longest)
             windows_BT = torch.from_numpy(tokens[last[:, None] + np.arange(-context, 1)].astype(np.int64))
@@ -70,10 +70,10 @@ def sliding_losses(
 
 
 def visible_window(reader: WindowReader, window: int, stride: int) -> int:
-    """How many tokens of a window the model sees.
+    """Return the number of tokens of a window that the model sees.
 
     Raises:
-        OptionError: it is none, or the stride is longer.
+        OptionError: the window is below 1, or the stride is not in 1 … the tokens that the model sees.
     """
     require(window >= 1, "window", window, "must be an integer >= 1")
     longest = reader.visible(window)
@@ -82,8 +82,8 @@ def visible_window(reader: WindowReader, window: int, stride: int) -> int:
     return longest
 
 
-def batches(n_targets: np.ndarray, n_tokens: np.ndarray, largest: int) -> Iterator[slice]:
-    """Neighbouring windows of the same length and number of targets, at most `largest` at a time."""
+def _batches(n_targets: np.ndarray, n_tokens: np.ndarray, largest: int) -> Iterator[slice]:
+    """Yield slices of at most `largest` neighbouring windows with equal lengths and numbers of targets."""
     changes = np.flatnonzero((np.diff(n_targets) != 0) | (np.diff(n_tokens) != 0)) + 1
     edges = [0, *changes.tolist(), len(n_targets)]
     for start, stop in pairwise(edges):

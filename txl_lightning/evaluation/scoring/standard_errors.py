@@ -1,4 +1,4 @@
-"""How sure a mean loss is: its standard error over the parts of a text."""
+"""Standard error of a mean loss, over the sentences or blocks of a text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from txl_lightning.runs.metrics import loss_metrics
 
 @dataclass(frozen=True)
 class TextUnits:
-    """The parts of a split that count as drawn independently: its sentences, or blocks of neighbouring tokens.
+    """Units of a split that are treated as independent: sentences, or blocks of neighbouring tokens.
 
-    Losses of neighbours are alike, so that single tokens would promise too small an error; so do blocks,
-    as far as what makes losses alike reaches beyond them.
+    Losses of neighbouring tokens are correlated; per-token errors would be too small. Per-block errors are still
+    too small where correlation reaches beyond a block.
 
     Args:
-        name: what a unit is, in words.
-        starts: positions where units begin, ascending, the first one 0; None for blocks.
-        block_len: tokens of a block.
+        name: name of a unit, in words.
+        starts: first position of every unit, ascending from 0; None for blocks.
+        block_len: tokens in a block.
     """
 
     name: str
@@ -29,26 +29,26 @@ class TextUnits:
     block_len: int = 1
 
     def of_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The unit of each position. A sentence's `<S>` is predicted as the end of the one before, and counts there."""
+        """Return the unit of each position; a `<S>` belongs to the sentence before it, whose end it marks."""
         if self.starts is None:
             return positions // self.block_len
         return np.searchsorted(self.starts, positions, side="left") - 1
 
 
 def text_units(sentences: NDArray[np.int64] | None, block_len: int) -> TextUnits:
-    """Sentences where the corpus has them, blocks otherwise."""
+    """Return the sentences of the corpus if it has any, otherwise blocks."""
     if sentences is None:
         return TextUnits(f"blocks of {block_len:,} tokens", block_len=block_len)
     return TextUnits("sentences", np.asarray(sentences))
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: NDArray[np.int64]) -> tuple[float | None, int]:
-    """Standard error of the mean of P values that depend on each other within units, and how many units there are.
+    """Return the standard error of the mean of P values, correlated within units, and the number of units, U.
 
         m = Σ_u s_u / Σ_u n_u        Var m = U / (U - 1) · Σ_u (s_u - m n_u)² / P²
 
-    s_u and n_u are sum and number of the values of unit u: the ratio estimator, linearised, for units of any
-    length. None for a single unit.
+    s_u is the sum and n_u the number of the values of unit u: the linearised ratio estimator, for units of any
+    length. The error of a single unit is None.
     """
     n_U = np.bincount(units_P)
     s_U = np.bincount(units_P, weights=values_P)
@@ -59,8 +59,8 @@ def standard_error(values_P: NDArray[np.floating], units_P: NDArray[np.int64]) -
     return math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U
 
 
-def error_figures(error: float | None, nll: float, level: str) -> dict[str, float | None]:
-    """A standard error in nats and in the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
+def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
+    """Convert a standard error in nats to the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
     values = loss_metrics(nll, level)
     unit = next(name for name in values if name != "nll")
     scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)

@@ -1,4 +1,4 @@
-"""Loss of a model over the streams of a split, the state carried from segment to segment."""
+"""Loss over the streams of a split, the state carried from segment to segment: its mean, or token by token."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from txl_lightning.model.language_model import LanguageModel
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss over a pass.
+    """Mean loss over a split.
 
     Args:
-        nll: nats a token, weighted by tokens, summed in float64.
-        tokens: tokens scored.
-        seconds: time it took.
+        nll: mean over tokens in nats, summed in float64.
+        tokens: number of tokens scored.
+        seconds: duration.
     """
 
     nll: float
@@ -33,15 +33,14 @@ class Score:
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """The loss of every scored token of a split, in the order of its text.
+    """Loss of every scored token of a split, in text order.
 
     Args:
-        nll: nats, [P], in the type that the model computes in.
-        positions: place of every token in the split, [P], ascending. The `<S>` that ends the last of unordered
-            sentences stands behind the split's last token.
-        left_out: how many tokens of the split are not scored, by reason: `first_of_streams`, `trimmed`,
-            `max_segments`.
-        seconds: time it took.
+        nll: [P], nats, in the dtype of the model.
+        positions: [P], position of every token in the split, ascending. In a corpus of unordered sentences a
+            `<S>` after the last token ends the last sentence; its position is the length of the split.
+        left_out: number of tokens that are not scored, by reason: `first_of_streams`, `trimmed`, `max_segments`.
+        seconds: duration.
     """
 
     nll: NDArray[np.floating]
@@ -51,14 +50,14 @@ class TokenLosses:
 
     @property
     def mean(self) -> float:
-        """Nats a token, summed in float64."""
+        """Mean loss in nats, summed in float64."""
         return float(self.nll.mean(dtype=np.float64))
 
 
 def score_streams(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Score:
     """Score streams from their start, the state carried from segment to segment.
 
-    The figure depends on the number of streams, since each starts without context: report it beside.
+    The score depends on the number of streams, since each starts without context: report both.
     """
     started = time.perf_counter()
     nll_sum, tokens = 0.0, 0
@@ -69,7 +68,7 @@ def score_streams(model: LanguageModel, streams: Streams, max_segments: int | No
 
 
 def token_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> TokenLosses:
-    """As `score_streams`, but the loss of every token: the streams' columns put back into the order of the text."""
+    """Score as `score_streams` does and return the loss of every token, in text order."""
     started = time.perf_counter()
     segments = [nll_BT.cpu().numpy() for nll_BT in segment_losses(model, streams, max_segments)]
     nll = np.concatenate(segments, axis=1).ravel()
@@ -83,7 +82,7 @@ def token_losses(model: LanguageModel, streams: Streams, max_segments: int | Non
 
 @torch.no_grad()
 def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Iterator[Tensor]:
-    """nll of every segment, [B, T], one after the other."""
+    """Yield the nll of every segment, [B, T], in nats."""
     device, state = device_of(model), None
     for index in range(min(len(streams), max_segments or len(streams))):
         segment = streams[index]

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from txl_lightning.distributed.division import gathered, rank_and_world_size
+from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
-BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}  # a processor is fastest where a batch stays in its cache
+BATCH_TOKENS = {"cpu": 512, "cuda": 16_384}  # a CPU is fastest while a batch fits its cache
 LONG_WINDOW = 1_024
 
 Array = NDArray[np.float64]
@@ -26,12 +26,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class WindowReader:
-    """A model as it reads a window of c tokens from a fresh state, for the loss of the last tokens it predicts.
+    """Reader of windows of c tokens, each from a fresh state, for the losses of their last tokens.
 
     Args:
-        model: with the lengths it reads windows with.
-        segment_len: windows longer than this are read in segments, the last one whole; None for one segment.
-        limit: of longer windows only the last `limit` tokens are read; None for no limit.
+        model: model with its lengths set for reading windows.
+        segment_len: longer windows are read in segments, the last of which is complete; None for one segment.
+        limit: only the last `limit` tokens of a longer window are read; None for no limit.
     """
 
     model: LanguageModel
@@ -39,15 +39,15 @@ class WindowReader:
     limit: int | None = None
 
     def visible(self, context: int) -> int:
-        """How many of c tokens the model can see."""
+        """Return how many of c tokens the model can see."""
         return context if self.limit is None else min(context, self.limit)
 
     def last_loss(self, windows_BT: Tensor) -> Tensor:
-        """Loss in nats, [B], of each window's last token given the c = T - 1 before it."""
+        """Return the loss, [B], in nats, of each window's last token given the c = T - 1 tokens before it."""
         return self.last_losses(windows_BT, 1)[:, 0]
 
     def last_losses(self, windows_BT: Tensor, n: int) -> Tensor:
-        """Losses in nats, [B, n], of each window's last n tokens, 1 <= n < T, given those before them in it."""
+        """Return the losses, [B, n], in nats, of each window's last n tokens, 1 <= n < T, given those before."""
         context = windows_BT.shape[1] - 1
         longest = self.segment_len or context
         state: Any = None
@@ -55,7 +55,7 @@ class WindowReader:
         for stop in range((context - 1) % longest + 1, context + 1, longest):
             start = max(0, stop - longest)
             n_here = min(n - (context - stop), stop - start)
-            # A segment without a target that counts still moves the state on.
+            # An early segment has no scored target; scoring one updates the state all the same.
             targets = windows_BT[:, stop + 1 - max(n_here, 1) : stop + 1]
             nll, state = self.model.score(windows_BT[:, start:stop], targets, state)
             if n_here > 0:
@@ -64,22 +64,21 @@ class WindowReader:
 
 
 def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
-    """How a model reads exactly c tokens.
+    """Return a reader that gives a model exactly c tokens of context.
 
-    Attention reads the window as one segment in which every token attends to all before it: the same as
-    shorter segments with a memory that drops nothing. There is no memory before the window, so
-    `memory_start="zeros"` puts no attended zeros there: they would be context that is no token.
+    Attention reads the window as one segment in which every token attends to all tokens before it: equal to
+    shorter segments with an unlimited memory. The memory before the window is empty, even for
+    `memory_start="zeros"`: attended zeros would be context that is no token.
 
-    Absolute positions (`absolute`, `al_rfou`) mean nothing beyond the length they were trained with. Without
-    recurrence such a model is capped there; with recurrence it reads segments of that length, the memory
-    of its training between them. The distances of `relative` extend to any length and those of `shaw` repeat
-    its table's farthest row, so neither has a limit (Table 8 has both beyond their trained lengths).
+    Absolute positions mean nothing beyond the length they were trained with. Without recurrence such a model
+    sees at most that length; with recurrence it reads segments of that length, with the memory of its training
+    between them. Encodings of distances have no limit: sinusoids exist for any distance, and a trained table
+    repeats its farthest row (Table 8 has both beyond their trained lengths).
 
     Args:
-        model: any language model. Of what is no TransformerXL (a recurrent state starts from zeros) only
-            `score` is used.
+        model: any language model. Only `score` is used of a model that is not a TransformerXL.
         trained_len: tokens of a training segment with its extended context; needed for absolute positions.
-        clamp_len: of the distances; None for the model's own.
+        clamp_len: larger distances share one position; None for the model's own.
 
     Raises:
         OptionError: absolute positions without `trained_len`, or `clamp_len` is not allowed.
@@ -98,10 +97,10 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
 
 
 def evenly_spaced(n_tokens: int, n_positions: int, max_context: int) -> NDArray[np.int64]:
-    """Positions t of a split, evenly spaced up to its last token, each with `max_context` tokens before it.
+    """Return positions t, evenly spaced up to the split's last token, each with `max_context` tokens before it.
 
-    As long as the steps between them are longer than `max_context` the positions do not depend on it, so that
-    losses measured for a shorter grid serve a longer one.
+    While the spacing is at least `max_context`, the positions do not depend on `max_context`: stored losses
+    of a shorter grid of contexts can be reused for a longer one.
 
     Raises:
         OptionError: the split has fewer such positions.
@@ -109,9 +108,9 @@ def evenly_spaced(n_tokens: int, n_positions: int, max_context: int) -> NDArray[
     require(max_context >= 1, "max_context", max_context, "must be an integer >= 1")
     allowed = f"must be below the {n_tokens} tokens of the split"
     require(max_context < n_tokens, "max_context", max_context, allowed)
-    there = n_tokens - max_context
-    allowed = f"must be in 1 … {there}, the positions of the split with {max_context} tokens before them"
-    require(1 <= n_positions <= there, "n_positions", n_positions, allowed)
+    available = n_tokens - max_context
+    allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
+    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
     before_first = 0 if (n_tokens - 1) // n_positions >= max_context else max_context - 1
     steps = np.arange(1, n_positions + 1, dtype=np.int64)
     return before_first + steps * (n_tokens - 1 - before_first) // n_positions
@@ -124,19 +123,18 @@ def context_losses(
     context: int,
     batch_tokens: int | None = None,
 ) -> Array:
-    """l(c, t) in nats at the given positions, [P], with exactly c tokens of context (or the reader's limit).
+    """Return l(c, t), [P], in nats, with exactly c tokens of context, or as many as the reader's limit.
 
-    Every window starts from a fresh state. The windows of one length go through the model in batches of
-    about `batch_tokens` tokens (fewer for windows beyond 1,024 tokens: attention takes c² of each). With
-    `torch.distributed` the positions are divided over the ranks, all of which must call this, and all get
-    the whole result.
+    Every window starts from a fresh state. Windows are scored in batches of about `batch_tokens` tokens (fewer
+    for windows beyond 1,024 tokens, whose attention grows with c²). Under `torch.distributed` the positions are
+    divided over the ranks: all ranks must call this function, and all get the whole result.
 
     Args:
-        reader: from `window_reader`; its model is put into evaluation mode meanwhile.
+        reader: reader from `window_reader`; its model is in evaluation mode during the call.
         tokens: the split, one-dimensional.
         positions: t of the targets x_t.
         context: c.
-        batch_tokens: context tokens a batch; None for what suits the model's device.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
 
     Raises:
         ValueError: a position has fewer than c tokens before it.
@@ -155,20 +153,20 @@ def context_losses(
             windows_BT = torch.from_numpy(tokens[ends + np.arange(-context, 1)].astype(np.int64)).to(device)
             part[start : start + n_windows] = reader.last_loss(windows_BT).double().cpu().numpy()
     losses = np.empty(len(positions))
-    for other, of_rank in enumerate(gathered(part)):
+    for other, of_rank in enumerate(all_gather(part)):
         losses[other::world_size] = of_rank
     return losses
 
 
 def windows_at_once(context: int, device: torch.device, batch_tokens: int | None = None) -> int:
-    """How many windows of c tokens make a batch: about `batch_tokens` tokens, fewer for windows beyond 1,024."""
+    """Return the number of windows in a batch of about `batch_tokens` tokens, fewer for windows beyond 1,024 tokens."""
     batch_tokens = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
     return max(1, batch_tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
 
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
-    """Without dropout, and afterwards as it was."""
+    """Switch all modules to evaluation mode for the block, then restore their modes."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
     for module in modules:

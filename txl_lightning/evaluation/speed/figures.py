@@ -1,16 +1,13 @@
-"""Table 9 as a figure: the time of a token by attention length."""
+"""Figure of Table 9: time per token by attention length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.reporting.canvas import COLOURS, MARKERS
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_figure
 
 Point = tuple[int, float, float, float]
 
@@ -21,18 +18,17 @@ def speed_figure(
     ratios: Mapping[str, Sequence[float]],
     title: str,
 ) -> None:
-    """A panel for every level on one logarithmic axis of milliseconds, as SVG and PNG.
+    """Draw a panel for every level on a common logarithmic axis of milliseconds, as SVG and PNG.
 
     Args:
-        stem: files to write, without their suffix.
-        panels: by panel and scheme the attention length and median, least and most milliseconds a token.
-        ratios: by panel the first scheme's time over the last one's, written at every length.
-        title: what the figure shows.
+        stem: path of the files without suffix.
+        panels: by panel and scheme, points of attention length and median, minimum and maximum milliseconds per token.
+        ratios: by panel, time of the first scheme over that of the last, for every attention length.
+        title: title of the figure.
     """
-    figure = Figure(figsize=(1.6 + 4.2 * len(panels), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (panel, curves) in zip(every, panels.items(), strict=True):
+    figure = new_figure(1.6 + 4.2 * len(panels), 4.6)
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (panel, curves) in zip(all_axes, panels.items(), strict=True):
         for (name, points), colour, marker in zip(curves.items(), COLOURS, MARKERS, strict=False):
             lengths, middle, low, high = zip(*points, strict=True)
             axes.plot(lengths, middle, color=colour, marker=marker, markersize=4.5, linewidth=1.4, label=name)
@@ -49,9 +45,7 @@ def speed_figure(
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.margins(x=0.12, y=0.14)
         axes.grid(alpha=0.3)
-    every[0].set_ylabel("milliseconds a token")
+    all_axes[0].set_ylabel("milliseconds per token")
     figure.suptitle(title)
-    figure.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=150)
-    with matplotlib.rc_context({"svg.hashsalt": stem.name}):
-        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    save_figure(figure, stem)

@@ -9,11 +9,25 @@ from txl_lightning.config.schemas import LoggerConfig
 
 @dataclass
 class SpeedOptions:
-    """The configuration of `txl speed`: sizes of a random model, or a checkpoint, and what is timed.
+    """Options of `txl speed`: time per token of a vanilla sliding window and of state reuse (Table 9).
 
-    `vanilla_n_layer` null means as many layers as the other side. There are `rounds` rounds, or as many as
-    fit into `budget_seconds`. `clock=cpu` counts the processor's time of one thread, for a machine that has
-    other work too.
+    Args:
+        checkpoint: checkpoint of `txl train` to time; null for a model with random weights.
+        levels: char, word or both, with the paper's vocabularies; random weights only.
+        n_layer: layers; random weights only.
+        d_model: width of the model; random weights only.
+        n_head: heads per layer; random weights only.
+        d_inner: width of the feed-forward layers; random weights only.
+        vanilla_n_layer: layers of the vanilla model; null for as many as the other model.
+        segment_len: tokens in a segment of state reuse.
+        attention_lengths: attention lengths to time.
+        rounds: number of rounds, each of which times every scheme at every attention length.
+        budget_seconds: no round starts that would end after this time; at least 3 rounds must fit.
+        clock: wall, or cpu for the CPU time of one thread, on a machine with other work.
+        seed: seed of weights and text.
+        accelerator: cpu or gpu.
+        num_threads: CPU threads; null for torch's default.
+        logger: group: none or wandb.
     """
 
     checkpoint: str | None = None

@@ -1,4 +1,4 @@
-"""What `txl speed` shows: the table with the paper's beside it, and the figure. All from `speed.json`."""
+"""Report of `txl speed`, made from `speed.json`: the table, with the paper's ratios beside it, and the figure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.speed.figures import speed_figure
+from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
 
 NAMES = {
@@ -24,17 +25,17 @@ def write_report(
     """Write `speed.md` and `speed.svg|png`.
 
     Args:
-        results: what `speed.json` holds.
-        directory: where the files go.
-        logger: `wandb` gets the same table and figure, and the ratios as line series.
-        config: what the run there is known by.
+        results: contents of `speed.json`.
+        directory: folder for the files.
+        logger: logger options; `wandb` gets the table, the figure, and the ratios as line series.
+        config: configuration to show beside the W&B run.
 
     Returns:
-        The table and what was measured, as lines to print.
+        Lines to print: the table and its notes.
     """
-    header, rows = table_9(results)
-    lines = [*markdown_table(header, rows).splitlines(), "", *notes(results)]
-    (directory / "speed.md").write_text("\n".join(lines) + "\n")
+    header, rows = _table_9(results)
+    lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
+    write_text(directory / "speed.md", "\n".join(lines) + "\n")
     panels: dict[str, dict[str, list[tuple[int, float, float, float]]]] = {}
     ratios: dict[str, list[float]] = {}
     for result in results["results"]:
@@ -44,22 +45,22 @@ def write_report(
             point = (result["attention_len"], *(1000 * times[key] for key in ("median", "min", "max")))
             curves[NAMES[name]].append(point)
         ratios.setdefault(panel, []).append(result["ratios"]["vanilla/cached"]["median"])
-    title = "Time of a token by attention length; ×: vanilla / cached"
+    title = "Time per token by attention length; ×: vanilla / cached"
     speed_figure(directory / "speed", panels, ratios, title)
     if logger.name == "wandb":
         from txl_lightning.reporting.wandb_panels import log_image, log_line_series, log_table, wandb_run
 
         with wandb_run(directory, logger, "speed", {**(config or {}), "machine": results["machine"]}) as run:
             log_table(run, "speed/table", header, rows)
-            for level, (lengths, slower) in ratio_curves(results).items():
-                how_many = f"{LEVELS[level]}: how many times slower"
-                log_line_series(run, f"speed/ratios_{level}", lengths, slower, "attention length", how_many)
+            for level, (lengths, slower) in _ratio_curves(results).items():
+                panel_title = f"{LEVELS[level]}: how many times slower"
+                log_line_series(run, f"speed/ratios_{level}", lengths, slower, "attention length", panel_title)
             log_image(run, "speed/times", directory / "speed.png", title)
     return lines
 
 
-def ratio_curves(results: dict[str, Any]) -> dict[str, tuple[list[int], dict[str, list[float]]]]:
-    """By level the attention lengths, and at each the median ratios and, where the paper has them, its own."""
+def _ratio_curves(results: dict[str, Any]) -> dict[str, tuple[list[int], dict[str, list[float]]]]:
+    """Return attention lengths and median ratios by level, with the paper's ratios where it has them."""
     curves: dict[str, tuple[list[int], dict[str, list[float]]]] = {}
     for level in results["models"]:
         measured = [result for result in results["results"] if result["level"] == level]
@@ -70,9 +71,9 @@ def ratio_curves(results: dict[str, Any]) -> dict[str, tuple[list[int], dict[str
     return curves
 
 
-def table_9(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Milliseconds a token of every scheme, and how many times slower the vanilla model is."""
-    header = ["level", "attention length", "vanilla, ms a token", "fused", "hidden states", "cached"]
+def _table_9(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: milliseconds per token of every scheme, and ratios of vanilla to state reuse."""
+    header = ["level", "attention length", "vanilla, ms per token", "fused", "hidden states", "cached"]
     header += ["vanilla / hidden states (min–max)", "vanilla / cached (min–max)", "fused / cached", "paper"]
     rows = []
     for result in results["results"]:
@@ -83,7 +84,7 @@ def table_9(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                 LEVELS[result["level"]],
                 f"{result['attention_len']:,}",
                 *(f"{float(t):,.0f}" if float(t) >= 100 else t for t in times),
-                *(shown(ratios[name]) for name in ("vanilla/hidden", "vanilla/cached")),
+                *(_with_range(ratios[name]) for name in ("vanilla/hidden", "vanilla/cached")),
                 f"{ratios['vanilla_fused/cached']['median']:,.0f}×",
                 f"{result['paper']:,}×" if result["paper"] else "–",
             ]
@@ -91,20 +92,19 @@ def table_9(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def shown(ratio: dict[str, float]) -> str:
-    """`7,802× (7,011–8,120)`."""
+def _with_range(ratio: dict[str, float]) -> str:
     return f"{ratio['median']:,.0f}× ({ratio['min']:,.0f}–{ratio['max']:,.0f})"
 
 
-def notes(results: dict[str, Any]) -> list[str]:
-    """What was compared, what was measured and on what."""
+def _notes(results: dict[str, Any]) -> list[str]:
+    """Describe the schemes, the models, the measurement and the machine."""
     machine = results["machine"]
     short_names = dict(zip(NAMES, ("vanilla", "fused", "hidden states", "cached"), strict=True))
     lines = [
-        "vanilla: a forward pass over the attention length for every token, softmax of its last position only. State "
-        f"reuse: segments of {results['segment_len']} tokens, the attention length remembered as hidden states, as in "
-        "the paper, or as cached keys and values. One stream; every token of both sees exactly the attention length. "
-        "fused: the vanilla model with attention that never holds all its scores, its fastest form here.",
+        "vanilla: a forward pass over the attention length for every token, softmax of its last position only. fused: "
+        "vanilla with attention that never holds all scores, its fastest form here. State reuse: segments of "
+        f"{results['segment_len']} tokens, with a memory of the attention length: hidden states, as in the paper, or "
+        "cached keys and values. One stream; every query attends to exactly the attention length.",
     ]
     for level, model in results["models"].items():
         deeper = "" if model["vanilla_n_layer"] == model["n_layer"] else f" (vanilla: {model['vanilla_n_layer']})"
@@ -112,24 +112,23 @@ def notes(results: dict[str, Any]) -> list[str]:
         lines.append(
             f"{LEVELS[level]}: {model['n_layer']} layers{deeper}, d_model {model['d_model']}, {model['n_head']} heads, "
             f"d_inner {model['d_inner']}, {model['parameters']:,} parameters, {model['vocab_size']:,} symbols"
-            f"{adaptive}; encoding {model['encoding']} and {model['vanilla_encoding']} (vanilla), otherwise the same "
+            f"{adaptive}; encoding {model['encoding']} and {model['vanilla_encoding']} (vanilla), otherwise equal "
             "sizes and weights."
         )
     counts = {
         name: sorted({result["seconds_per_token"][name]["tokens"] for result in results["results"]}) for name in NAMES
     }
-    measured = ", ".join(f"{short_names[name]} {fewest_to_most(numbers)}" for name, numbers in counts.items())
+    measured = ", ".join(f"{short_names[name]} {_range(numbers)}" for name, numbers in counts.items())
     threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-    clock = "time that passed" if results["clock"] == "wall" else "processor time of this process alone"
+    clock = "wall-clock time" if results["clock"] == "wall" else "CPU time of this process"
     lines.append(
-        f"Medians of {results['rounds']} rounds in turns, ratios within a round; {clock}. Tokens measured at each "
-        f"length, random ones: {measured}. {machine['accelerator'] or machine['processor']}, {threads}, "
+        f"Medians of {results['rounds']} rounds, ratios within a round; {clock}. Random tokens measured at each "
+        f"length: {measured}. {machine['accelerator'] or machine['processor']}, {threads}, "
         f"torch {machine['torch']}; {results['seconds']:,.0f} s in all."
     )
-    lines.append("paper: Table 9, measured on a GPU with models of other sizes, states reused as hidden states.")
+    lines.append("paper: Table 9, measured on a GPU with models of other sizes; hidden states are reused.")
     return lines
 
 
-def fewest_to_most(numbers: list[int]) -> str:
-    """`15`, or `15 to 45`."""
+def _range(numbers: list[int]) -> str:
     return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"

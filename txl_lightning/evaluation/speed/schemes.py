@@ -1,4 +1,4 @@
-"""Time of a token at one attention length: the vanilla model's sliding window against state reuse (Table 9)."""
+"""Timed schemes at one attention length: the vanilla model's sliding window and state reuse (Table 9)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 SCHEMES = ("vanilla", "vanilla_fused", "hidden", "cached")
 RATIOS = (("vanilla", "hidden"), ("vanilla", "cached"), ("vanilla_fused", "cached"))
-TURN_SECONDS, MOST_SEGMENTS = 0.3, 64  # a turn is one call, or as many as take about so long
-COMMON_RANKS = 2.7  # Zipf's law as Mandelbrot corrects it for the commonest words
+TURN_SECONDS, MOST_SEGMENTS = 0.3, 64  # a turn is one segment, or as many as take TURN_SECONDS
+RANK_OFFSET = 2.7  # Mandelbrot's correction of Zipf's law for the most frequent words
 
 
 @dataclass
-class Reading:
-    """A model that reads one text on and on, segment after segment, its state carried along.
+class TimedScheme:
+    """Model that reads a text in a loop, segment by segment, with its state carried along, and is timed.
 
     Args:
-        model: what reads.
-        text_1n: the tokens, which begin again after the last.
-        segment_len: tokens of a call.
-        state: what the last call returned.
-        position: the next token to read.
-        segments: calls of a turn.
-        clock: seconds.
+        model: model to time.
+        text_1n: tokens; the first follows the last.
+        segment_len: tokens in a segment.
+        state: state after the last segment.
+        position: position of the next token to read.
+        segments: segments in a turn.
+        clock: function that returns seconds.
     """
 
     model: LanguageModel
@@ -50,7 +50,7 @@ class Reading:
 
     @torch.no_grad()
     def read(self) -> Tensor:
-        """Losses of the next segment, [1, segment_len]."""
+        """Return the losses of the next segment, [1, segment_len], in nats."""
         places = torch.arange(self.position, self.position + self.segment_len + 1, device=self.text_1n.device)
         tokens_1T = self.text_1n[:, places % self.text_1n.shape[1]]
         self.position += self.segment_len
@@ -58,15 +58,15 @@ class Reading:
         return nll_1T
 
     def warm_up(self) -> float:
-        """A turn that does not count, and that decides how many calls one has; about how many seconds it takes."""
+        """Take an unrecorded turn, choose the number of segments of later turns, and estimate the seconds of one."""
         seconds = self.turn() * self.segment_len
         self.segments = max(1, min(MOST_SEGMENTS, round(TURN_SECONDS / seconds)))
         return (self.segments + (self.segment_len > 1)) * seconds
 
     def turn(self) -> float:
-        """Seconds a token, over one turn."""
+        """Return seconds per token over one turn."""
         if self.segment_len > 1:
-            self.read()  # what another's turn has put out of the processor's cache comes back untimed
+            self.read()  # untimed: refills the CPU cache after the turn of another scheme
         self._finish()
         started = self.clock()
         for _ in range(self.segments):
@@ -79,18 +79,18 @@ class Reading:
             torch.cuda.synchronize()
 
 
-def readings(
+def make_schemes(
     model: TransformerXL, vanilla: TransformerXL, attention_len: int, segment_len: int, text_1n: Tensor
-) -> dict[str, Reading]:
-    """The four schemes, each with the attention length L full from its first token on.
+) -> dict[str, TimedScheme]:
+    """Return the four schemes, each with the full attention length L from its first token on.
 
         vanilla        a forward pass over the L tokens before each prediction, softmax of the last position only
-        vanilla_fused  the same, its attention never holding all scores (the fastest form of it here)
+        vanilla_fused  vanilla with fused attention, which never holds all scores: its fastest form here
         hidden         segments with L hidden states as memory, the paper's scheme
         cached         segments with L keys and values as memory
 
-    Every token of each sees exactly L tokens (`same_length`), itself among them. What was read before the
-    start is zero states for the memories, which cost what any others do.
+    Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
+    take as long as any other states.
     """
     lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, "memory_start": "zeros"}
     segmented: Mapping[str, LanguageModel] = {
@@ -100,18 +100,18 @@ def readings(
     schemes = {}
     for name in SCHEMES:
         if name in segmented:
-            schemes[name] = Reading(segmented[name], text_1n, segment_len)
+            schemes[name] = TimedScheme(segmented[name], text_1n, segment_len)
         else:
             window = SlidingWindow(vanilla, attention_len, fused=name == "vanilla_fused")
             places = torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]
-            schemes[name] = Reading(window, text_1n, 1, state=text_1n[:, places], position=attention_len)
+            schemes[name] = TimedScheme(window, text_1n, 1, state=text_1n[:, places], position=attention_len)
     return schemes
 
 
 def vanilla_of(model: TransformerXL, n_layer: int | None = None) -> TransformerXL:
-    """The vanilla model beside a Transformer-XL: the same sizes, sinusoids of absolute positions, no memory.
+    """Return the vanilla counterpart of a Transformer-XL: equal sizes, absolute sinusoids, no memory.
 
-    Where both have a weight it has the same value.
+    Weights that both models have are copied.
     """
     n_layer = n_layer or model.config.n_layer
     vanilla = TransformerXL(replace(model.config, encoding="absolute", terms="a", mem_len=0, n_layer=n_layer))
@@ -122,12 +122,12 @@ def vanilla_of(model: TransformerXL, n_layer: int | None = None) -> TransformerX
 
 
 def random_text(vocab_size: int, n: int, by_rank: bool, seed: int) -> Tensor:
-    """Tokens [1, n]: even, or `by_rank` with P(r) ∝ 1 / (r + 2.7), as words numbered by frequency have it.
+    """Return random tokens [1, n]: uniform, or `by_rank` with P(r) ∝ 1 / (r + 2.7), like words ordered by frequency.
 
-    Times depend on tokens only where the adaptive softmax leaves out clusters that are no target.
+    The tokens affect times only in the adaptive softmax, which skips clusters without targets.
     """
     generator = torch.Generator().manual_seed(seed)
     if not by_rank:
         return torch.randint(vocab_size, (1, n), generator=generator)
-    weights = 1 / (torch.arange(vocab_size, dtype=torch.float64) + COMMON_RANKS)
+    weights = 1 / (torch.arange(vocab_size, dtype=torch.float64) + RANK_OFFSET)
     return torch.multinomial(weights, n, replacement=True, generator=generator)[None]

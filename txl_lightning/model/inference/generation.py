@@ -102,7 +102,7 @@ def _draw(
             for tokens_BT in segments:
                 hidden_BTD, memory = model(tokens_BT, memory)
             log_probabilities_BV = model.log_probabilities(hidden_BTD[:, -1:])[:, 0]
-            token_B = sample(log_probabilities_BV, *sampling, generator=generator)
+            token_B = _sample(log_probabilities_BV, *sampling, generator=generator)
         yield token_B
         segments = (token_B[:, None],)
 
@@ -138,7 +138,7 @@ def candidates(
     return probabilities / probabilities.sum(dim=-1, keepdim=True), tokens_Bk
 
 
-def sample(
+def _sample(
     log_probabilities_BV: Float[Tensor, "B V"],
     top_k: int | None,
     top_p: float,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -20,11 +22,9 @@ class WeightsSnapshot:
     def __init__(self, model: nn.Module) -> None:
         self._device = next(model.parameters()).device.type
         self._autocast = _autocast_dtype(self._device)
-        self._parameters = [
-            (f"{prefix}.{name}", module, name, (parameter.data_ptr(), in_place_changes(parameter)))
-            for prefix, module in model.named_modules()
-            for name, parameter in module.named_parameters(recurse=False)
-        ]
+        owners = [(prefix, parameters_of(module)) for prefix, module in model.named_modules()]
+        self._owners = [(prefix, parameters) for prefix, parameters in owners if parameters]
+        self._identities = self._current()
 
     def check(self) -> None:
         """Compare the weights with those at the moment of the snapshot.
@@ -38,14 +38,30 @@ class WeightsSnapshot:
                 f"cached inference was set up with autocast={self._autocast} and is called with autocast={autocast}; "
                 "make a new CachedTransformerXL"
             )
-        for path, module, name, identity in self._parameters:
-            parameter = getattr(module, name)
-            if (parameter.data_ptr(), in_place_changes(parameter)) != identity:
-                raise RuntimeError(f"{path} changed after cached inference was set up; make a new CachedTransformerXL")
+        identities = self._current()
+        if identities != self._identities:
+            names = [f"{prefix}.{name}" for prefix, parameters in self._owners for name in parameters]
+            both = zip(names, identities, self._identities, strict=False)
+            changed = [name for name, now, then in both if now != then] or ["the model"]
+            raise RuntimeError(
+                f"{changed[0]} changed after cached inference was set up; make a new CachedTransformerXL"
+            )
+
+    def _current(self) -> list[tuple[int, int] | None]:
+        return [
+            None if parameter is None else (parameter.data_ptr(), in_place_changes(parameter))
+            for _, parameters in self._owners
+            for parameter in parameters.values()
+        ]
+
+
+def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
+    """Return torch's table of a module's own parameters (`_parameters`), which shows a replaced one."""
+    return module._parameters
 
 
 def in_place_changes(tensor: torch.Tensor) -> int:
-    """Return torch's count of the changes of a tensor in place (`_version`); 0 in inference mode, which keeps none."""
+    """Return how often a tensor was changed in place (torch's `_version`); 0 if made in inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 

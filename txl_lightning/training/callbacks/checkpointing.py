@@ -1,4 +1,4 @@
-"""When a run writes which checkpoint, and which one a later run goes on from."""
+"""Checkpointing: the last state of a run, the one before, and the best."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.runs.storage import DurableCheckpoints, copy_checkpoint
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.callbacks.random_state import RandomState
+from txl_lightning.training.callbacks.step_boundary import StepBoundary
 from txl_lightning.training.module import LanguageModelModule
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 
 class Checkpoints(Callback):
-    """Keeps the last state, the one before, and the best by validation loss.
+    """Writes the last state of the run, keeps the one before, and the best by validation loss.
 
-    `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end;
-    `previous.ckpt` is what it was before, `best.ckpt` a copy from when the validation loss was lowest. A step
-    whose validation is due is saved after it, never before: who goes on from there would leave it out. An
-    exception in a process that runs alone writes the state after the last whole step; among several ranks the
-    others wait elsewhere, and the last checkpoint stands. A disk that refuses is reported, and training goes on.
+    `last.ckpt` is written every n steps, after every validation, when the run is stopped and at its end.
+    `previous.ckpt` is the `last.ckpt` before it, `best.ckpt` a copy of the one with the lowest validation loss. If
+    a validation is due after a step, the step is saved after it; otherwise a resumed run would skip that
+    validation. On an exception a single process saves the state after the last completed step. With several ranks
+    the last checkpoint stays, since the other ranks wait in a collective. A failed write is reported and training
+    continues.
 
     Args:
         directory: of the files.
         every_n_steps: n.
-        val_every_n_steps: validation in mid-epoch; None at its end.
+        val_every_n_steps: interval of validation; None for the end of every epoch.
         ranks: the processes of the run.
-        resumed_from: the checkpoint that the run continues, to find its best one.
-        step: after which that was written.
+        resumed_from: the checkpoint that the run continues; its best checkpoint is next to it.
+        step: number of steps in that checkpoint.
 
     Attributes:
         best: nll and step of the best validation so far.
+        saved_step: step of the last checkpoint; -1 if there is none.
     """
 
     def __init__(
@@ -56,53 +58,58 @@ class Checkpoints(Callback):
         self.every_n_steps, self.val_every_n_steps = every_n_steps, val_every_n_steps
         self.best: dict[str, float] = {"nll": math.inf, "step": -1}
         self.saved_step = -1 if resumed_from is None else step
-        self.is_at_home = resumed_from is not None and resumed_from.parent.resolve() == directory.resolve()
-        self.last_is_good = self.is_at_home and resumed_from is not None and resumed_from.name == LAST
-        self.stale: tuple[str, ...] = ()
+        self.continues_here = resumed_from is not None and resumed_from.parent.resolve() == directory.resolve()
+        self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
+        self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
         self.boundary: StepBoundary | None = None
 
     @property
+    def state_key(self) -> str:
+        return "Checkpoints"
+
+    @property
     def last(self) -> Path:
-        """Where the last state is."""
+        """Path of the last checkpoint."""
         return self.directory / LAST
 
     @property
     def best_path(self) -> Path | None:
-        """The best checkpoint, if there was a validation."""
+        """Path of the best checkpoint; None before the first validation."""
         return self.directory / BEST if math.isfinite(self.best["nll"]) else None
 
     def save(self, trainer: L.Trainer) -> bool:
-        """Write the current state as the last one, on all ranks together; whether it could be written.
+        """Write `last.ckpt`; all ranks must call this. Return whether it was written.
 
-        A damaged last one, or one of an earlier run in this directory, never becomes the previous one.
+        A damaged `last.ckpt`, or one of an earlier run in this directory, does not become `previous.ckpt`.
         """
         step = trainer.global_step
-        keeps = self.last_is_good and self.saved_step != step
-        trainer.save_checkpoint(self.last, storage_options={"previous": self.directory / PREVIOUS} if keeps else None)
+        keep_previous = self.last_is_good and self.saved_step != step
+        options = {"previous": self.directory / PREVIOUS} if keep_previous else None
+        trainer.save_checkpoint(self.last, storage_options=options)
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DurableCheckpoints)
         error = self.ranks.first(io.error and str(io.error))
         if error is None:
             if self.ranks.rank == 0:
-                for name in self.stale:  # an earlier run's, in whose directory this one writes
+                for name in self.stale:
                     (self.directory / name).unlink(missing_ok=True)
             self.saved_step, self.last_is_good, self.stale = step, True, ()
         elif self.ranks.rank == 0:
-            good = f"the last good one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
-            then = "; training goes on" if trainer.training else ""
-            news = f"the checkpoint at step {step} could not be written: {error}; {good}{then}"
-            print(news, file=sys.stderr, flush=True)
+            last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
+            then = "; training continues" if trainer.training else ""
+            message = f"could not write the checkpoint of step {step}: {error}; {last}{then}"
+            print(message, file=sys.stderr, flush=True)
         return error is None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Bring the best checkpoint of a resumed run along; clear away what is of no use to this run."""
+        """Copy the best checkpoint of a resumed run here; mark checkpoints of an earlier run for removal."""
         if self.ranks.rank == 0:
             for part in self.directory.glob(".*.part"):
                 part.unlink(missing_ok=True)
         if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
             self.best = {"nll": math.inf, "step": -1}
-        brought = self.best["step"] >= 0
-        self.stale = () if self.is_at_home else (PREVIOUS,) if brought else (PREVIOUS, BEST)
+        if not self.continues_here:
+            self.stale = (PREVIOUS,) if self.best["step"] >= 0 else (PREVIOUS, BEST)
 
     def _find_best(self) -> bool:
         assert self.resumed_from is not None
@@ -111,31 +118,29 @@ class Checkpoints(Callback):
                 found = read_checkpoint(path)
             except UserError:
                 continue
-            record = found.get("callbacks", {}).get("Checkpoints", {}).get("best")
+            record = found.get("callbacks", {}).get(self.state_key, {}).get("best")
             if record == self.best and found["global_step"] == self.best["step"]:
                 return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
         return False
 
     def validation_is_due(self, trainer: L.Trainer) -> bool:
-        """Whether a validation follows the step that has just ended."""
+        """Return whether a validation follows the step that has just ended."""
         every = self.val_every_n_steps
         return trainer.is_last_batch if every is None else trainer.global_step % every == 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
     ) -> None:
-        """Save when it is time."""
         if trainer.global_step % self.every_n_steps == 0 and not self.validation_is_due(trainer):
             self.save(trainer)
         assert isinstance(pl_module, LanguageModelModule)
         self.boundary = StepBoundary(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, and keep a copy of the best."""
         if trainer.state.fn != TrainerFn.FITTING:
             return
         assert isinstance(pl_module, LanguageModelModule)
-        before, nll = self.best, pl_module.figures["val/nll"]
+        before, nll = self.best, pl_module.metrics["val/nll"]
         if nll < before["nll"]:
             self.best = {"nll": nll, "step": trainer.global_step}
         kept = self.save(trainer)
@@ -149,18 +154,17 @@ class Checkpoints(Callback):
             self.directory.mkdir(parents=True, exist_ok=True)
             copy_checkpoint(source, self.directory / BEST)
         except OSError as error:
-            print(f"{BEST} could not be written: {error}; the one before stays", file=sys.stderr, flush=True)
+            print(f"could not write {BEST}: {error}; the previous one stays", file=sys.stderr, flush=True)
             return False
         return True
 
     def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
-        """From here to the end of the step its parts do not fit together."""
-        self.boundary = None
+        self.boundary = None  # from here to the end of the step, weights and counters do not match
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Save the state after the last whole step, unless the user or a rule ended the run."""
-        ended = isinstance(exception, (UserError, KeyboardInterrupt))
-        if ended or self.boundary is None or self.ranks.world_size > 1 or trainer.global_step == self.saved_step:
+        """Save the state after the last completed step, unless the run was stopped on purpose."""
+        stopped = isinstance(exception, (UserError, KeyboardInterrupt))
+        if stopped or self.boundary is None or self.ranks.world_size > 1 or trainer.global_step == self.saved_step:
             return
         if trainer.state.stage == RunningStage.VALIDATING:
             return
@@ -168,52 +172,7 @@ class Checkpoints(Callback):
         self.save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best validation so far."""
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on comparing."""
         self.best = state_dict["best"]
-
-
-class StepBoundary:
-    """Everything that an unfinished step changes, as it was after the step before.
-
-    Weights and optimiser change at the very end of a step only; memory, streams, random state and Lightning's
-    counters are on their way earlier. The memory is a value: keeping it costs nothing.
-    """
-
-    def __init__(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
-        self.trainer, self.module = trainer, module
-        self.carried = (module.training_memory.memory, module.training_memory.next_number)
-        self.random = RandomState.current()
-        self.streams = trainer.train_dataloader.state_dict()  # type: ignore[union-attr]
-
-    def restore(self) -> None:
-        """Take back what the unfinished step did."""
-        self.module.training_memory.memory, self.module.training_memory.next_number = self.carried
-        RandomState.set(self.random)
-        self.trainer.train_dataloader.load_state_dict(self.streams)  # type: ignore[union-attr]
-        loop = self.trainer.fit_loop.epoch_loop
-        for tracker in (loop.batch_progress.total, loop.batch_progress.current):
-            tracker.reset_on_restart()
-
-
-def last_good(directory: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a run that is whole, and a line for each that is not.
-
-    `last.ckpt` if it is good, else the later of `previous.ckpt` and `best.ckpt`.
-    """
-    complaints: list[str] = []
-    steps: dict[Path, int] = {}
-    for name in (LAST, PREVIOUS, BEST):
-        path = directory / name
-        if not path.exists():
-            continue
-        try:
-            steps[path] = int(read_checkpoint(path)["global_step"])
-        except UserError as error:
-            complaints.append(str(error).replace("checkpoint=", "", 1))
-        if name == LAST and path in steps:
-            break
-    return max(steps, key=lambda path: steps[path], default=None), complaints

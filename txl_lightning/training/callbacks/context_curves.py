@@ -1,4 +1,4 @@
-"""Loss by length of context and the model's own RECL, while it trains."""
+"""Loss by context length and RECL of the model during training."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import evenly_spaced
 from txl_lightning.runs.metrics import loss_metrics
-from txl_lightning.training.callbacks.curve_file import CurveFile
-from txl_lightning.training.callbacks.curves import TrainingCurves
-from txl_lightning.training.loggers.choice import log
+from txl_lightning.training.callbacks.training_curves import TrainingCurves
+from txl_lightning.training.loggers.curve_file import CurveFile
+from txl_lightning.training.loggers.log_metrics import log_metrics
 from txl_lightning.training.module import LanguageModelModule
 
 RECL_THRESHOLD = 0.01  # of appendix C
 
 
 class ContextCurves(Callback):
-    """Scores the same positions of the validation split with exactly c tokens of context, for several c.
+    """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
 
-    Logs `context/{nll, bpc or ppl}/{c}` and `recl/{r}`, the RECL of the model in a group of its own (appendix C;
-    in a group of several models it may differ), as lines over steps and, to W&B, each time as a curve over c.
-    Every rank scores its share of the positions. Memory, streams and random state of the training are not
-    touched.
+    Logs `context/{bpc or ppl}/{c}` and `recl/{r}` over steps, and to W&B each measurement as a curve over c too.
+    RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
+    its share of the positions. Memory, streams and random state of the training stay unchanged.
 
     Args:
-        options: how often, which contexts and how many positions.
+        options: interval, contexts and number of positions.
         tokens: the validation split.
         trained_len: tokens that absolute positions were trained with.
-        path: file that takes a line each time.
-        curves: know the tokens seen so far; measuring is not part of their tokens/s.
+        path: of the file that gets one line per measurement.
+        curves: counts the tokens seen so far; the time of a measurement is excluded from its tokens/s.
 
     Raises:
-        OptionError: an option cannot be measured on this split.
+        OptionError: an option is not possible with this split.
     """
 
     def __init__(
@@ -60,14 +59,12 @@ class ContextCurves(Callback):
         self.file = CurveFile(path)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep only lines of the past."""
         if trainer.is_global_zero:
             self.file.keep_until(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
     ) -> None:
-        """Measure when it is time, all ranks together."""
         every = self.options.every_n_steps
         if every is None or trainer.global_step % every:
             return
@@ -92,7 +89,7 @@ class ContextCurves(Callback):
         scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
         scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
-        log(trainer, {**scalars, "tokens": self.curves.tokens})
+        log_metrics(trainer, {**scalars, "tokens": self.curves.tokens})
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 from txl_lightning.reporting.wandb_panels import log_line_series

@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from txl_lightning.files import write_json
-from txl_lightning.training.callbacks.curves import TrainingCurves
+from txl_lightning.training.callbacks.training_curves import TrainingCurves
 
 PROGRESS_FILE = "progress.json"
 EVERY_SECONDS = 1.0

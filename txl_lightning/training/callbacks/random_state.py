@@ -1,4 +1,4 @@
-"""The random states of all ranks in every checkpoint."""
+"""Random states of all ranks in every checkpoint."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from txl_lightning.distributed.ranks import Ranks
 
 
 class RandomState(Callback):
-    """Puts every rank's random state into every checkpoint and back, so that dropout goes on as it would have.
+    """Saves and restores every rank's random state, so that a resumed run draws the same dropout masks.
 
-    On another number of ranks the first ones go on with theirs and new ones draw afresh: such a run cannot be
-    bit-equal unless nothing is random.
+    If more ranks resume than wrote the checkpoint, the additional ones get a new seed. Such a run is bit-equal to
+    an uninterrupted one only without dropout.
 
     Args:
         ranks: the processes of the run.
-        seed: of ranks that have no state to go on with.
+        seed: of the run; additional ranks derive theirs from it.
     """
 
     def __init__(self, ranks: Ranks, seed: int) -> None:
         self.ranks, self.seed = ranks, seed
         self._loaded: list[dict[str, Any]] | None = None
 
+    @property
+    def state_key(self) -> str:
+        return "RandomState"
+
     @staticmethod
     def current() -> dict[str, Any]:
-        """The generators of torch (processor and this process's GPU), NumPy and Python, in plain containers."""
+        """Return the states of torch (CPU and this process's GPU), NumPy and Python in plain containers."""
         name, keys, *rest = np.random.get_state(legacy=True)
         return {
             "cpu": torch.get_rng_state(),
@@ -41,7 +45,7 @@ class RandomState(Callback):
 
     @staticmethod
     def set(state: dict[str, Any]) -> None:
-        """The inverse of `current`."""
+        """Restore a state that `current` returned."""
         torch.set_rng_state(state["cpu"])
         if state["cuda"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
@@ -50,15 +54,13 @@ class RandomState(Callback):
         random.setstate(state["python"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks, in their order."""
         return {"ranks": self.ranks.gather(self.current())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Kept until training starts."""
         self._loaded = state_dict["ranks"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """After everything that draws numbers before the first step."""
+        """Restore the state here, after everything that draws random numbers before the first step."""
         if self._loaded is None:
             return
         if self.ranks.rank < len(self._loaded):

@@ -1,4 +1,4 @@
-"""A training run in Weights & Biases: its arm and name, curves over tokens, and what stays when it has ended."""
+"""Training run in Weights & Biases: its arm and name, curves over tokens, summary and artifact."""
 
 from __future__ import annotations
 
@@ -9,28 +9,37 @@ from typing import Any
 
 from lightning.pytorch.loggers import WandbLogger
 
+from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import read_checkpoint
 
 OVER_TOKENS = ("train/*", "context/*", "recl/*")
-BEST = ("val/nll", "val/bpc", "val/ppl")  # the lowest of the curve is the run's summary: `val/nll.min`
-FINAL = "final"  # `final/val/nll`: what `metrics.json` calls `val/nll`, of the best weights on the whole split
+BEST = ("val/nll", "val/bpc", "val/ppl")  # their minimum is a summary of the run: `val/nll.min`
+FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
 SPEED = "train/tokens_per_second"
 
 
 def start(config: Config, directory: Path, n_parameters: int, run_id: str | None) -> WandbLogger:
-    """A run grouped by table (`logger.group`), tagged by arm, with everything that was configured.
+    """Start a W&B run with the whole config, in group `logger.group` and tagged by arm.
 
-    The x axis of curves is `tokens`, of all sessions: the curve of a resumed run joins the one before.
+    The x axis of all curves is `tokens` of all sessions, so that the curve of a resumed run continues the earlier
+    one.
+
+    Args:
+        config: of the run.
+        directory: of the run.
+        n_parameters: of the model.
+        run_id: id of the W&B run to continue; None for a new one. Offline every session has a folder of its own,
+            and `wandb sync` joins the curves of equal ids.
 
     Raises:
-        OptionError: W&B does not take the run.
+        OptionError: W&B refuses the run.
     """
     from txl_lightning.reporting.wandb_panels import start_run
 
-    known = {**plain(config), "parameters": n_parameters, "arm": ", ".join(arm(config))}
-    run = start_run(directory, config.logger, "train", known, name=run_name(config), tags=arm(config), run_id=run_id)
+    recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(arm(config))}
+    run = start_run(directory, config.logger, "train", recorded, name=run_name(config), tags=arm(config), run_id=run_id)
     for metric in OVER_TOKENS:
         run.define_metric(metric, step_metric="tokens")
     for metric in BEST:
@@ -40,26 +49,26 @@ def start(config: Config, directory: Path, n_parameters: int, run_id: str | None
 
 
 def finish(logger: WandbLogger, config: Config, metrics: Mapping[str, Any], best: Path | None) -> None:
-    """`metrics.json` as summaries, the best weights as an artifact, and the end of the run.
+    """Write the metrics as summary, the best weights as artifact, and end the run.
 
-    A disk or a server that refuses the weights is reported; the run's figures are safe by then.
+    A failed write of the weights is reported and does not fail the run; `metrics.json` exists by then.
     """
     run = logger.experiment
     run.summary.update({f"{FINAL}/{name}": value for name, value in metrics.items()})
     if config.logger.artifacts and best is not None:
-        figures = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         try:
-            log_weights(logger, best, {**figures, "arm": ", ".join(arm(config))})
+            log_weights(logger, best, {**numbers, "arm": ", ".join(arm(config))})
         except (OSError, ValueError) as error:
-            print(f"the weights could not be made an artifact: {error}", file=sys.stderr, flush=True)
+            print(f"could not write the artifact of the weights: {error}", file=sys.stderr, flush=True)
     run.finish()
 
 
 def log_weights(logger: WandbLogger, best: Path, metadata: Mapping[str, Any]) -> None:
-    """The artifact `model-RUN`: the best weights with configuration and vocabulary, for `checkpoint=` and others.
+    """Log the artifact `model-RUN`: the best weights with config and vocabulary, usable as `checkpoint=`.
 
-    Without the optimiser's state they are a third of the checkpoint. The file is named by its step, because an
-    offline run refers to it until `wandb sync`: a run that goes on must not replace it.
+    Without the optimiser's state the file has a third of the checkpoint's size. Its name contains the step: an
+    offline run refers to the file until `wandb sync`, so a resumed run must not overwrite it.
     """
     from txl_lightning.reporting.wandb_panels import log_files
 
@@ -71,16 +80,17 @@ def log_weights(logger: WandbLogger, best: Path, metadata: Mapping[str, Any]) ->
 
 
 def arm(config: Config) -> list[str]:
-    """What the ablation compares, in words: the same for all sizes, lengths and seeds."""
+    """Return the options that the ablation compares, in words; sizes, lengths and seed are not among them."""
     if isinstance(config.model, RecurrentModelConfig):
         return [config.model.name, f"{config.loss} loss"]
     assert isinstance(config.model, TransformerXLModelConfig)
     words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
-    has_terms = config.encoding.name in ("relative", "shaw") and config.model.terms != "abcd"
-    return [*words, f"terms {config.model.terms or 'none'}"] if has_terms else words
+    has_position_terms = kind_named(config.encoding.name).terms != "a"
+    fewer_terms = has_position_terms and config.model.terms != "abcd"
+    return [*words, f"terms {config.model.terms or 'none'}"] if fewer_terms else words
 
 
 def run_name(config: Config) -> str:
-    """The arm and what is most often swept beside it."""
+    """Return the arm and the options that are most often swept with it."""
     lengths = f"memory {config.memory.mem_len}, segment {config.data.segment_len}"
     return f"{', '.join(arm(config))}; {lengths}, lr {config.optimizer.lr:g}, seed {config.seed}"

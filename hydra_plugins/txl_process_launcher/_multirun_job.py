@@ -1,4 +1,4 @@
-"""A job: what the launcher sends into a process of its own, and how it runs there."""
+"""Job of a multirun: pickled by the launcher, run in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from hydra_plugins.txl_process_launcher._outcomes import FailedJob, JobError
+from hydra_plugins.txl_process_launcher._hydra_internals import add_singletons, as_failed_job, failed_job, job_error
+from txl_lightning.distributed.multirun import JobError
 
 
 @dataclass(frozen=True)
-class Job:
-    """One job of a multirun, as it travels to its process.
+class MultirunJob:
+    """One job of a multirun.
 
     Attributes:
         number: hydra.job.num.
         overrides: of this job alone.
         directory: where it writes.
-        config: composed by the launcher, so that the process has nothing to compose.
+        config: composed by the launcher, so that the job's process need not compose it.
         singletons: Hydra's, without its plugins and resolvers (functions that cannot be pickled).
     """
 
@@ -39,8 +39,8 @@ class Job:
     singletons: dict[type, Any]
 
     def run(self) -> JobReturn:
-        """Run the task as `BasicLauncher` does; a failure is returned, with its traceback in `error.txt`."""
-        Singleton._instances.update(self.singletons)  # `set_state` would drop the plugins and scan for them again
+        """Run the task as `BasicLauncher` does; return a failure and write its traceback to `error.txt`."""
+        add_singletons(self.singletons)
         setup_globals()
         try:
             done = run_job(
@@ -51,14 +51,14 @@ class Job:
                 job_subdir_key="hydra.sweep.subdir",
             )
         except Exception as error:
-            done = JobReturn(overrides=self.overrides, status=JobStatus.FAILED, _return_value=error)
-        if done.status == JobStatus.COMPLETED:
+            done = failed_job(self.overrides, error)
+        failure = job_error(done)
+        if failure is None:
             return done
-        self.keep_traceback(done._return_value)
-        return FailedJob(**{**vars(done), "_return_value": portable(done._return_value)})
+        self._write_traceback(failure)
+        return as_failed_job(done, picklable(failure))
 
-    def keep_traceback(self, error: BaseException) -> None:
-        """Write it into the job's directory, and where HYDRA_FULL_ERROR=1 asks for it to standard error too."""
+    def _write_traceback(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         if self.directory.is_dir():
             (self.directory / "error.txt").write_text(text)
@@ -66,8 +66,8 @@ class Job:
             sys.stderr.write(text)
 
 
-def portable(error: BaseException) -> BaseException:
-    """The error itself where it survives pickling, else one that says the same."""
+def picklable(error: BaseException) -> BaseException:
+    """Return the error itself if it survives pickling, else a `JobError` with its type and text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

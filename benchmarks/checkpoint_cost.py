@@ -1,4 +1,4 @@
-"""What checkpoints cost: the same steps at laptop size with one every 100 steps and with none, in turns."""
+"""Cost of checkpoints: the same training steps with and without them, in turns (part of `make bench`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 
-from benchmarks.turns import ROOT, aligned, spread, write_section
+from benchmarks.page import PAGE, aligned, spread, write_section
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.reporting.machine import processor
@@ -33,10 +33,12 @@ OPTIONS = (
 
 
 def measure(every: int, steps: int, rounds: int, threads: int, *overrides: str) -> list[dict[str, Any]]:
-    """Seconds of `steps` training steps with a checkpoint every `every` steps and without, `rounds` times each.
+    """Time training steps with a checkpoint every `every` steps and without, `rounds` times each.
 
-    Start and evaluation are left out: the clock of `metrics.json` runs from the first step to the last, the
-    checkpoint at the end included.
+    Seconds are those of `metrics.json`: first step to last, with the final checkpoint, without start and evaluation.
+
+    Returns:
+        For each round `with` and `without` (seconds), their `ratio`, and the `bytes` of a checkpoint.
     """
     register_schemas()
     results: list[dict[str, Any]] = []
@@ -55,7 +57,7 @@ def measure(every: int, steps: int, rounds: int, threads: int, *overrides: str) 
 
 
 def section(results: Sequence[dict[str, Any]], every: int, steps: int, threads: int) -> str:
-    """What BENCHMARKS.md shows."""
+    """Return the section of BENCHMARKS.md."""
     ratios = [result["ratio"] for result in results]
     row = [f"{median(result[name] for result in results):.2f}" for name in ("without", "with")]
     header = ["checkpoints", "seconds without", "seconds with", "with / without (min–max)", "MB a checkpoint"]
@@ -64,27 +66,27 @@ def section(results: Sequence[dict[str, Any]], every: int, steps: int, threads: 
         [
             "## What checkpoints cost",
             "",
-            "`txl train model=txl_laptop`, 16 streams, segments of 64, with and without checkpoints, in turns; written",
-            "whole, flushed to the disk and checksummed each time.",
-            f"Medians of {len(results)} rounds, the ratio the median of the ratios in a round.",
+            "`txl train model=txl_laptop`, 16 streams, segments of 64, with and without checkpoints, in turns. Each",
+            "checkpoint is written whole, flushed to disk and checksummed.",
+            f"Medians of {len(results)} rounds; the ratio is the median of the ratios within a round.",
             "",
             aligned(rows),
             "",
             f"- date: {datetime.date.today().isoformat()}",
-            f"- processor: {processor()}, {threads} threads; torch {torch.__version__}",
-            "- command: `python -m benchmarks.checkpoints`",
+            f"- CPU: {processor()}, {threads} threads; torch {torch.__version__}",
+            "- command: `python -m benchmarks.checkpoint_cost`",
         ]
     )
 
 
 def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser("python -m benchmarks.checkpoints", allow_abbrev=False)
+    """Measure, print and write the section."""
+    parser = argparse.ArgumentParser("python -m benchmarks.checkpoint_cost", allow_abbrev=False)
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--markdown", type=Path, default=ROOT / "BENCHMARKS.md", help="file whose section is rewritten")
+    parser.add_argument("--markdown", type=Path, default=PAGE, help="file whose section is rewritten")
     parser.add_argument("--output", type=Path, help="file for everything measured, as JSON")
     options = parser.parse_args()
     results = measure(options.every, options.steps, options.rounds, options.threads)

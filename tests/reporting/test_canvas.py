@@ -1,15 +1,8 @@
-"""Tables and figures."""
+"""Figures that all reports share."""
 
 from pathlib import Path
 
 from txl_lightning.reporting.canvas import line_figure, short
-from txl_lightning.reporting.tables import markdown_table
-
-
-def test_numbers_are_aligned_to_the_right() -> None:
-    table = markdown_table(["arm", "bpc"], [["on", "1.94 ± 0.01"], ["off", "2.08"], ["none", "–"]])
-    assert table.splitlines()[1] == "| --- | ---: |"
-    assert table.splitlines()[2] == "| on | 1.94 ± 0.01 |"
 
 
 def test_a_figure_is_a_png_with_all_its_curves(tmp_path: Path) -> None:

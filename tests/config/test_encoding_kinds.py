@@ -1,0 +1,29 @@
+"""Properties of encodings without their modules."""
+
+import pytest
+
+import txl_lightning.model.encodings  # noqa: F401 - registers the encodings
+from txl_lightning.config import encoding_kinds
+from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
+from txl_lightning.errors import OptionError
+
+
+def test_the_kinds_of_the_paper_are_registered() -> None:
+    assert kind_named("relative") == EncodingKind("abcd", projects=True)
+    assert kind_named("shaw") == EncodingKind("abcd", table="distances")
+    assert kind_named("absolute") == EncodingKind("a", absolute=True)
+    assert kind_named("al_rfou") == EncodingKind("a", absolute=True, table="positions")
+
+
+def test_asking_before_the_encodings_are_imported_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_kinds, "KINDS", {})
+    with pytest.raises(RuntimeError, match=r"import txl_lightning\.model\.encodings before"):
+        kind_named("relative")
+
+
+def test_an_unknown_encoding_is_named_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TXL_ENCODINGS", raising=False)
+    with pytest.raises(
+        OptionError, match=r"^encoding=rope: must be one of .*relative.*TXL_ENCODINGS registers \(not set\)"
+    ):
+        kind_named("rope")

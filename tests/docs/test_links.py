@@ -1,0 +1,76 @@
+"""Links, tables of contents, generated blocks and Python examples of the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.report.readme import LAPTOP, PARTS
+from experiments.report.rendering import read_results
+from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+ALL_PAGES = [*PAGES, ROOT / "BENCHMARKS.md", ROOT / "CHANGELOG.md"]
+SUBJECTS = {page for page in PAGES if page.parent == ROOT / "docs"} - {ROOT / "docs/README.md"}
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(prose(page)):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_long_page_has_a_table_of_contents(page: Path) -> None:
+    text = page.read_text()
+    linked = [target[1:] for target in LINK.findall(text) if target.startswith("#")]
+    titles = re.findall(r"^## (.*)$", prose(page), re.M)
+    sections = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    if len(text.splitlines()) > 70 and name_of(page) != "README.md":
+        assert [target for target in dict.fromkeys(linked) if target in sections] == sections
+
+
+def test_the_readme_is_a_front_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
+def test_tables_of_contents_have_every_page(page: str) -> None:
+    targets = {(ROOT / page).parent / target for target in LINK.findall((ROOT / page).read_text())}
+    assert len(SUBJECTS) >= 9
+    assert targets >= SUBJECTS
+
+
+@pytest.mark.parametrize("page", PARTS)
+def test_a_page_shows_the_committed_run(page: str) -> None:
+    _, part = PARTS[page]
+    shown = part(read_results(ROOT / LAPTOP / "results.json"))
+    assert shown in (ROOT / page).read_text(), "python -m experiments.report.readme"
+
+
+def test_options_of_the_page_on_training_are_those_of_conf() -> None:
+    page = (ROOT / "docs/training.md").read_text()
+    for group in ("profile", "model", "encoding", "memory", "data", "optimizer", "trainer", "logger", "experiment"):
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{group}` |")]
+        for path in (ROOT / "conf" / group).glob("*.yaml"):
+            assert re.search(rf"(?<![\w-]){path.stem}(?![\w-])", row), f"{group}={path.stem}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/evaluation.md"])
+def test_examples_in_python_run(page: str) -> None:
+    examples = [code for code in blocks(ROOT / page, "python") if code.startswith("import torch\nfrom txl_lightning")]
+    assert len(examples) == 1
+    exec(compile(examples[0], page, "exec"), {})

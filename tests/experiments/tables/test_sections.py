@@ -1,0 +1,80 @@
+"""Every table of the report from result files with invented numbers: sections, claims and pages fit together."""
+
+import pytest
+
+from experiments.claims.claims import CLAIMS, judged
+from experiments.engine.jobs import merge
+from experiments.engine.outcomes import Outcomes
+from experiments.engine.profiles import PROFILES
+from experiments.engine.setup import Setup
+from experiments.report.rendering import write_report
+from experiments.report.sections import Section, to_json
+from experiments.reproduce import SECTIONS
+from experiments.tables.arms import ENCODINGS, Arm
+from tests.experiments.report.sample_results import sample_results
+from tests.experiments.tables.sample_outcomes import draw_figures, small_corpus, write_outcomes
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """A reproduction whose jobs have finished."""
+    folder = tmp_path_factory.mktemp("reproduction")
+    setup = Setup(PROFILES["laptop"], small_corpus(folder), folder / "report")
+    write_outcomes(setup, merge({name: table.jobs(setup) for name, table in SECTIONS.items()}))
+    sample_results(folder / "sample")
+    draw_figures(setup, (folder / "sample" / "figures" / "table_6.png").read_bytes())
+    return setup
+
+
+@pytest.fixture(scope="module")
+def sections(setup: Setup) -> list[Section]:
+    return made(setup)
+
+
+def made(setup: Setup) -> list[Section]:
+    return [table.section(setup, Outcomes(setup.runs, setup.figures)) for table in SECTIONS.values()]
+
+
+def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, sections: list[Section]) -> None:
+    results = sample_results(setup.directory) | {"sections": to_json(sections), "claims": judged(sections)}
+    page = write_report(results, setup.directory).with_name("report.md").read_text()
+    assert [section.id for section in sections] == list(SECTIONS)
+    assert [claim["id"] for claim in results["claims"]] == [claim.id for claim in CLAIMS]
+    figures = [figure for section in sections for figure in section.figures]
+    assert page.count("![") == len(figures) >= 10
+    assert page.count("### sample") == 2
+    loss = next(t for section in sections for t in section.tables if t.id == "table_7").number(Arm().key, "loss")
+    assert list(loss.by_seed or {}) == ["1", "2"]
+    assert f"| recurrence, ours, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
+
+
+def test_claims_do_not_depend_on_the_titles_of_rows(
+    setup: Setup, sections: list[Section], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {claim["id"]: claim["mark"] for claim in judged(sections)}
+    for encoding in ENCODINGS:
+        monkeypatch.setitem(ENCODINGS, encoding, f"renamed {encoding}")
+    again = judged(made(setup))
+    assert {claim["id"]: claim["mark"] for claim in again} == before
+    assert "renamed relative" in again[0]["evidence"]
+
+
+def test_rows_keep_the_papers_numbers_beside_ours(sections: list[Section]) -> None:
+    tables = {table.id: table for section in sections for table in section.tables}
+    assert tables["table_6"].number(Arm(True, "shaw").key, "paper_init").value == 27.94
+    assert tables["table_7"].number(Arm(False).key, "paper_difference").value == pytest.approx(1.9)
+    assert tables["table_8"].number("group1-qrnn", "paper_r0.1").value == 500
+    assert tables["table_9"].number("char-1800", "paper").value == 773
+    assert tables["table_10"].number(Arm(False, longer=True).key, "paper_segment").value == 176
+    assert tables["main_results"].number(Arm().key, "paper").value == 1.06
+    with pytest.raises(TypeError, match="table_9, row char-3000, column paper: must be a number"):
+        tables["table_9"].number("char-3000", "paper")  # a length that the paper does not have
+
+
+def test_a_figure_that_was_not_drawn_is_left_out(setup: Setup) -> None:
+    drawn = setup.runs / "attention" / "terms.png"
+    picture = drawn.read_bytes()
+    drawn.unlink()
+    figures = SECTIONS["figures_5_to_7"].section(setup, Outcomes(setup.runs, setup.figures)).figures
+    drawn.write_bytes(picture)
+    assert [figure.alt for figure in figures] == ["Figure 5", "Figure 6"]

@@ -1,0 +1,48 @@
+"""Checks of options that several commands share; they need neither a checkpoint nor a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from txl_lightning.config.schemas import check_logger
+from txl_lightning.data.corpora.corpus import SPLITS
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.scoring.device import chosen_device
+
+
+def check_common_options(options: Any) -> None:
+    """Check `accelerator` and `num_threads`; also `split`, `seed` and `logger` where the command has them.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    check_at_least_one(options, "num_threads")
+    chosen_device(options.accelerator)
+    if hasattr(options, "split"):
+        require(options.split in SPLITS, "split", options.split, f"must be one of {', '.join(SPLITS)}")
+    if hasattr(options, "seed"):
+        require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
+    if hasattr(options, "logger"):
+        check_logger(options.logger, ("wandb", "none"))
+
+
+def check_at_least_one(options: Any, *names: str) -> None:
+    """Check that each of the named options is null or an integer >= 1.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    for name in names:
+        value = getattr(options, name)
+        require(value is None or value >= 1, name, value, "must be an integer >= 1")
+
+
+@contextmanager
+def options_as_typed() -> Iterator[None]:
+    """Rename options in errors to those of the command: `mem_len` instead of `evaluation.mem_len`."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(error.option.removeprefix("evaluation."), error.value, error.allowed) from error

@@ -1,0 +1,49 @@
+"""Corpus of a checkpoint, or another text in the vocabulary of the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from txl_lightning.data.corpora.corpus import Corpus, load_corpus
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.runs.trained import TrainedModel
+
+
+def checkpoint_corpus(
+    trained: TrainedModel, checkpoint: str | Path, data_path: str | None = None, option: str = "checkpoint"
+) -> Corpus:
+    """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
+
+    Args:
+        trained: contents of the checkpoint.
+        checkpoint: path of the checkpoint, for errors.
+        data_path: text file, split as `data=file` does; a word that is not in the vocabulary becomes `<unk>`.
+        option: name of the command's option for checkpoints.
+
+    Raises:
+        OptionError: `data_path` cannot be read or has a character that is not in the vocabulary, or the corpus
+            of the run now has another vocabulary.
+        UserError: the corpus of the run cannot be loaded.
+    """
+    if data_path is not None:
+        return _encoded_text(trained, data_path)
+    try:
+        corpus = load_corpus(trained.config.data)
+    except UserError as error:
+        raise UserError(f"corpus of {checkpoint}: {error}") from error
+    if corpus.vocabulary != trained.vocabulary:
+        raise OptionError(option, checkpoint, f"was trained with another vocabulary than that of {corpus.name}")
+    return corpus
+
+
+def _encoded_text(trained: TrainedModel, data_path: str) -> Corpus:
+    data = replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
+    try:
+        return load_corpus(data, trained.vocabulary)
+    except OptionError as error:
+        option = "data_path" if error.option == "data.path" else error.option
+        raise OptionError(option, error.value, error.allowed) from error
+    except UserError as error:
+        reason = str(error).removeprefix(f"{Path(data_path).name}: ")
+        raise OptionError("data_path", data_path, reason) from error

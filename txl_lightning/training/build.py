@@ -1,0 +1,211 @@
+"""Parts of a training run, built from its config: module, callbacks, logger, trainer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy
+from omegaconf import OmegaConf
+
+from txl_lightning.config.lengths import evaluation_lengths, extended_context
+from txl_lightning.config.schemas import Config, plain
+from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.distributed.ranks import Ranks, environment, n_processes
+from txl_lightning.errors import OptionError, require
+from txl_lightning.files import write_text
+from txl_lightning.runs.models import make_model
+from txl_lightning.runs.storage import DurableCheckpoints
+from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training.callbacks.checkpointing import Checkpoints
+from txl_lightning.training.callbacks.context_curves import ContextCurves
+from txl_lightning.training.callbacks.progress_bar import ProgressBar
+from txl_lightning.training.callbacks.progress_file import ProgressFile
+from txl_lightning.training.callbacks.random_state import RandomState
+from txl_lightning.training.callbacks.run_record import RunRecord
+from txl_lightning.training.callbacks.skipped_steps import SkippedSteps
+from txl_lightning.training.callbacks.stopping import CleanStop
+from txl_lightning.training.callbacks.training_curves import TrainingCurves
+from txl_lightning.training.callbacks.validation_curve import ValidationCurve
+from txl_lightning.training.checks import check_same_run, check_weights
+from txl_lightning.training.lightning_internals import disable_signal_handlers
+from txl_lightning.training.loggers import csv_curves, wandb_curves
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.resume import find_checkpoint
+
+
+@dataclass
+class TrainingRun:
+    """Everything that one rank needs to train, evaluate and write its results."""
+
+    config: Config
+    directory: Path
+    ranks: Ranks
+    data: StreamsDataModule
+    module: LanguageModelModule
+    trainer: L.Trainer
+    curves: TrainingCurves
+    skipped: SkippedSteps
+    checkpoints: Checkpoints | None
+    resumed_from: Path | None
+
+    @property
+    def logger(self) -> Logger | None:
+        """Logger of the run; None on all ranks but the first, and without one."""
+        return self.trainer.logger
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+
+def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> TrainingRun:
+    """Build a run from its config and the checkpoint that it resumes from; create its directory.
+
+    Raises:
+        OptionError: an option, the corpus or a checkpoint is not usable.
+    """
+    resumed_from, checkpoint = find_checkpoint(config, directory, ranks)
+    L.seed_everything(config.seed, verbose=False)
+    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
+    module = _build_module(config, data, ranks, resumed_from, checkpoint)
+    if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
+        torch.manual_seed(ranks.seed(config.seed))
+    curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
+    contexts = _build_context_curves(config, data, directory, curves)
+    step, wandb_id = 0, None
+    if checkpoint is not None:
+        step, wandb_id = checkpoint["global_step"], checkpoint["txl_lightning"].get("wandb_id")
+        checkpoint = None  # frees a large dict
+
+    logger: Logger | bool = False
+    if ranks.rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+        n_parameters = sum(parameter.numel() for parameter in module.parameters())
+        logger = _build_logger(config, directory, n_parameters, step, wandb_id)
+    if config.checkpoint.enabled:
+        options = (config.checkpoint.every_n_steps, _val_interval(config))
+        stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step)
+    skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints)
+    record = {
+        "config": plain(config),
+        "vocabulary": data.corpus.vocabulary.state_dict(),
+        "corpus": data.corpus.checksum,
+        "wandb_id": logger.experiment.id if isinstance(logger, WandbLogger) else wandb_id,
+    }
+    callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
+        curves,
+        skipped,
+        ValidationCurve(directory / "validation.jsonl", curves),
+        contexts,
+        RandomState(ranks, config.seed),
+        RunRecord(record),
+        ProgressBar(curves) if config.trainer.progress_bar else None,
+        ProgressFile(directory, curves) if config.trainer.progress_file else None,
+        stop.checkpoints,
+        stop,
+    ]
+    trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
+    return TrainingRun(config, directory, ranks, data, module, trainer, curves, skipped, stop.checkpoints, resumed_from)
+
+
+def _build_module(
+    config: Config, data: StreamsDataModule, ranks: Ranks, resumed_from: Path | None, checkpoint: dict[str, Any] | None
+) -> LanguageModelModule:
+    vocabulary = data.corpus.vocabulary
+    model = make_model(config, len(vocabulary))
+    lengths = evaluation_lengths(config)
+    try:
+        model.with_lengths(**lengths)
+    except OptionError as error:
+        raise error.within("evaluation") from error
+    if checkpoint is not None:
+        check_weights(str(resumed_from), "resume", checkpoint, model, vocabulary)
+        check_same_run(config, str(resumed_from), checkpoint, data.corpus.checksum)
+        left = config.trainer.max_steps - checkpoint["global_step"]
+        allowed = f"must be greater than the {checkpoint['global_step']} steps of resume={resumed_from}"
+        require(left > 0 or config.resume == "auto", "trainer.max_steps", config.trainer.max_steps, allowed)
+    elif config.initial_weights is not None:
+        initial = read_checkpoint(config.initial_weights, option="initial_weights")
+        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
+    if not config.checkpoint.memory and config.memory.mem_len and ranks.rank == 0:
+        print(
+            "checkpoint.memory=false: a run that resumes starts with an empty memory and will differ from an "
+            "uninterrupted one",
+            file=sys.stderr,
+            flush=True,
+        )
+    return LanguageModelModule(
+        model,
+        config.optimizer,
+        config.trainer.max_steps,
+        level=vocabulary.level,
+        evaluation_lengths=lengths,
+        fused=config.trainer.precision != "16-mixed",
+        compile=config.trainer.compile,
+        loss=config.loss,
+        column_chunks=config.trainer.column_chunks,
+        ranks=ranks,
+        save_memory=config.checkpoint.memory,
+    )
+
+
+def _build_context_curves(
+    config: Config, data: StreamsDataModule, directory: Path, curves: TrainingCurves
+) -> ContextCurves | None:
+    if config.context_curve.every_n_steps is None:
+        return None
+    trained_len = config.data.segment_len + extended_context(config)
+    path = directory / "context_curve.jsonl"
+    return ContextCurves(config.context_curve, data.corpus.splits["valid"], trained_len, path, curves)
+
+
+def _build_logger(config: Config, directory: Path, n_parameters: int, step: int, wandb_id: str | None) -> Logger | bool:
+    """Return the configured logger, which continues the curves up to `step` of an earlier session."""
+    if config.logger.name == "csv":
+        return csv_curves.start(directory, step)
+    if config.logger.name == "none":
+        return False
+    return wandb_curves.start(config, directory, n_parameters, wandb_id)
+
+
+def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | bool) -> L.Trainer:
+    options = config.trainer
+    trainer = L.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=DDPStrategy() if n_processes(options) > 1 else "auto",
+        plugins=[DurableCheckpoints(), environment() or LightningEnvironment()],
+        precision=options.precision,  # type: ignore[arg-type]
+        max_steps=options.max_steps,
+        val_check_interval=_val_interval(config),
+        check_val_every_n_epoch=None if options.val_every_n_steps else 1,
+        limit_val_batches=options.val_max_segments,
+        log_every_n_steps=options.log_every_n_steps,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_model_summary=False,
+        enable_progress_bar=options.progress_bar,
+        enable_checkpointing=False,
+        default_root_dir=directory,
+        callbacks=callbacks,
+        logger=logger,
+    )
+    disable_signal_handlers(trainer)  # CleanStop handles signals
+    return trainer
+
+
+def _val_interval(config: Config) -> int | None:
+    """Return the steps from validation to validation; None for one at the end of every epoch."""
+    every = config.trainer.val_every_n_steps
+    return every and min(every, config.trainer.max_steps)

@@ -1,0 +1,85 @@
+"""Progress of a training run on stderr."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, TextIO
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
+from tqdm import tqdm
+
+from txl_lightning.training.callbacks.training_curves import TrainingCurves
+from txl_lightning.training.module import LanguageModelModule
+
+
+class ProgressBar(LightningProgressBar):
+    """Shows steps done, loss, ppl or bpc, tokens/s and time left: a bar, or ten lines without a terminal."""
+
+    def __init__(self, curves: TrainingCurves) -> None:
+        super().__init__()
+        self.curves = curves
+        self._enabled = True
+        self._bar: tqdm | None = None
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._enabled:
+            on_terminal = sys.stderr.isatty()
+            self._bar = tqdm(
+                total=int(trainer.max_steps),
+                initial=trainer.global_step,
+                unit="step",
+                file=sys.stderr if on_terminal else _Lines(sys.stderr),
+                dynamic_ncols=on_terminal,
+                mininterval=0.5 if on_terminal else 0.0,
+                maxinterval=10.0 if on_terminal else math.inf,
+                miniters=1 if on_terminal else math.ceil(trainer.max_steps / 10),
+            )
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._bar is not None:
+            assert isinstance(pl_module, LanguageModelModule)
+            self._bar.set_postfix_str(self._text(pl_module.metrics), refresh=False)
+            self._bar.update(trainer.global_step - self._bar.n)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        # Otherwise the error would begin in the middle of the bar's line.
+        self.on_train_end(trainer, pl_module)
+
+    def _text(self, metrics: dict[str, float]) -> str:
+        latest = self.curves.latest
+        shown = [f"{name} {latest['train/' + name]:.3f}" for name in ("nll", "bpc", "ppl") if "train/" + name in latest]
+        for name in ("val/bpc", "val/ppl"):
+            if name in metrics:
+                shown.append(f"{name} {metrics[name]:.3f}")
+        if "train/tokens_per_second" in latest:
+            shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
+        return ", ".join(shown)
+
+
+class _Lines:
+    """Stream for tqdm that writes each state of the bar on a line of its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        text = text.strip()
+        if text:
+            self.stream.write(text + "\n")
+
+    def flush(self) -> None:
+        self.stream.flush()

@@ -1,0 +1,69 @@
+"""Choice of the checkpoint that a run resumes from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from txl_lightning.config.schemas import Config
+from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import UserError
+from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training.callbacks.checkpointing import BEST, LAST, PREVIOUS
+
+
+def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any] | None]:
+    """Return path and contents of the checkpoint that `resume` names; None to start from scratch.
+
+    `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
+    """
+    if config.resume != "auto":
+        path = None if config.resume is None else Path(config.resume)
+        if path is None and (directory / "checkpoints" / LAST).exists():
+            _report(ranks, f"{directory} holds an earlier run, whose checkpoints this one replaces")
+    else:
+        path, messages = ranks.first(last_good(directory / "checkpoints") if ranks.rank == 0 else (None, []))
+        choice = "starting from scratch" if path is None else f"resuming from {path}"
+        none = f"no checkpoint in {directory / 'checkpoints'}, " if path is None and not messages else ""
+        _report(ranks, *messages, f"resume=auto: {none}{choice}")
+    contents = None if path is None else read_checkpoint(path, option="resume")
+    if contents is not None and lacks_memory(config, contents):
+        _report(
+            ranks,
+            f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
+            f"{config.memory.mem_len} tokens of every stream, and the run will differ from an uninterrupted one",
+        )
+    return path, contents
+
+
+def last_good(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest intact checkpoint of a run, and a message for each damaged one.
+
+    Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
+    """
+    messages: list[str] = []
+    steps: dict[Path, int] = {}
+    for name in (LAST, PREVIOUS, BEST):
+        path = directory / name
+        if not path.exists():
+            continue
+        try:
+            steps[path] = int(read_checkpoint(path)["global_step"])
+        except UserError as error:
+            messages.append(str(error).replace("checkpoint=", "", 1))
+        if name == LAST and path in steps:
+            break
+    return max(steps, key=lambda path: steps[path], default=None), messages
+
+
+def lacks_memory(config: Config, checkpoint: dict[str, Any]) -> bool:
+    """Return whether a checkpoint was written without the training memory that the run needs."""
+    state = checkpoint.get("training_memory", {})
+    return bool(config.memory.mem_len and state.get("next_number")) and state.get("memory") is None
+
+
+def _report(ranks: Ranks, *lines: str) -> None:
+    if ranks.rank == 0:
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
