@@ -110,7 +110,9 @@ def difference(
         return None
     difference_B = worse_SB.mean(axis=0) - better_SB.mean(axis=0)
     effect = float(difference_B @ weights_B / weights_B.sum())
-    by_chance = of_seeds_in_blocks(worse_SB - better_SB) if paired else sum(map(of_seeds_in_blocks, (worse_SB, better_SB)))
+    by_chance = (
+        of_seeds_in_blocks(worse_SB - better_SB) if paired else sum(map(of_seeds_in_blocks, (worse_SB, better_SB)))
+    )
     text_share = max(0.0, 1 - by_chance / max(float(difference_B.var(ddof=1)), 1e-300)) ** 0.5
     random = np.random.default_rng(seed)
     blocks = over_blocks(effect + text_share * (difference_B - effect), weights_B, random)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError
 
-SQUARE_BLOCKS = ("qkv", "gates", "weight_ih_l0", "weight_hh_l0")  # weights that stack several matrices over each other
+STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4}  # matrices in the rows of a recurrent weight
 
 
 class MuonWithAdam(torch.optim.Optimizer):
@@ -50,9 +50,8 @@ class MuonWithAdam(torch.optim.Optimizer):
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise OptionError("optimizer", "muon", f"needs torch >= 2.9, this is {torch.__version__}")
-        self._stacked = {parameter: n for parameter, n in matrices_of_layers(model)}
-        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in self._stacked.items()}
-        others = [parameter for parameter in model.parameters() if parameter not in self._stacked]
+        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in matrices_of_layers(model)}
+        others = [parameter for parameter in model.parameters() if parameter not in self._blocks]
         self._muon = torch.optim.Muon(
             [block for blocks in self._blocks.values() for block in blocks],
             lr=lr,
@@ -60,8 +59,9 @@ class MuonWithAdam(torch.optim.Optimizer):
             adjust_lr_fn="match_rms_adamw",
         )
         self._adam = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
-        super().__init__([{"params": group["params"]} for group in (*self._muon.param_groups, *self._adam.param_groups)], {})
-        self.param_groups = [*self._muon.param_groups, *self._adam.param_groups]
+        groups = [*self._muon.param_groups, *self._adam.param_groups]
+        super().__init__([{"params": group["params"]} for group in groups], {})
+        self.param_groups = groups
         self._share()
 
     def _share(self) -> None:
@@ -69,7 +69,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._muon.param_groups, self._adam.param_groups = self.param_groups[:1], self.param_groups[1:]
         self._muon.state = self._adam.state = self.state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:  # torch calls it with the groups and state of a checkpoint
         super().__setstate__(state)
         self._share()
 
@@ -101,18 +101,16 @@ class MuonWithAdam(torch.optim.Optimizer):
 
 
 def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
+    """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
 
-    Rows that are a multiple of what one matrix has: queries, keys and values of attention, gates of a recurrent cell.
+    Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
     """
     for name, parameter in model.named_parameters():
         if not name.startswith("layers.") or parameter.ndim != 2:
             continue
-        owner = name.split(".")[-2] if name.endswith(".weight") else name.split(".")[-1]
-        if owner == "qkv":
-            layer = model.get_submodule(name.rpartition(".qkv")[0])
-            yield parameter, layer.n_query + layer.n_key + 1  # type: ignore[operator]
-        elif owner in SQUARE_BLOCKS:
-            yield parameter, 3 if owner == "gates" else 4
-        else:
-            yield parameter, 1
+        owner, _, last = name.rpartition(".")
+        n = next((n for ending, n in STACKED.items() if f"{owner}.{last}".endswith(ending)), 1)
+        if owner.endswith(".qkv"):
+            attention = model.get_submodule(owner.removesuffix(".qkv"))
+            n = attention.n_query + attention.n_key + 1  # type: ignore[operator]
+        yield parameter, n

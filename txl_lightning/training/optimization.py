@@ -39,15 +39,17 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
     """Return the learning rate after `step` updates.
 
         step < warmup:  lr · step / warmup
-        else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · step / max_steps)) / 2
+        else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · (step - start) / (max_steps - start))) / 2
 
-    The cosine counts from step 0, not from the end of the warm-up, as in the paper's PyTorch code.
+    start = 0 as in the paper's PyTorch code, or the end of the warm-up with `decay_after_warmup`, as in its
+    TensorFlow code. The TensorFlow code also has min_lr > 0: 0.4 % of lr on GPUs, 1 % on TPUs.
     """
     if step < config.warmup_steps:
         return config.lr * step / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    progress = min(1.0, step / max_steps)
+    start = config.warmup_steps if config.decay_after_warmup else 0
+    progress = min(1.0, (step - start) / max(1, max_steps - start))
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
