@@ -108,9 +108,9 @@ def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
     for name, parameter in model.named_parameters():
         if not name.startswith("layers.") or parameter.ndim != 2:
             continue
-        owner, _, last = name.rpartition(".")
-        n = next((n for ending, n in STACKED.items() if f"{owner}.{last}".endswith(ending)), 1)
+        owner = name.rpartition(".")[0]
         if owner.endswith(".qkv"):
-            attention = model.get_submodule(owner.removesuffix(".qkv"))
-            n = attention.n_query + attention.n_key + 1  # type: ignore[operator]
-        yield parameter, n
+            attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
+            yield parameter, attention.n_query + attention.n_key + 1
+        else:
+            yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)
