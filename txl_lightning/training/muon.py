@@ -74,7 +74,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient."""
         loss = None
         if closure is not None:
