@@ -18,6 +18,7 @@ import txl_lightning
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, plain, typed
 from txl_lightning.reporting.machine import processor
+from txl_lightning.training.precision import resolve_precision
 
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
 WITHOUT_INFLUENCE = (
@@ -107,7 +108,7 @@ def composed(overrides: tuple[str, ...]) -> Config:
         return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return typed(compose("config", overrides=list(overrides)))
+        return resolve_precision(typed(compose("config", overrides=list(overrides))))
 
 
 @cache

@@ -22,6 +22,13 @@ def test_the_cosine_counts_from_step_zero_and_ends_at_zero() -> None:
     assert learning_rate(config, 150, 100) == pytest.approx(0.0)
 
 
+def test_the_tensorflow_codes_cosine_counts_from_the_end_of_the_warm_up_and_has_a_floor() -> None:
+    config = replace(ADAM, warmup_steps=20, decay_after_warmup=True, min_lr=0.004)
+    assert learning_rate(config, 20, 120) == pytest.approx(0.4)
+    assert learning_rate(config, 70, 120) == pytest.approx(0.202)
+    assert learning_rate(config, 120, 120) == pytest.approx(0.004)
+
+
 def test_a_floor_and_a_constant() -> None:
     assert learning_rate(replace(ADAM, min_lr=0.1), 100, 100) == pytest.approx(0.1)
     assert learning_rate(replace(ADAM, schedule="constant"), 99, 100) == 0.4
@@ -29,8 +36,9 @@ def test_a_floor_and_a_constant() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_the_schedule_drives_the_optimiser(name: str, kind: type) -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer, schedule = make_optimizer([parameter], replace(ADAM, name=name), max_steps=4, fused=True)
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3))])
+    parameter = model[0]
+    optimizer, schedule = make_optimizer(model, replace(ADAM, name=name), max_steps=4, fused=True)
     assert type(optimizer) is kind
     rates = []
     for _ in range(4):

@@ -37,6 +37,8 @@ class TransformerXLModelConfig(ModelConfig):
     d_inner: int = MISSING
     attention_dropout: float = 0.0
     pre_norm: bool = False
+    layer_norm_epsilon: float = 1e-5
+    init_std: float = 0.02
     untie_biases: bool = False
     terms: str = "abcd"
     same_length: bool = False
@@ -122,6 +124,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     schedule: str = "cosine"
+    decay_after_warmup: bool = False
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float = 0.25

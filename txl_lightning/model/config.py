@@ -30,6 +30,8 @@ class TransformerXLConfig:
         dropout: probability everywhere except at the attention probabilities.
         attention_dropout: probability at the attention probabilities.
         pre_norm: LayerNorm before each sublayer instead of after the residual sum.
+        layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code).
+        init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
         encoding: name of a registered position encoding (`model.encodings`).
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
@@ -63,6 +65,8 @@ class TransformerXLConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     pre_norm: bool = False
+    layer_norm_epsilon: float = 1e-5
+    init_std: float = 0.02
     untie_biases: bool = False
     encoding: str = "relative"
     terms: str = "abcd"
@@ -94,6 +98,9 @@ class TransformerXLConfig:
         for name in ("mem_len", "ext_len"):
             value = getattr(self, name)
             require(value >= 0, name, value, "must be an integer >= 0")
+        for name in ("layer_norm_epsilon", "init_std"):
+            value = getattr(self, name)
+            require(value > 0, name, value, "must be a number > 0")
         require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
         require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")
         require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")

@@ -40,9 +40,9 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention = Attention(config)
-        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
         self.dropout = Dropout(config.dropout)
 
     def forward(

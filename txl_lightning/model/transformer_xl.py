@@ -41,7 +41,7 @@ class TransformerXL(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
-        initialize(self)
+        initialize(self, config.init_std)
         self.encoding.initialize()
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:

@@ -15,7 +15,7 @@ from txl_lightning.runs.trained import model_weights
 from txl_lightning.training.optimization import check_optimizer
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
-    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"),
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
     *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
 }
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
@@ -41,7 +41,7 @@ def check_config(config: Config) -> None:
         trainer.precision in PRECISIONS,
         "trainer.precision",
         trainer.precision,
-        f"must be one of {', '.join(PRECISIONS)}",
+        f"must be one of {', '.join(('auto', *PRECISIONS))}",
     )
     require(trainer.accelerator in ("cpu", "gpu"), "trainer.accelerator", trainer.accelerator, "must be cpu or gpu")
     half_on_cpu = trainer.precision == "16-mixed" and trainer.accelerator == "cpu"

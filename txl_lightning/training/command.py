@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
+from txl_lightning.training.precision import resolve_precision
 from txl_lightning.training.run import train
 
 
@@ -15,7 +17,10 @@ def run(options: Config, directory: Path) -> list[str]:
     Raises:
         UserError: as `train` does.
     """
+    resolved = resolve_precision(options)
+    if options.trainer.precision == "auto":
+        print(f"trainer.precision=auto: {resolved.trainer.precision} on this machine", file=sys.stderr, flush=True)
     with leaving():
-        metrics = train(options, directory)
+        metrics = train(resolved, directory)
     shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
     return [f"{', '.join(shown)} after {metrics['steps']} steps"]

@@ -127,7 +127,7 @@ class LanguageModelModule(L.LightningModule):
         self._memory_before = None  # frees a large tensor
 
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = make_optimizer(self.parameters(), self.optimizer_config, self.max_steps, self.fused)
+        optimizer, schedule = make_optimizer(self.model, self.optimizer_config, self.max_steps, self.fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def validation_step(self, batch: Segment, batch_idx: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,13 +11,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import require
+from txl_lightning.training.muon import MuonWithAdam
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+ADAM: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS = (*ADAM, "muon")
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
     """Raise `OptionError` for an option that is not allowed."""
     require(config.name in OPTIMIZERS, "optimizer", config.name, f"must be one of {', '.join(OPTIMIZERS)}")
+    has_muon = config.name != "muon" or hasattr(torch.optim, "Muon")
+    require(has_muon, "optimizer", config.name, f"needs torch >= 2.9, this is {torch.__version__}")
     require(
         config.schedule in ("cosine", "constant"), "optimizer.schedule", config.schedule, "must be cosine or constant"
     )
@@ -35,29 +39,30 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
     """Return the learning rate after `step` updates.
 
         step < warmup:  lr · step / warmup
-        else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · step / max_steps)) / 2
+        else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · (step - start) / (max_steps - start))) / 2
 
-    The cosine counts from step 0, not from the end of the warm-up, as in the paper's PyTorch code.
+    start = 0 as in the paper's PyTorch code, or the end of the warm-up with `decay_after_warmup`, as in its
+    TensorFlow code. The TensorFlow code also has min_lr > 0: 0.4 % of lr on GPUs, 1 % on TPUs.
     """
     if step < config.warmup_steps:
         return config.lr * step / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    progress = min(1.0, step / max_steps)
+    start = config.warmup_steps if config.decay_after_warmup else 0
+    progress = min(1.0, (step - start) / max(1, max_steps - start))
     return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def make_optimizer(
-    parameters: Iterable[nn.Parameter], config: OptimizerConfig, max_steps: int, fused: bool
+    model: nn.Module, config: OptimizerConfig, max_steps: int, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
     """Return the optimiser and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
     b1, b2 = config.betas
-    optimizer = OPTIMIZERS[config.name](
-        parameters,
-        lr=config.lr,
-        betas=(b1, b2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=fused,
-    )  # type: ignore[call-arg]
+    options: dict[str, Any] = {"lr": config.lr, "betas": (b1, b2), "eps": config.eps}
+    options |= {"weight_decay": config.weight_decay, "fused": fused}
+    optimizer: torch.optim.Optimizer
+    if config.name == "muon":
+        optimizer = MuonWithAdam(model, **options)
+    else:
+        optimizer = ADAM[config.name](model.parameters(), **options)
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)

@@ -1,0 +1,61 @@
+"""`trainer.precision=auto`: resolved by the machine, and part of a run's identity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.in_process import run_txl
+from tests.training.small_run import TINY, tiny_config
+from txl_lightning.errors import OptionError
+from txl_lightning.training.precision import cpu_has_bfloat16, resolve_precision
+from txl_lightning.training.run import train
+
+
+@pytest.mark.parametrize(
+    ("avx512_bf16", "amx", "precision"),
+    [(True, False, "bf16-mixed"), (False, True, "bf16-mixed"), (False, False, "32-true")],
+)
+def test_the_flags_of_the_cpu_decide(
+    avx512_bf16: bool, amx: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    config = tiny_config(tmp_path, "trainer.precision=auto")
+    assert resolve_precision(config).trainer.precision == precision
+    assert config.trainer.precision == "auto"
+    given = tiny_config(tmp_path, "trainer.precision=64-true")
+    assert resolve_precision(given) is given
+
+
+def test_torch_still_has_the_flags() -> None:
+    """`_is_avx512_bf16_supported` and `_is_amx_tile_supported` are private: fails when torch changes them."""
+    assert isinstance(torch.cpu._is_avx512_bf16_supported(), bool)
+    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)
+    assert isinstance(cpu_has_bfloat16(), bool)
+
+
+def test_a_gpu_is_asked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(tmp_path, "trainer.precision=auto", "trainer.accelerator=gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for supported, precision in ((True, "bf16-mixed"), (False, "32-true")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
+        assert resolve_precision(config).trainer.precision == precision
+
+
+def test_it_is_printed_and_written_and_a_run_of_the_other_precision_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_config(tmp_path)
+    paths = [f"data.path={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}", "trainer.precision=auto"]
+    monkeypatch.setattr("txl_lightning.training.precision.cpu_has_bfloat16", lambda: True)
+    ended = run_txl("train", *TINY, *paths, f"hydra.run.dir={tmp_path / 'run'}")
+    assert ended.status == 0, ended.err
+    assert "trainer.precision=auto: bf16-mixed on this machine" in ended.err
+    assert "precision: bf16-mixed" in (tmp_path / "run/config.yaml").read_text()
+    monkeypatch.setattr("txl_lightning.training.precision.cpu_has_bfloat16", lambda: False)
+    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    with pytest.raises(OptionError, match=r"trainer\.precision=32-true: must be bf16-mixed"):
+        train(tiny_config(tmp_path, "trainer.precision=auto", "trainer.max_steps=20", resume), tmp_path / "other")

@@ -1,0 +1,116 @@
+"""Muon for the matrices of the layers, Adam for everything else, as one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from txl_lightning.errors import OptionError
+
+STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4}  # matrices in the rows of a recurrent weight
+
+
+class MuonWithAdam(torch.optim.Optimizer):
+    """Muon (`torch.optim.Muon`) for every matrix inside the layers, AdamW for all other parameters.
+
+    Muon replaces the momentum B of a matrix by the nearest orthogonal matrix O:
+
+        B ← 0.95 B + G        W ← W - lr · 0.2 · sqrt(max(rows, columns)) · O        O ≈ U Vᵀ of G + 0.95 B = U S Vᵀ
+
+    The factor gives updates the root mean square that Adam's have, so that both share one learning rate. Queries,
+    keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them.
+    Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
+
+    The two share `param_groups` and `state` with this optimizer, so that a schedule, a checkpoint and a resumed run
+    see one optimizer.
+
+    Args:
+        model: whose parameters to train.
+        lr: peak learning rate of both.
+        betas: of AdamW.
+        eps: of AdamW.
+        weight_decay: decoupled, of both.
+        fused: AdamW's fused step.
+
+    Raises:
+        OptionError: this torch has no Muon (it came with 2.9).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        fused: bool = False,
+    ) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            raise OptionError("optimizer", "muon", f"needs torch >= 2.9, this is {torch.__version__}")
+        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in matrices_of_layers(model)}
+        others = [parameter for parameter in model.parameters() if parameter not in self._blocks]
+        self._muon = torch.optim.Muon(
+            [block for blocks in self._blocks.values() for block in blocks],
+            lr=lr,
+            weight_decay=weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self._adam = torch.optim.AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+        groups = [*self._muon.param_groups, *self._adam.param_groups]
+        super().__init__([{"params": group["params"]} for group in groups], {})
+        self.param_groups = groups
+        self._share()
+
+    def _share(self) -> None:
+        """Let both optimizers work on this one's groups and state."""
+        self._muon.param_groups, self._adam.param_groups = self.param_groups[:1], self.param_groups[1:]
+        self._muon.state = self._adam.state = self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # torch calls it with the groups and state of a checkpoint
+        super().__setstate__(state)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for parameter, blocks in self._blocks.items():
+            grads: tuple[Tensor | None, ...] = (None,) * len(blocks)
+            if parameter.grad is not None:
+                grads = parameter.grad.chunk(len(blocks))
+            for block, grad in zip(blocks, grads, strict=True):
+                block.grad = grad
+        self._muon.step()
+        self._adam.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters."""
+        for parameter in self._blocks:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+        super().zero_grad(set_to_none)
+
+
+def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+    """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
+
+    Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
+    """
+    for name, parameter in model.named_parameters():
+        if not name.startswith("layers.") or parameter.ndim != 2:
+            continue
+        owner = name.rpartition(".")[0]
+        if owner.endswith(".qkv"):
+            attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
+            yield parameter, attention.n_query + attention.n_key + 1
+        else:
+            yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)
