@@ -197,7 +197,7 @@ def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> Non
 
 
 def test_a_recurrent_model_cannot_be_without_its_state(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"memory.mem_len=0: must be > 0: lstm carries its state"):
+    with pytest.raises(OptionError, match=r"memory.mem_len=0: must be > 0: lstm always carries its state"):
         train(tiny_config(tmp_path, "model=lstm", "memory=off"), tmp_path / "run")
 
 
