@@ -83,3 +83,63 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         value = getattr(evaluation, name)
         lengths[name] = getattr(config.model, name) if value is None else value
     return lengths
+
+
+def longest_trained_distance(config: Config) -> int:
+    """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
+
+    With `same_length` and a memory every query sees `mem_len` keys: mem_len - 1.
+    """
+    if config.memory.mem_len and getattr(config.model, "same_length", False):
+        return config.memory.mem_len - 1
+    return config.memory.mem_len + extended_context(config) + config.data.segment_len - 1
+
+
+def trained_clamp(config: Config) -> int | None:
+    """Return `clamp_len` for attention beyond training's: the run's own, if any, else the longest trained distance.
+
+    A trained table of distances repeats its last row and needs no clamp, unless it has rows that training did not
+    reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances: -1, no clamp.
+    None for a recurrent model.
+    """
+    if not isinstance(config.model, TransformerXLModelConfig):
+        return None
+    own = config.model.clamp_len if config.evaluation.clamp_len is None else config.evaluation.clamp_len
+    kind, distance = encoding_kind(config), longest_trained_distance(config)
+    if config.evaluation.clamp_len is not None or own > 0 or kind.absolute:
+        return own
+    if kind.table == "distances":
+        return distance + 1 if (table_len(config) or 0) > distance + 1 else -1
+    return distance
+
+
+def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Set `clamp_len` to `trained_clamp` in lengths whose attention reaches farther than training's.
+
+    Args:
+        lengths: of `evaluation_lengths`.
+        config: its `evaluation.segment_len` is the length of the segments.
+    """
+    if not lengths:
+        return lengths
+    farthest = lengths["mem_len"] - 1
+    if not (lengths["mem_len"] and lengths["same_length"]):
+        farthest += lengths["ext_len"] + config.evaluation.segment_len
+    if farthest <= longest_trained_distance(config):
+        return lengths
+    return {**lengths, "clamp_len": trained_clamp(config)}
+
+
+def protocol_word(lengths: dict[str, Any]) -> str:
+    """Name the protocol that lengths of `evaluation_lengths` make: where a token's context comes from.
+
+    memory             states of earlier segments
+    window             extended context in front of every segment
+    bare segments      only the segment: its first tokens have hardly any
+    recurrent state    state of a recurrent model
+    """
+    if not lengths:
+        return "recurrent state"
+    if lengths["mem_len"]:
+        return "memory"
+    return "window" if lengths["ext_len"] else "bare segments"

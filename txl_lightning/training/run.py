@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers import WandbLogger
 
-from txl_lightning.config.lengths import extended_context
+from txl_lightning.config.lengths import extended_context, protocol_word
 from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed.launch import run_on_all
@@ -87,6 +87,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
         "weights": "last" if best is None else "best",
         **run.module.metrics,
         "evaluation": {
+            "protocol": protocol_word(run.module.evaluation_lengths),
             **run.module.evaluation_lengths,
             "segment_len": options.segment_len,
             "streams_start": "without context",

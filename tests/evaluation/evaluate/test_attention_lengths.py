@@ -65,14 +65,14 @@ def test_init_is_trainings_whatever_is_chosen_for_evaluation(runs: SmallRuns, tm
     assert ours["sweep"]["same_length"] is False
 
 
-def test_without_recurrence_distances_use_a_memory_at_evaluation(runs: SmallRuns, tmp_path: Path) -> None:
+def test_without_recurrence_a_longer_attention_is_a_longer_window(runs: SmallRuns, tmp_path: Path) -> None:
     sweep = result(runs, "shaw_words", tmp_path, attention_lengths=[12])["test"]["sweep"]
-    assert sweep["knob"] == "mem_len"
-    assert sweep["unit"] == "ppl"
-    expected = direct(runs, "shaw_words", 8, mem_len=12, same_length=True)
+    assert (sweep["knob"], sweep["unit"], sweep["same_length"]) == ("ext_len", "ppl", False)
+    expected = direct(runs, "shaw_words", 3, 9, mem_len=0)
     assert sweep["lengths"][0]["ppl"] == pytest.approx(math.exp(expected), rel=1e-5)
-    assert sweep["init"]["nll"] == pytest.approx(direct(runs, "shaw_words", 8, mem_len=0), rel=1e-6)
+    assert sweep["init"]["nll"] == pytest.approx(direct(runs, "shaw_words", 2, 6, mem_len=0), rel=1e-6)
     assert sweep["init"]["attention_length"] == 8
+    assert sweep["init"]["evaluation"]["protocol"] == "window"
 
 
 def test_absolute_positions_use_extended_context_as_far_as_they_go(runs: SmallRuns, tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_absolute_positions_use_extended_context_as_far_as_they_go(runs: SmallRu
     sweep = ours["test"]["sweep"]
     assert (sweep["knob"], sweep["limit"]) == ("ext_len", 10)
     assert [row["attention_length"] for row in sweep["lengths"]] == [3, 9, 10]
-    for row, (segment_len, ext_len) in zip(sweep["lengths"], [(3, 0), (6, 3), (6, 4)], strict=True):
+    for row, (segment_len, ext_len) in zip(sweep["lengths"], [(1, 2), (2, 7), (2, 8)], strict=True):
         assert row["nll"] == pytest.approx(direct(runs, "extended", segment_len, ext_len, mem_len=0), rel=1e-6)
     assert sweep["init"]["attention_length"] == 10
-    assert sweep["init"]["nll"] == pytest.approx(direct(runs, "extended", 8, 2, mem_len=0), rel=1e-6)
+    assert sweep["init"]["nll"] == pytest.approx(direct(runs, "extended", 2, 8, mem_len=0), rel=1e-6)
 
 
 def test_the_window_is_what_slides(runs: SmallRuns, tmp_path: Path) -> None:

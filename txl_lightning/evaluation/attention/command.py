@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config.lengths import evaluation_lengths, extended_context
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
@@ -109,7 +109,7 @@ def _set_lengths(options: AttentionOptions, config: Config) -> dict[str, Any]:
     given = {name: getattr(options, name) for name in OF_RUN}
     chosen = {name: value for name, value in given.items() if value is not None}
     config.evaluation = replace(config.evaluation, **chosen)
-    return evaluation_lengths(config)
+    return clamp_untrained(evaluation_lengths(config), config)
 
 
 def _averages(maps: AttentionMaps, model: TransformerXL) -> dict[str, Any]:

@@ -22,7 +22,8 @@ class AttentionOptions:
         segment_len: tokens in a segment.
         mem_len: memory length in tokens.
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
-        clamp_len: larger distances share one position; -1 for no limit.
+        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
+            longest distance of its training; -1 for no limit.
         max_segments: stop after this many segments; null for the whole split.
         heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
             the first, the middle and the last layer.

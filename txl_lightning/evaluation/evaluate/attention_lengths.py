@@ -23,25 +23,40 @@ class Sweep:
 
     Args:
         protocol: chosen protocol; lengths that the sweep does not vary come from it.
-        at_training_lengths: protocol of "PPL init".
+        init: protocol at the lengths of training.
         at_lengths: protocols by attention length, ascending.
+        unclamped: the same lengths beyond the longest trained distance, without clamp; empty unless asked for.
     """
 
     protocol: ScoringProtocol
-    at_training_lengths: ScoringProtocol
+    init: ScoringProtocol
     at_lengths: dict[int, ScoringProtocol]
+    unclamped: dict[int, ScoringProtocol]
+
+    def best(self, entry: dict[str, Any]) -> ScoringProtocol:
+        """Return the protocol with the lowest loss in an entry of `sweep_lengths`."""
+        planned = (self.init, *self.at_lengths.values())
+        return next(protocol for protocol in planned if protocol.settings() == entry["best"]["evaluation"])
 
 
-def plan_sweep(protocol: ScoringProtocol, lengths: list[int]) -> Sweep:
+def plan_sweep(protocol: ScoringProtocol, lengths: list[int], unclamped: bool = False) -> Sweep:
     """Plan the sweep of these attention lengths; a length beyond the protocol's limit is replaced by the limit.
+
+    Args:
+        protocol: chosen protocol.
+        lengths: attention lengths.
+        unclamped: score clamped lengths without clamp too.
 
     Raises:
         OptionError: the model has no attention, or a length is not allowed.
     """
     limit = protocol.limit
     grid = sorted({length if limit is None else min(length, limit) for length in lengths})
-    sweep = Sweep(protocol, protocol.at_training_lengths(), {n: protocol.at_attention_length(n) for n in grid})
-    for planned in (*sweep.at_lengths.values(), sweep.at_training_lengths):
+    at_lengths = {n: protocol.at_attention_length(n) for n in grid}
+    without = {n: of_length.unclamped() for n, of_length in at_lengths.items()} if unclamped else {}
+    free = {n: of_length for n, of_length in without.items() if of_length is not None}
+    sweep = Sweep(protocol, protocol.at_training_lengths(), at_lengths, free)
+    for planned in (*sweep.at_lengths.values(), sweep.init):
         planned.settings()  # raises for a length that is not allowed, before anything is scored
     return sweep
 
@@ -68,16 +83,14 @@ def sweep_lengths(
         The entry `sweep` of `evaluation.json` (see `evaluate.command`).
     """
     limit = sweep.protocol.limit
-    losses = {length: measure(protocol) for length, protocol in sweep.at_lengths.items()}
-    init_losses = measure(sweep.at_training_lengths)
     unit = "ppl" if level == "word" else "bpc"
     init_length = sweep.protocol.training_attention_length
-    init_row = _row(init_length if limit is None else min(init_length, limit), init_losses, units, level)
-    rows = [_row(length, losses[length], units, level) for length in losses]
-    best = min([*rows, init_row], key=lambda candidate: candidate[unit])
-    best_losses = init_losses if best is init_row else losses[best["attention_length"]]
+    planned = [*sweep.at_lengths.items(), (init_length if limit is None else min(init_length, limit), sweep.init)]
+    losses = [measure(protocol) for _, protocol in planned]
+    *rows, init = [score_row(*of_length, nll, units, level) for of_length, nll in zip(planned, losses, strict=True)]
     tolerance = HALF_A_PRINTED_DIGIT[unit] if tolerance is None else tolerance
-    reaching = [r["attention_length"] for r in (*rows, init_row) if r[unit] <= best[unit] + tolerance]
+    number, best = min(enumerate([*rows, init]), key=lambda candidate: candidate[1][unit])
+    reaching = [r["attention_length"] for r in (*rows, init) if r[unit] <= best[unit] + tolerance]
     example = next(iter(sweep.at_lengths.values()))
     return {
         "knob": sweep.protocol.length_option,
@@ -85,22 +98,27 @@ def sweep_lengths(
         "limit": limit,
         "unit": unit,
         "tolerance": tolerance,
-        "init": {**init_row, "evaluation": sweep.at_training_lengths.settings()},
-        "best": {**best, "below_init": _difference(init_losses, best_losses, units, level)},
+        "init": init,
+        "best": {**best, "below_init": difference(losses[-1], losses[number], units, level)},
         "attention_length": min(reaching),
         "lengths": rows,
+        "unclamped": [score_row(n, free, measure(free), units, level) for n, free in sweep.unclamped.items()],
     }
 
 
-def _row(length: int, losses: TokenLosses, units: TextUnits, level: str) -> dict[str, Any]:
+def score_row(
+    length: int | None, protocol: ScoringProtocol, losses: TokenLosses, units: TextUnits, level: str
+) -> dict[str, Any]:
+    """Return the values of one attention length in `evaluation.json`."""
     error, _ = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)
     values = loss_metrics(losses.mean, level)
     tokens = {"tokens": len(losses.nll), "seconds": round(losses.seconds, 2)}
-    return {"attention_length": length, **values, "standard_error": errors, **tokens}
+    settings = {"evaluation": protocol.settings()}
+    return {"attention_length": length, **values, "standard_error": errors, **tokens, **settings}
 
 
-def _difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level: str) -> dict[str, Any] | None:
+def difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level: str) -> dict[str, Any] | None:
     """Return the difference of two losses on the same tokens, and its standard error.
 
     The difficulty of the text is common to both losses and cancels: only the error of the difference tells whether

@@ -20,28 +20,42 @@ and a sweep
     knob                option that sets the attention length: mem_len, ext_len or window
     same_length, limit  mask of the sweep; longest possible attention length, or null
     unit, tolerance     bpc or ppl; distance from the best that counts as reaching it
-    lengths             for each length: attention_length, nll, bpc or ppl, standard_error, tokens, seconds
-    init                these values at the lengths of training, and the lengths (evaluation)
+    lengths             for each length: attention_length, nll, bpc or ppl, standard_error, tokens, seconds, and all
+                        lengths (evaluation)
+    init                these values at the lengths of training
     best                these values where the loss is lowest; below_init: difference from init on the same tokens,
                         and its standard_error
     attention_length    shortest length that reaches the best
+    unclamped           with `unclamped=true`, the values of lengths beyond the longest trained distance, without clamp
+
+With `select_on`, only that split has a sweep, which chooses the attention length; the values of every split are those
+at the lengths of training, and a split has more entries
+
+    selected            chosen_on: the split; attention_length: that of the lowest loss there
+        init, best      these values at the lengths of training, and at those chosen; with `losses=true`, losses: the
+                        file `losses_SPLIT_init.npz` or `losses_SPLIT_best.npz`, one file if all lengths are equal
+        below_init      difference of both on the same tokens, and its standard_error
+    memory_at_evaluation    values of a model with relative distances that was trained without memory, with a memory
+                        of `memory_at_evaluation` states; null for other models; not on the split `select_on`
+
+A recurrent model has no sweep (null) and no attention lengths (null): init and best are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from txl_lightning.config.schemas import plain
+from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus
 from txl_lightning.errors import require
-from txl_lightning.evaluation.evaluate.attention_lengths import plan_sweep, sweep_lengths
+from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.evaluate.report import log_results, split_line, write_sweeps
+from txl_lightning.evaluation.evaluate.selection import Selection, first_tokens, memory_at_evaluation, write_losses
 from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, SlidingWindowProtocol, StateReuse
@@ -71,18 +85,45 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     trained = load_trained(options.checkpoint)
     trained.model.to(device)
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
+    if options.select_on is not None:
+        corpus = first_tokens(corpus, options.select_on, options.sweep_tokens)
     protocol = _make_protocol(trained, corpus, options)
-    sweep = None if options.attention_lengths is None else plan_sweep(protocol, options.attention_lengths)
-    level = trained.vocabulary.level
+    sweep = _plan(protocol, options)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "corpus": {"name": corpus.name, "sha256": corpus.checksum, "level": level},
+        "corpus": {"name": corpus.name, "sha256": corpus.checksum, "level": trained.vocabulary.level},
         "protocol": options.protocol,
         "evaluation": protocol.settings(),
         "streams_start": protocol.streams_start,
     }
-    lines = []
+    if options.select_on is None:
+        lines = _score_splits(results, protocol, sweep, options, directory)
+    else:
+        lines = _select(results, protocol, sweep, options, directory)
+    write_json(directory / "evaluation.json", results)
+    if sweep is not None:
+        lines += write_sweeps(results, options.splits, directory)
+    if options.logger.name == "wandb":
+        log_results(results, options.splits, directory, options.logger, plain(options))
+    return lines
+
+
+def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
+    """Plan the sweep; None without attention lengths, and with `select_on` for a model without attention."""
+    if options.select_on is not None and options.protocol == "memory" and _is_recurrent(protocol):
+        return None
+    lengths = options.attention_lengths
+    allowed = "must be given with select_on: lengths to choose from"
+    require(options.select_on is None or lengths is not None, "attention_lengths", lengths, allowed)
+    return None if lengths is None else plan_sweep(protocol, lengths, options.unclamped)
+
+
+def _score_splits(
+    results: dict[str, Any], protocol: ScoringProtocol, sweep: Sweep | None, options: EvaluateOptions, directory: Path
+) -> list[str]:
+    """Score the splits at the given lengths, and sweep each; add them to the results and return their lines."""
+    corpus, level, lines = protocol.corpus, protocol.trained.vocabulary.level, []
     for split in options.splits:
         units = text_units(corpus.sentences.get(split), options.block_len)
         measure = _measure_once(split)
@@ -90,16 +131,41 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         results[split] = _split_result(losses, units, level)
         if options.losses:
             results[split]["losses"] = f"losses_{split}.npz"
-            np.savez(directory / f"losses_{split}.npz", nll=losses.nll, positions=losses.positions)
+            write_losses(directory / results[split]["losses"], losses)
         lines.append(split_line(split, results[split], corpus.name, protocol.description()))
         if sweep is not None:
             results[split]["sweep"] = sweep_lengths(sweep, measure, units, level, options.tolerance)
-    write_json(directory / "evaluation.json", results)
-    if sweep is not None:
-        lines += write_sweeps(results, options.splits, directory)
-    if options.logger.name == "wandb":
-        log_results(results, options.splits, directory, options.logger, plain(options))
     return lines
+
+
+def _select(
+    results: dict[str, Any], protocol: ScoringProtocol, sweep: Sweep | None, options: EvaluateOptions, directory: Path
+) -> list[str]:
+    """Choose the attention length on one split and score all; add them to the results and return their lines."""
+    corpus, level, chosen_on = protocol.corpus, protocol.trained.vocabulary.level, str(options.select_on)
+    selection = Selection.without_attention(chosen_on, protocol)
+    lines = []
+    for split in sorted(options.splits, key=lambda split: split != chosen_on):
+        units = text_units(corpus.sentences.get(split), options.block_len)
+        measure = _measure_once(split)
+        entry = None
+        if split == chosen_on and sweep is not None:
+            entry = sweep_lengths(sweep, measure, units, level, options.tolerance)
+            selection = Selection.from_sweep(chosen_on, sweep, entry)
+        result = results[split] = _split_result(measure(selection.init), units, level)
+        lines.append(split_line(split, result, corpus.name, selection.init.description()))
+        result["selected"] = selection.score(split, measure, units, level, directory if options.losses else None)
+        if split == chosen_on:
+            result["sweep"] = entry
+        else:
+            memory = options.memory_at_evaluation
+            result["memory_at_evaluation"] = memory_at_evaluation(protocol, memory, measure, units, level)
+    results["evaluation"] = selection.init.settings()
+    return lines
+
+
+def _is_recurrent(protocol: ScoringProtocol) -> bool:
+    return not isinstance(protocol.trained.config.model, TransformerXLModelConfig)
 
 
 def _check_options(options: EvaluateOptions) -> None:
@@ -117,9 +183,24 @@ def _check_options(options: EvaluateOptions) -> None:
     lengths = options.attention_lengths
     valid = lengths is None or (len(lengths) > 0 and min(lengths) >= 1)
     require(valid, "attention_lengths", lengths, "must be integers >= 1, at least one")
+    _check_selection(options)
     valid = options.tolerance is None or options.tolerance >= 0
     require(valid, "tolerance", options.tolerance, "must be null or a number >= 0")
     check_common_options(options)
+
+
+def _check_selection(options: EvaluateOptions) -> None:
+    split, check = options.select_on, partial(require, option="select_on", value=options.select_on)
+    check(split in (None, "valid", "train"), allowed="must be null, valid or train")
+    check(split is None or split in options.splits, allowed=f"must be among splits={options.splits}")
+    for name in ("sweep_tokens", "memory_at_evaluation"):
+        value = getattr(options, name)
+        require(value is None or value >= 1, name, value, "must be null or an integer >= 1")
+        require(value is None or split is not None, name, value, "is for select_on=valid")
+    memory = options.memory_at_evaluation
+    require(memory is None or options.protocol == "memory", "memory_at_evaluation", memory, "is for protocol=memory")
+    free = options.unclamped and options.attention_lengths is None
+    require(not free, "unclamped", options.unclamped, "is for a sweep of attention_lengths")
 
 
 def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> ScoringProtocol:
@@ -129,7 +210,9 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         return SlidingWindowProtocol(trained, corpus, *sizes)
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    return StateReuse(trained, corpus, replace(trained.config.evaluation, **chosen), options.cached)
+    evaluation = replace(trained.config.evaluation, **chosen)
+    clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
+    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped)
 
 
 def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:

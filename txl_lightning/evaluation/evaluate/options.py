@@ -25,10 +25,17 @@ class EvaluateOptions:
         mem_len: memory length in tokens (protocol=memory).
         ext_len: extended context in tokens (protocol=memory).
         same_length: whether all queries attend to equally many keys (protocol=memory).
-        clamp_len: larger distances share one position; -1 for no limit.
+        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
+            longest distance of training if you give longer lengths; -1 for no limit.
         window: tokens in a window (protocol=sliding); null for the attention length of training.
         stride: tokens scored in each window (protocol=sliding); null for half the window.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
+        select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
+            others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
+        sweep_tokens: tokens of that split to use, from its start; null for all.
+        unclamped: score attention lengths beyond the longest trained distance a second time, without clamp.
+        memory_at_evaluation: memory length at which a model with relative distances that was trained without memory
+            is scored as well, with `select_on`; null for none.
         tolerance: how much worse than the best an attention length may be to count as reaching it, in ppl or bpc;
             null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
@@ -53,6 +60,10 @@ class EvaluateOptions:
     window: int | None = None
     stride: int | None = None
     attention_lengths: list[int] | None = None
+    select_on: str | None = None
+    sweep_tokens: int | None = None
+    unclamped: bool = False
+    memory_at_evaluation: int | None = None
     tolerance: float | None = None
     block_len: int = 1000
     losses: bool = False

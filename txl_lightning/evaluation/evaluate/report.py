@@ -15,7 +15,7 @@ REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_
 DIGITS = {"ppl": 2, "bpc": 3}
 LENGTH_OPTIONS = {
     "mem_len": "The attention length is the memory (mem_len), {same_length}.",
-    "ext_len": "The attention length is segment and extended context (ext_len).",
+    "ext_len": "The attention length is segment and extended context (ext_len), a window for every segment.",
     "window": "The attention length is the window.",
 }
 
@@ -34,20 +34,21 @@ def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) ->
 
 
 def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
-    """Write `attention_lengths.md` and `attention_lengths_SPLIT.svg|png`.
+    """Write `attention_lengths.md` and, for every swept split, `attention_lengths_SPLIT.svg|png`.
 
     Returns:
         Lines to print: the tables and their notes.
     """
-    sweeps = {split: results[split]["sweep"] for split in splits}
-    lines = markdown_table(*_table_6(sweeps)).splitlines()
+    sweeps = _sweeps(results, splits)
+    lines = markdown_table(*_table_6(results, splits)).splitlines()
     for split, sweep in sweeps.items():
         lines += ["", *markdown_table(*_lengths_table(split, sweep)).splitlines()]
         unit = sweep["unit"]
         name = "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[unit]
         attention_length_figure(
             directory / f"attention_lengths_{split}",
-            [(row["attention_length"], row[unit], row["standard_error"][unit]) for row in sweep["lengths"]],
+            _points(sweep["lengths"], unit),
+            _points(sweep["unclamped"], unit),
             (sweep["init"]["attention_length"], sweep["init"][unit]),
             (sweep["attention_length"], sweep["best"][unit]),
             f"{name}, {results['corpus']['name']}, {split}",
@@ -58,17 +59,33 @@ def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) ->
     return lines
 
 
-def _table_6(sweeps: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows, one for each split: init, best, and the shortest attention length that reaches it."""
-    unit = next(iter(sweeps.values()))["unit"]
+def _sweeps(results: dict[str, Any], splits: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the sweeps by split."""
+    return {split: results[split]["sweep"] for split in splits if results[split].get("sweep") is not None}
+
+
+def _points(rows: list[dict[str, Any]], unit: str) -> list[tuple[int, float, float | None]]:
+    """Return attention length, loss and standard error of every row."""
+    return [(row["attention_length"], row[unit], row["standard_error"][unit]) for row in rows]
+
+
+def _table_6(results: dict[str, Any], splits: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, one for each split: init, best, and the shortest attention length that reaches it.
+
+    A split without sweep has the loss at the length that was chosen on another split, and that length.
+    """
+    unit = next(iter(_sweeps(results, splits).values()))["unit"]
     header = ["split", f"{unit} init", f"{unit} best", "best below init", "attention length"]
     rows = []
-    for split, sweep in sweeps.items():
-        init, best = sweep["init"], sweep["best"]
-        below = best["below_init"]
+    for split in splits:
+        sweep = results[split].get("sweep")
+        scores = results[split]["selected"] if sweep is None else sweep
+        init, best = scores["init"], scores["best"]
+        below = scores["below_init"] if sweep is None else best["below_init"]
+        length = f"{scores['attention_length']}" + (f" (best on {scores['chosen_on']})" if sweep is None else "")
         cells = [_with_error(row[unit], row["standard_error"][unit], DIGITS[unit]) for row in (init, best)]
         gain = "–" if below is None else _with_error(below[unit], below["standard_error"][unit], DIGITS[unit] + 1)
-        rows.append([split, *cells, gain, str(sweep["attention_length"])])
+        rows.append([split, *cells, gain, length])
     return header, rows
 
 
@@ -76,11 +93,12 @@ def _lengths_table(split: str, sweep: dict[str, Any]) -> tuple[list[str], list[l
     unit = sweep["unit"]
     rows = [
         [
-            str(row["attention_length"]),
+            f"{row['attention_length']}{note}",
             _with_error(row[unit], row["standard_error"][unit], DIGITS[unit]),
             f"{row['tokens']:,}",
         ]
-        for row in sweep["lengths"]
+        for note, of_note in (("", sweep["lengths"]), (", no clamp", sweep["unclamped"]))
+        for row in of_note
     ]
     return ["attention length", f"{unit}, {split}", "tokens"], rows
 
@@ -101,6 +119,10 @@ def _notes(results: dict[str, Any], sweep: dict[str, Any]) -> list[str]:
         f"Init: lengths of training ({lengths}). Attention length: the shortest at most {sweep['tolerance']:g} "
         f"{sweep['unit']} above the best. Streams start {results['streams_start']}.",
     ]
+    clamps = {row["evaluation"]["clamp_len"] for row in sweep["lengths"]} - {init["clamp_len"]}
+    if clamps:
+        farthest = ", ".join(map(str, sorted(clamps)))
+        lines.append(f"Longer distances than in training have the position of distance {farthest} (clamp_len).")
     if sweep["limit"] is not None:
         lines.append(f"The model has {sweep['limit']} trained positions and cannot use longer attention.")
     over = next(result["standard_error"]["over"] for result in results.values() if _is_split(result))
@@ -131,9 +153,9 @@ def log_results(
         for split in splits:
             run.summary.update({f"{split}/{name}": results[split][name] for name in ("nll", unit, "tokens")})
         log_table(run, "evaluate/table", header, rows)
-        sweeps = {split: results[split]["sweep"] for split in splits if "sweep" in results[split]}
+        sweeps = _sweeps(results, splits)
         if sweeps:
-            log_table(run, "evaluate/table_6", *_table_6(sweeps))
+            log_table(run, "evaluate/table_6", *_table_6(results, splits))
             lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
             curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
             title = f"{unit} by attention length"

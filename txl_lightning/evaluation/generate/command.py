@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_lightning.config.lengths import evaluation_lengths, extended_context
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.data.vocabulary.decoding import StreamDecoder
 from txl_lightning.data.vocabulary.symbols import Vocabulary
@@ -102,7 +102,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         return SlidingWindow(model, window), words
     if options.mem_len is not None:
         config.evaluation.mem_len = options.mem_len
-    lengths = {**evaluation_lengths(config), "ext_len": 0}
+    lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
     require(
         lengths["mem_len"] >= 1, "mem_len", lengths["mem_len"], "must be given: the run was evaluated without memory"
     )

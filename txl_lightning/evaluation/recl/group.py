@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from txl_lightning.config.lengths import extended_context
-from txl_lightning.config.schemas import RecurrentModelConfig, TransformerXLModelConfig
+from txl_lightning.config.lengths import extended_context, trained_clamp
+from txl_lightning.config.schemas import RecurrentModelConfig
 from txl_lightning.data.corpora.corpus import Corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.options import ReclOptions
@@ -57,10 +57,10 @@ def load_group(options: ReclOptions) -> list[Member]:
     members = []
     for path, name in zip(options.checkpoints, options.names or run_names(options.checkpoints), strict=True):
         trained = load_trained(path, option="checkpoints")
-        config, clamp_len = trained.config, None
-        if isinstance(config.model, TransformerXLModelConfig):
-            choices = (options.clamp_len, config.evaluation.clamp_len, config.model.clamp_len)
-            clamp_len = next(choice for choice in choices if choice is not None)
+        config = trained.config
+        clamp_len = trained_clamp(config)
+        if clamp_len is not None and options.clamp_len is not None:
+            clamp_len = options.clamp_len
         trained.model.to(device)
         reader = window_reader(trained.model, config.data.segment_len + extended_context(config), clamp_len)
         members.append(Member(name, path, file_checksum(path), trained, reader, clamp_len))

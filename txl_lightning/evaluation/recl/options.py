@@ -25,7 +25,8 @@ class ReclOptions:
         threshold: relative gain below which more context no longer counts.
         bootstrap: resamples of the positions for the confidence intervals; 0 for no intervals.
         seed: seed of the resampling.
-        clamp_len: larger distances share one position; null for the length of each run's own evaluation.
+        clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
+            the longest distance of its training; -1 for no limit.
         data_path: text file to score instead of the runs' corpus, in the vocabulary of the checkpoints.
         store: folder that keeps losses for later groups.
         batch_tokens: context tokens in a batch; null for the default of the device.

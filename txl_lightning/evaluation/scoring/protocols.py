@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from txl_lightning.config.lengths import encoding_kind, evaluation_lengths, extended_context, position_limit
+from txl_lightning.config.lengths import (
+    clamp_untrained,
+    evaluation_lengths,
+    extended_context,
+    longest_trained_distance,
+    position_limit,
+    protocol_word,
+    trained_clamp,
+)
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
 from txl_lightning.data.corpora.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
@@ -30,10 +38,12 @@ class ScoringProtocol(ABC):
     Args:
         trained: model and configuration of its run.
         corpus: corpus to score on.
+        clamped: attention beyond the longest trained distance is clamped there (`trained_clamp`).
     """
 
     trained: TrainedModel
     corpus: Corpus
+    clamped: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -69,6 +79,11 @@ class ScoringProtocol(ABC):
     def description(self) -> str:
         """Describe lengths, batch and the start of streams, for a line of text."""
 
+    def unclamped(self) -> ScoringProtocol | None:
+        """Return a copy with the run's own `clamp_len` at any distance; None if that changes nothing."""
+        copy = replace(self, clamped=False)
+        return None if copy.settings() == self.settings() else copy
+
     @property
     def streams_start(self) -> str:
         """Context of the first token of a stream, in words."""
@@ -91,11 +106,11 @@ class StateReuse(ScoringProtocol):
 
     The attention length A is set by
 
-        mem_len = A with same_length      encodings of distances, trained with memory or without, and absolute
-                                          positions trained with memory: every query attends to A keys
+        mem_len = A with same_length      models trained with memory: every query attends to A keys
                                           (`same_length=false`: to A + 1 … A + segment_len)
-        ext_len = A - segment_len         absolute positions trained without memory, which cannot use one:
-                                          segments of min(A, segment_len), after their extended context
+        ext_len = A - S                   models trained without memory: segments of S = max(1, A // 4) tokens after
+                                          their extended context, a window recomputed for every segment; every
+                                          query attends to A - S + 1 … A keys, also at the lengths of training
 
     Args:
         evaluation: lengths and batch size.
@@ -108,8 +123,7 @@ class StateReuse(ScoringProtocol):
 
     @property
     def length_option(self) -> str:
-        config = self.trained.config
-        return "ext_len" if encoding_kind(config).absolute and not config.memory.mem_len else "mem_len"
+        return "mem_len" if self.trained.config.memory.mem_len else "ext_len"
 
     @property
     def limit(self) -> int | None:
@@ -121,27 +135,41 @@ class StateReuse(ScoringProtocol):
         Raises:
             OptionError: the model is recurrent.
         """
-        config, given = self.trained.config, self.evaluation
+        config = self.trained.config
         if not isinstance(config.model, TransformerXLModelConfig):
             allowed = f"{config.model.name} has no attention; protocol=sliding varies its context"
             raise OptionError("attention_lengths", [length], allowed)
-        if self.length_option == "mem_len":
-            same_length = True if given.same_length is None else given.same_length
-            return replace(self, evaluation=replace(given, mem_len=length, same_length=same_length))
-        shorter = _with_segment_len(given, min(length, given.segment_len))
-        return replace(self, evaluation=replace(shorter, mem_len=0, ext_len=length - shorter.segment_len))
+        return self.with_memory(length) if self.length_option == "mem_len" else self._with_window(length)
+
+    def with_memory(self, length: int) -> StateReuse:
+        """Return a copy with a memory of A states; a model that was trained without one can have it as well."""
+        given = self.evaluation
+        same_length = True if given.same_length is None else given.same_length
+        ext_len = given.ext_len if self.trained.config.memory.mem_len else 0
+        evaluation = replace(given, mem_len=length, ext_len=ext_len, same_length=same_length)
+        return replace(self, evaluation=evaluation, clamped=True)
+
+    def _with_window(self, length: int) -> StateReuse:
+        shorter = _with_segment_len(self.evaluation, max(1, length // 4))
+        evaluation = replace(shorter, mem_len=0, ext_len=length - shorter.segment_len, same_length=False)
+        return replace(self, evaluation=evaluation, clamped=True)
 
     def at_training_lengths(self) -> StateReuse:
-        """Return a copy with segment, memory, extended context, mask and clamp of training."""
+        """Return a copy with segment, memory, extended context, mask and clamp of training.
+
+        For a model trained without memory, a window of its attention length.
+        """
         config = self.trained.config
         model: Any = config.model
-        lengths: dict[str, Any] = {}
-        if isinstance(model, TransformerXLModelConfig):
-            lengths = {"mem_len": config.memory.mem_len} | {
-                name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")
-            }
+        if not isinstance(model, TransformerXLModelConfig):
+            return replace(self, evaluation=_with_segment_len(self.evaluation, config.data.segment_len))
+        if self.length_option == "ext_len":
+            window = self._with_window(self.training_attention_length)
+            return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len))
+        lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
         evaluation = _with_segment_len(self.evaluation, config.data.segment_len)
-        return replace(self, evaluation=replace(evaluation, **lengths))
+        evaluation = replace(evaluation, mem_len=config.memory.mem_len, **lengths)
+        return replace(self, evaluation=evaluation, clamped=False)
 
     def losses(self, split: str) -> TokenLosses:
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
@@ -150,7 +178,7 @@ class StateReuse(ScoringProtocol):
     def model(self) -> Any:
         """Return the model at these lengths."""
         model = self.trained.model
-        lengths = evaluation_lengths(self._config)
+        lengths = self._lengths()
         if self.cached and isinstance(model, TransformerXL):
             return CachedTransformerXL(model, **lengths)
         return model.with_lengths(**lengths)
@@ -159,11 +187,16 @@ class StateReuse(ScoringProtocol):
     def _config(self) -> Config:
         return replace(self.trained.config, evaluation=self.evaluation)
 
+    def _lengths(self) -> dict[str, Any]:
+        lengths = evaluation_lengths(self._config)
+        return clamp_untrained(lengths, self._config) if self.clamped else lengths
+
     def settings(self) -> dict[str, Any]:
         names = ("segment_len", "batch_size", "max_segments")
         cached = self.cached and isinstance(self.trained.model, TransformerXL)
-        lengths = evaluation_lengths(self._config) | {name: getattr(self.evaluation, name) for name in names}
-        return {**lengths, "cached": cached}
+        lengths = self._lengths()
+        others = {name: getattr(self.evaluation, name) for name in names}
+        return {"protocol": protocol_word(lengths), **lengths, **others, "cached": cached}
 
     @property
     def streams_start(self) -> str:
@@ -172,7 +205,7 @@ class StateReuse(ScoringProtocol):
         return "with a memory of zeros that are attended to" if attends_zeros else "without context"
 
     def description(self) -> str:
-        lengths = evaluation_lengths(self._config)
+        lengths = self._lengths()
         memory = f"memory {lengths['mem_len']}, " if lengths else ""
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""
         segments = f"segments of {self.evaluation.segment_len}, {self.evaluation.batch_size} streams"
@@ -188,7 +221,8 @@ class SlidingWindowProtocol(ScoringProtocol):
     Args:
         window: L; None for the attention length of training.
         stride: S; None for half the window.
-        clamp_len: larger distances share one position; None for the length of the run's own evaluation.
+        clamp_len: larger distances share one position; None for the length of the run's own evaluation, or the
+            longest trained distance where the window reaches beyond it.
         max_windows: stop after this many windows.
     """
 
@@ -196,6 +230,7 @@ class SlidingWindowProtocol(ScoringProtocol):
     stride: int | None = None
     clamp_len: int | None = None
     max_windows: int | None = None
+    clamped: bool = field(default=True, kw_only=True)
 
     @property
     def length_option(self) -> str:
@@ -217,6 +252,9 @@ class SlidingWindowProtocol(ScoringProtocol):
         """Return the reader of the model's windows."""
         config = self.trained.config
         clamp_len = config.evaluation.clamp_len if self.clamp_len is None else self.clamp_len
+        longest = self.training_attention_length if self.window is None else self.window
+        if clamp_len is None and self.clamped and longest - 1 > longest_trained_distance(config):
+            clamp_len = trained_clamp(config)
         return window_reader(self.trained.model, position_limit(config), clamp_len)
 
     def sizes(self) -> tuple[int, int]:
