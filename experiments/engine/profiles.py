@@ -85,7 +85,7 @@ SMOKE = Profile(
     seeds_others=(1,),
     attention_lengths=(32, 96),
     recurrent={"lstm": ("model.d_model=64",), "qrnn": ("model.d_model=48",)},
-    evaluate=(),
+    evaluate=("max_segments=10",),
     recl=("first_context=8", "step=8", "max_context=24", "n_positions=60", "bootstrap=100"),
     speed=(
         "levels=[char]",

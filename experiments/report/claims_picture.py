@@ -34,7 +34,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
         claims: of `results.json`, each with its effect.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = new_figure(4.6, 0.95 + 0.72 * len(claims))
+    figure = new_figure(4.6, 0.95 + 0.8 * len(claims))
     axes = figure.add_subplot()
     for y, claim in enumerate(claims):
         _line(axes, y, claim)
@@ -42,7 +42,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
     ends = [value for claim in claims for value in _values(claim)]
     axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.9)
     axes.set_xlim(min(-1.2, 1.6 * min(ends)), max(4.0, 1.6 * max(ends)))
-    axes.set_ylim(len(claims) - 0.45, -0.75)
+    axes.set_ylim(len(claims) - 0.5, -0.7)
     axes.set_yticks([])
     axes.xaxis.set_major_locator(FixedLocator(TICKS))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -65,18 +65,18 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
     colour = MARK_COLOURS[claim["mark"]]
     left, right = axes.get_yaxis_transform(), axes.get_yaxis_transform()
     name = textwrap.shorten(claim.get("short", claim["claim"]), 44, placeholder="…")
-    axes.text(0.0, y - 0.33, f"{y + 1}  {name}", transform=left, fontsize=10.5, va="center")
+    axes.text(0.0, y - 0.38, f"{y + 1}  {name}", transform=left, fontsize=10.5, va="center")
     axes.text(
-        1.0, y - 0.33, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
+        1.0, y - 0.38, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
         color=colour, fontweight="bold",
     )  # fmt: skip
     low, high = claim["relative_low"], claim["relative_high"]
     if low is not None and high is not None:
-        axes.plot([low, high], [y, y], color=HERE, linewidth=2.4, solid_capstyle="butt")
-    axes.plot([claim["relative"]], [y], color=HERE, marker="o", markersize=6)
+        axes.plot([low, high], [y + 0.2, y + 0.2], color=HERE, linewidth=2.4, solid_capstyle="butt")
+    axes.plot([claim["relative"]], [y + 0.2], color=HERE, marker="o", markersize=6)
     if claim["relative_paper"] is not None:
-        axes.plot([claim["relative_paper"]], [y], color=PAPER, marker="D", markersize=5.5, zorder=3)
-    axes.text(0.0, y, _numbers(claim), transform=left, fontsize=9, va="center", color="#4a4f57")
+        axes.plot([claim["relative_paper"]], [y + 0.2], color=PAPER, marker="D", markersize=5.5, zorder=3)
+    axes.text(0.0, y - 0.1, _numbers(claim), transform=left, fontsize=9, va="center", color="#4a4f57")
 
 
 def _numbers(claim: Mapping[str, Any]) -> str:

@@ -132,10 +132,9 @@ def _fewer_steps(share: float, config: Config) -> list[str]:
     return [f"{option}={round(steps * share)}" for option, steps in lengths.items() if steps]
 
 
-def attention_of_training(setup: Setup) -> int:
-    """Return the attention length of training with recurrence: memory and segment."""
-    config = composed(training(Arm(), setup.profile.seeds[0], setup).overrides)
-    return config.memory.mem_len + config.data.segment_len
+def memory_of_training(setup: Setup) -> int:
+    """Return the memory length of training with recurrence."""
+    return composed(training(Arm(), setup.profile.seeds[0], setup).overrides).memory.mem_len
 
 
 def kept(arms: Iterable[Arm], setup: Setup) -> list[Arm]:

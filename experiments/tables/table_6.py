@@ -18,7 +18,7 @@ from experiments.engine.setup import Setup
 from experiments.paper import TABLE_6, table_6
 from experiments.report.cells import Text, number, unit_in_words
 from experiments.report.sections import Figure, Section, Table, label, ours, paper
-from experiments.tables.arms import ENCODINGS, Arm, attention_of_training, kept, trainings
+from experiments.tables.arms import ENCODINGS, Arm, kept, memory_of_training, trainings
 from experiments.tables.shared.comparisons import Comparison, comparisons_table, percent_of_loss
 from experiments.tables.shared.job_results import drawn_figure
 from experiments.tables.shared.length_sweep import (
@@ -152,8 +152,8 @@ def _table(sweeps: dict[Arm, SweepsBySeed], unit: str, setup: Setup) -> Table:
         },
         notes=(
             _attention_length_note(sweeps, unit),
-            f"Memory at evaluation only: a model trained without memory reads with one, {attention_of_training(setup)} "
-            "tokens of attention in all, first seed. It is not the row's score.",
+            f"Memory at evaluation only: a model trained without memory reads with one of {memory_of_training(setup)} "
+            "tokens, first seed. It is not the row's score.",
         ),
     )
 

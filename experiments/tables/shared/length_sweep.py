@@ -10,9 +10,10 @@ from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.report.cells import DIGITS, Cell, over_seeds
 from experiments.report.sections import Column, ours
-from experiments.tables.arms import Arm, attention_of_training
+from experiments.tables.arms import Arm, memory_of_training
 from txl_lightning.config.encoding_kinds import kind_named
 
+WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 ON, OFF = Arm(), Arm(False)
 IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
 
@@ -26,7 +27,7 @@ class LengthSweep:
         best: test loss at the chosen length.
         valid_init: validation loss at training's lengths.
         valid_best: validation loss at the chosen length.
-        length: chosen attention length in tokens; None for a recurrent network.
+        length: shortest attention length that reaches the best on validation; None for a recurrent network.
         trained: attention length of training; None likewise.
         losses: validation loss by attention length, clamped at the longest trained distance.
         unclamped: validation loss by attention length without the clamp; empty where it was not measured.
@@ -57,14 +58,22 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     """Return the job that evaluates a run: lengths on validation, then test at training's length and the best."""
     profile = setup.profile
     config = composed(run.overrides)
-    words = [f"checkpoint={run.checkpoint}", *profile.evaluate, "splits=[valid,test]", "select_on=valid", "losses=true"]
+    whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
+    words = [
+        f"checkpoint={run.checkpoint}",
+        *profile.evaluate,
+        *whole,
+        "splits=[valid,test]",
+        "select_on=valid",
+        "losses=true",
+    ]
     if not arm.baseline:
         # Lines in random order hold nothing that longer attention could find.
         lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
     if run.seed == profile.seeds[0] and arm.encoding == "relative" and not arm.baseline and not arm.corpus:
         words += ["unclamped=true"] if arm in IN_FIGURE else []
-        words += [] if arm.recurrence else [f"memory_at_evaluation={attention_of_training(setup)}"]
+        words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
@@ -89,7 +98,7 @@ def _sweep(arm: Arm, run: Job, setup: Setup, outcomes: Outcomes) -> LengthSweep:
         best=selected["best"][unit],
         valid_init=(swept.get("init") or valid)[unit],
         valid_best=(swept.get("best") or valid)[unit],
-        length=selected["attention_length"],
+        length=swept.get("attention_length"),
         trained=selected["init"]["attention_length"],
         losses=_by_length(swept.get("lengths"), unit),
         unclamped=_by_length(swept.get("unclamped"), unit),
@@ -116,7 +125,7 @@ def columns(unit: str) -> tuple[Column, ...]:
 
 
 def cells(sweeps: SweepsBySeed, unit: str) -> dict[str, Cell]:
-    """Return both losses on both splits, and the attention length chosen on validation."""
+    """Return both losses on both splits, and the shortest attention length that reaches the best."""
     losses = {
         name: over_seeds({seed: getattr(sweep, name) for seed, sweep in sweeps.items()}, DIGITS[unit])
         for name in ("init", "best", "valid_init", "valid_best")
