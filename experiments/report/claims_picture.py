@@ -14,6 +14,7 @@ from experiments.report.view import SIGNS, number
 from txl_lightning.reporting.canvas import COLOURS, new_figure, save_figure
 
 FILE = "figures/claims.png"
+PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the lines of the grid behind letters
 HERE, PAPER = COLOURS[0], COLOURS[1]
 MARK_COLOURS = {"holds": "#0b6b50", "does not hold": "#a33a00", "within noise": "#4a4f57"}
 LINEAR = 2.0  # percent on each side of zero that the axis shows on a linear scale
@@ -34,7 +35,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
         claims: of `results.json`, each with its effect.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = new_figure(4.6, 0.95 + 0.8 * len(claims))
+    figure = new_figure(4.6, 0.95 + 0.74 * len(claims))
     axes = figure.add_subplot()
     for y, claim in enumerate(claims):
         _line(axes, y, claim)
@@ -42,7 +43,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
     ends = [value for claim in claims for value in _values(claim)]
     axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.9)
     axes.set_xlim(min(-1.2, 1.6 * min(ends)), max(4.0, 1.6 * max(ends)))
-    axes.set_ylim(len(claims) - 0.5, -0.7)
+    axes.set_ylim(len(claims) - 0.7, -0.65)
     axes.set_yticks([])
     axes.xaxis.set_major_locator(FixedLocator(TICKS))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -65,18 +66,18 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
     colour = MARK_COLOURS[claim["mark"]]
     left, right = axes.get_yaxis_transform(), axes.get_yaxis_transform()
     name = textwrap.shorten(claim.get("short", claim["claim"]), 44, placeholder="…")
-    axes.text(0.0, y - 0.38, f"{y + 1}  {name}", transform=left, fontsize=10.5, va="center")
+    axes.text(0.0, y - 0.37, f"{y + 1}  {name}", transform=left, fontsize=10.5, va="center", bbox=PLAIN)
     axes.text(
-        1.0, y - 0.38, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
+        1.0, y - 0.37, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
         color=colour, fontweight="bold",
     )  # fmt: skip
     low, high = claim["relative_low"], claim["relative_high"]
     if low is not None and high is not None:
-        axes.plot([low, high], [y + 0.2, y + 0.2], color=HERE, linewidth=2.4, solid_capstyle="butt")
-    axes.plot([claim["relative"]], [y + 0.2], color=HERE, marker="o", markersize=6)
+        axes.plot([low, high], [y + 0.08, y + 0.08], color=HERE, linewidth=2.4, solid_capstyle="butt")
+    axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="o", markersize=6)
     if claim["relative_paper"] is not None:
-        axes.plot([claim["relative_paper"]], [y + 0.2], color=PAPER, marker="D", markersize=5.5, zorder=3)
-    axes.text(0.0, y - 0.1, _numbers(claim), transform=left, fontsize=9, va="center", color="#4a4f57")
+        axes.plot([claim["relative_paper"]], [y + 0.08], color=PAPER, marker="D", markersize=5.5, zorder=3)
+    axes.text(0.0, y - 0.14, _numbers(claim), transform=left, fontsize=9, va="center", color="#4a4f57", bbox=PLAIN)
 
 
 def _numbers(claim: Mapping[str, Any]) -> str:
