@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.claims.verdicts import Part, verdict
+from experiments.claims.verdicts import ClaimPart, verdict
 from experiments.report.cells import Number
 from experiments.report.sections import Section, Table
 
@@ -51,7 +51,7 @@ def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
     return found
 
 
-def _parts(claim: Claim, table: Table | None) -> list[Part]:
+def _parts(claim: Claim, table: Table | None) -> list[ClaimPart]:
     if table is None:
         return []
     unit = next(column.unit for column in table.columns if column.key == "difference")
@@ -60,7 +60,9 @@ def _parts(claim: Claim, table: Table | None) -> list[Part]:
         if key.startswith(f"{claim.id}/"):
             paper = row["paper"]
             figures = table.number(key, "difference"), table.number(key, "relative")
-            parts.append(Part(table.title(key), *figures, paper.value if isinstance(paper, Number) else None, unit))
+            parts.append(
+                ClaimPart(table.title(key), *figures, paper.value if isinstance(paper, Number) else None, unit)
+            )
     return parts
 
 

@@ -13,7 +13,7 @@ Mark = Literal["holds", "does not hold", "within noise"]
 
 
 @dataclass(frozen=True)
-class Part:
+class ClaimPart:
     """One difference behind a claim; positive supports it.
 
     Args:
@@ -70,7 +70,7 @@ def mark_of(difference: Number) -> Mark:
     return "within noise"
 
 
-def verdict(parts: Sequence[Part]) -> Verdict:
+def verdict(parts: Sequence[ClaimPart]) -> Verdict:
     """Return the mark of the part that supports the claim least.
 
     With one part that does not hold, the claim does not; it holds if all parts do.
@@ -94,7 +94,7 @@ def verdict(parts: Sequence[Part]) -> Verdict:
     )
 
 
-def _support(part: Part) -> tuple[int, float]:
+def _support(part: ClaimPart) -> tuple[int, float]:
     """Order of parts: those that do not hold, those within noise, those that hold; in each, the least in percent."""
     rank = {"does not hold": 0, "within noise": 1, "holds": 2}[mark_of(part.difference)]
     end = part.relative.low

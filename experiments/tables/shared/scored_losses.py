@@ -95,14 +95,14 @@ def seed_spread(outcomes: Outcomes, lengths: At) -> SeedSpread:
 
 
 def gain_spread(outcomes: Outcomes) -> SeedSpread:
-    """Pool the variance of the gain of longer attention likewise."""
+    """Pool the variance of the gain of longer attention likewise, over the arms of which a run chose a longer one."""
 
     def gain(selected: dict[str, Any]) -> float:
         init, best = selected["init"], selected["best"]
         longer = (best["attention_length"] or 0) > (init["attention_length"] or 0)
         return float(init["nll"] - best["nll"]) if longer else 0.0
 
-    return pooled_spread(_by_arm(outcomes, gain))
+    return pooled_spread([gains for gains in _by_arm(outcomes, gain) if any(gains)])
 
 
 def compare(

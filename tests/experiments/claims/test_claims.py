@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.claims import claims
-from experiments.claims.verdicts import Part, mark_of, shown, verdict
+from experiments.claims.verdicts import ClaimPart, mark_of, shown, verdict
 from experiments.report.cells import Number
 from experiments.report.sections import Section, section_from_json
 from experiments.tables.shared.comparisons import Comparison, comparisons_table, percent_of_loss
@@ -17,9 +17,9 @@ from experiments.tables.shared.intervals import Interval
 COMMITTED = Path(__file__).parents[3] / "experiments" / "results" / "laptop" / "results.json"
 
 
-def part(low: float, high: float, title: str = "a − b") -> Part:
+def part(low: float, high: float, title: str = "a − b") -> ClaimPart:
     middle = (low + high) / 2
-    return Part(
+    return ClaimPart(
         title, Number(middle, 3, low=low, high=high), Number(10 * middle, 1, low=10 * low, high=10 * high), 1.5, "bpc"
     )
 
@@ -39,7 +39,7 @@ def test_the_side_of_zero_that_has_the_whole_interval_is_the_mark(low: float, hi
 
 
 def test_an_effect_without_an_interval_is_no_evidence() -> None:
-    alone = Part("a − b", Number(0.5, 3), Number(5.0, 1), None, None)
+    alone = ClaimPart("a − b", Number(0.5, 3), Number(5.0, 1), None, None)
     found = verdict([alone])
     assert (found.mark, found.low, found.high, found.smallest) == ("within noise", None, None, None)
     assert found.evidence == "a − b: +0.500"
