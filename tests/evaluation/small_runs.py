@@ -13,6 +13,7 @@ KINDS = {
     "extended": ["data.level=char", "memory=off", "encoding=absolute", "loss=half", "model.ext_len=2"],
     "al_rfou": ["data.level=char", "memory=off", "encoding=al_rfou"],
     "shaw": ["memory=on", "encoding=shaw", "model.terms=ab"],
+    "no_memory": ["data.level=char", "memory=off"],
     "shaw_words": ["data.level=word", "memory=off", "encoding=shaw"],
     "lstm": ["model=lstm", "model.d_model=16"],
     "qrnn": ["model=qrnn", "model.d_model=16"],

@@ -141,3 +141,9 @@ def test_the_command_with_wandb_offline(runs: SmallRuns, tmp_path: Path) -> None
     (files,) = (tmp_path / "run/wandb").glob("offline-run-*/files/media")
     assert {path.name.rsplit("_", 2)[0] for path in (files / "images/attention").iterdir()} == set(FIGURES)
     assert [path.name.split("_")[0] for path in (files / "table/attention").iterdir()] == ["heads"]
+
+
+def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:
+    for given, clamp_len in (({"mem_len": 16}, -1), ({"mem_len": 17}, 15), ({"mem_len": 17, "clamp_len": -1}, -1)):
+        run(options(runs, "relative", max_segments=6, **given), tmp_path)
+        assert json.loads((tmp_path / "attention.json").read_text())["evaluation"]["clamp_len"] == clamp_len

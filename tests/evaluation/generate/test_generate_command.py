@@ -16,10 +16,10 @@ from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.generate import command as generate_command
-from txl_lightning.evaluation.generate.command import run
+from txl_lightning.evaluation.generate.command import run, with_context
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import typed_prompt
-from txl_lightning.model import SlidingWindow
+from txl_lightning.model import CachedTransformerXL, SlidingWindow
 from txl_lightning.runs.trained import load_trained
 
 KINDS = ("relative", "absolute", "lstm", "words", "characters")
@@ -201,3 +201,10 @@ def test_the_command(runs: SmallRuns, tmp_path: Path) -> None:
     results = json.loads((tmp_path / "run/generation.json").read_text())
     assert results["prompt"]["prompt"] == "it's (a), b: ${c}"
     assert torch.tensor(results["samples"][0]["tokens"]).shape == (5,)
+
+
+def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:
+    for mem_len, clamp_len in ((None, -1), (8, -1), (9, 15)):
+        model, _ = with_context(load_trained(runs.checkpoint("relative")), options(runs, "relative", mem_len=mem_len))
+        assert isinstance(model, CachedTransformerXL)
+        assert model.config.clamp_len == clamp_len

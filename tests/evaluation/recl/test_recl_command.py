@@ -114,6 +114,14 @@ def test_a_longer_grid_scores_what_is_new(runs: SmallRuns, tmp_path: Path) -> No
         assert json.loads((tmp_path / "run/recl.json").read_text())["models"][0]["contexts_scored"] == scored
 
 
+def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:
+    kinds = ("relative", "absolute", "lstm")
+    for options, expected in (({}, [15, -1, None]), ({"clamp_len": -1}, [-1, -1, None])):
+        run_in(group(runs, tmp_path / "store", *kinds, n_positions=4, **options), tmp_path / "run")
+        models = json.loads((tmp_path / "run/recl.json").read_text())["models"]
+        assert [model["clamp_len"] for model in models] == expected
+
+
 def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:
     store = LossStore(tmp_path / "store")
     key = {"checkpoint": "a"}

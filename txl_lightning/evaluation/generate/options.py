@@ -24,7 +24,8 @@ class GenerateOptions:
         temperature: divisor of the logits.
         seed: seed of the samples, and of `position`.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
-            then recomputes a window of its training segment for every token.
+            then recomputes a window of its training segment for every token. Distances beyond the longest of training
+            are clamped.
         data_path: text file for `context` instead of the run's corpus, in the vocabulary of the checkpoint.
         accelerator: cpu or gpu.
         num_threads: CPU threads; null for torch's default.
