@@ -122,7 +122,7 @@ def run(plan: Plan) -> dict[str, Any]:
             plan.runner.run(plan.jobs)
         finally:
             progress.close()
-        outcomes = Outcomes(setup.runs, setup.figures)
+        outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs))
         sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
         return assemble(setup, plan.jobs, plan.runner, sections, judged(sections), setup.command, watch)
 

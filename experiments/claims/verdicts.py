@@ -1,136 +1,111 @@
-"""Verdicts on claims: which cells of which tables a claim compares."""
+"""One rule for every claim, applied to the differences that a claim rests on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeAlias
+from typing import Literal
 
-from experiments.claims.rules import Mark, above, all_of, apart, less, longer, positive
-from experiments.report.cells import Cell, Number
-from experiments.report.sections import Table
-from experiments.tables.arms import ENCODINGS, Arm
-from experiments.tables.table_8 import GROUPS, row_key
+from experiments.report.cells import Number
+from experiments.report.view import number
 
-NEARLY_UNIFORM = 0.9
-LONGER_ATTENTION = [Arm(), Arm(True, "shaw"), *(Arm(False, name, "half") for name in ("shaw", "absolute", "al_rfou"))]
+Mark = Literal["holds", "does not hold", "within noise"]
+
+
+@dataclass(frozen=True)
+class ClaimPart:
+    """One difference behind a claim; positive supports it.
+
+    Args:
+        title: names both sides.
+        difference: with its 95 % interval.
+        relative: the same in percent.
+        paper: the paper's difference in percent; None where it has none.
+        unit: of the difference; None for a plain number.
+    """
+
+    title: str
+    difference: Number
+    relative: Number
+    paper: float | None
+    unit: str | None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim.
+    """Verdict on a claim: its mark, and the part that decides it.
 
     Args:
         mark: holds, does not hold, or within noise.
-        evidence: numbers that lead to the mark, in words.
+        effect: difference of the part that decides, in `unit`; positive supports the claim.
+        low, high: its 95 % interval; None where nothing was repeated.
+        smallest: smallest effect that this run could have seen: half the width of the interval.
+        unit: of the numbers above; None for a plain number.
+        relative, relative_low, relative_high: the same in percent.
+        relative_paper: the paper's effect in percent; None where it has none.
+        part: title of the part that decides.
+        evidence: all parts, in words.
     """
 
     mark: Mark
+    effect: float
+    low: float | None
+    high: float | None
+    smallest: float | None
+    unit: str | None
+    relative: float
+    relative_low: float | None
+    relative_high: float | None
+    relative_paper: float | None
+    part: str
     evidence: str
 
 
-Tables: TypeAlias = Mapping[str, Table]
-"""Tables of the report by id."""
-Judge: TypeAlias = Callable[[Tables], Verdict]
+def mark_of(difference: Number) -> Mark:
+    """Return the mark of one difference: the side of zero on which its whole interval lies."""
+    if difference.low is not None and difference.low > 0:
+        return "holds"
+    if difference.high is not None and difference.high < 0:
+        return "does not hold"
+    return "within noise"
 
 
-def lower_loss(table: str, column: str, pairs: Sequence[tuple[Arm, Arm]]) -> Judge:
-    """Return a judge of pairs of arms: the first of each pair must have the lower loss."""
+def verdict(parts: Sequence[ClaimPart]) -> Verdict:
+    """Return the mark of the part that supports the claim least.
 
-    def judge(tables: Tables) -> Verdict:
-        found = tables[table]
-        marks: list[Mark] = []
-        evidence = []
-        for better, worse in pairs:
-            one, other = found.number(better.key, column), found.number(worse.key, column)
-            marks.append(less(one, other))
-            names = found.title(better.key), found.title(worse.key)
-            evidence.append(f"{_shown(one)} ({names[0]}) against {_shown(other)} ({names[1]}): {marks[-1]}")
-        return Verdict(all_of(marks), "; ".join(evidence))
-
-    return judge
-
-
-def only_ours_gains(tables: Tables) -> Verdict:
-    """Judge whether only the relative encoding gains from attention longer than training's."""
-    rows = tables["table_6"].rows
-    ours, *others = (rows[arm.key]["beyond"] for arm in LONGER_ATTENTION)
-    marks = [positive(ours)]
-    for other in others:
-        if isinstance(ours, Number) and isinstance(other, Number):
-            marks.append("does not hold" if positive(other) == "holds" else less(other, ours))
-    evidence = [f"{arm.title}: {_shown(rows[arm.key]['beyond'])}" for arm in LONGER_ATTENTION]
-    return Verdict(all_of(marks), "; ".join(evidence))
+    With one part that does not hold, the claim does not; it holds if all parts do.
+    """
+    part = min(parts, key=_support)
+    difference, relative = part.difference, part.relative
+    low, high = difference.low, difference.high
+    return Verdict(
+        mark=mark_of(difference),
+        effect=difference.value,
+        low=low,
+        high=high,
+        smallest=None if low is None or high is None else (high - low) / 2,
+        unit=part.unit,
+        relative=relative.value,
+        relative_low=relative.low,
+        relative_high=relative.high,
+        relative_paper=part.paper,
+        part=part.title,
+        evidence="; ".join(f"{part.title}: {shown(part.difference, part.unit)}" for part in parts),
+    )
 
 
-def half_loss_is_better(tables: Tables) -> Verdict:
-    """Judge whether both absolute encodings have a lower loss with the half loss than with the full loss."""
-    marks: list[Mark] = []
-    evidence = []
-    for encoding in ("absolute", "al_rfou"):
-        half = tables["table_6"].number(Arm(False, encoding, "half").key, "init")
-        full = tables["table_6_full_loss"].number(Arm(False, encoding, "full").key, "init")
-        marks.append(less(half, full))
-        evidence.append(f"{ENCODINGS[encoding]}: half {_shown(half)}, full {_shown(full)} ({marks[-1]})")
-    return Verdict(all_of(marks), "; ".join(evidence))
+def _support(part: ClaimPart) -> tuple[int, float]:
+    """Order of parts: those that do not hold, those within noise, those that hold; in each, the least in percent."""
+    rank = {"does not hold": 0, "within noise": 1, "holds": 2}[mark_of(part.difference)]
+    end = part.relative.low
+    return rank, part.relative.value if end is None else end
 
 
-def longest_context(tables: Tables) -> Verdict:
-    """Judge whether Transformer-XL has the longest RECL of each group at r = 0.1."""
-    marks: list[Mark] = []
-    evidence = []
-    for group, members in GROUPS.items():
-        lengths = {name: tables["table_8"].number(row_key(group, arm), "r0.1") for name, arm in members.items()}
-        first, *others = lengths.values()
-        marks += [longer(first, other) for other in others]
-        evidence.append(", ".join(f"{name} {_interval(length)}" for name, length in lengths.items()))
-    return Verdict(all_of(marks), "; ".join(evidence))
-
-
-def speed_up_grows(tables: Tables) -> Verdict:
-    """Judge whether state reuse is faster at every length, and by a larger factor at longer ones."""
-    table = tables["table_9"]
-    marks: list[Mark] = []
-    evidence = []
-    for level in dict.fromkeys(table.title(row) for row in table.rows):
-        rows = [row for row in table.rows if table.title(row) == level]
-        rows.sort(key=lambda row: table.number(row, "length").value)
-        low, high, median = ([table.number(row, key).value for row in rows] for key in ("lowest", "highest", "hidden"))
-        marks.append("holds" if low[0] > 1 else "does not hold" if high[0] < 1 else "within noise")
-        marks.append("holds" if low[-1] > high[0] else "does not hold" if high[-1] < low[0] else "within noise")
-        marks += ["holds" if after > before else "within noise" for before, after in pairwise(median)]
-        factors = (f"{_shown(table.number(row, 'hidden'))} × at {_shown(table.number(row, 'length'))}" for row in rows)
-        evidence.append(f"{level}: {', '.join(factors)}")
-    return Verdict(all_of(marks), "; ".join(evidence))
-
-
-def terms_look_as_described(tables: Tables) -> Verdict:
-    """Judge whether (a) is nearly uniform, (b) is like all terms, (d) prefers near tokens but is flatter."""
-    table = tables["figures_5_to_7"]
-    if not {"all", "a", "b", "d"} <= set(table.rows):
-        return Verdict("within noise", "a term is missing")
-    at = table.number
-    marks = {
-        "(a) nearly uniform": above(at("a", "flatness"), NEARLY_UNIFORM),
-        "(b) nearer to the whole than (a)": apart(at("b", "unlike"), at("a", "unlike")),
-        "than (d)": apart(at("b", "unlike"), at("d", "unlike")),
-        "(d) nearer tokens than (a)": apart(at("d", "distance"), at("a", "distance")),
-        "(d) flatter": apart(at("all", "flatness"), at("d", "flatness")),
-    }
-    return Verdict(all_of(list(marks.values())), "; ".join(f"{part}: {mark}" for part, mark in marks.items()))
-
-
-def _shown(cell: Cell) -> str:
-    """Format a number: `2.585 ± 0.004`."""
-    if not isinstance(cell, Number):
-        return "none"
-    value = f"{cell.value:,.{cell.digits}f}"
-    value = value.removeprefix("-") if float(value.replace(",", "")) == 0 else value.replace("-", "−")
-    return value if cell.standard_error is None else f"{value} ± {cell.standard_error:.{cell.digits}f}"
-
-
-def _interval(cell: Number) -> str:
-    """Format a length: `96 [80, 112]`."""
-    value = f"{'≥ ' if cell.at_least else ''}{cell.value:,.0f}"
-    return value if cell.low is None or cell.high is None else f"{value} [{cell.low:,.0f}, {cell.high:,.0f}]"
+def shown(difference: Number, unit: str | None) -> str:
+    """Format a difference: `+0.137 bpc [+0.120, +0.150]`."""
+    text = number(difference.value, difference.digits, signed=True)
+    text += f" {unit}" if unit else ""
+    if difference.low is None or difference.high is None:
+        return text
+    ends = (number(end, difference.digits, signed=True) for end in (difference.low, difference.high))
+    return f"{text} [{', '.join(ends)}]"

@@ -66,10 +66,17 @@ class Outcomes:
     Args:
         runs: folder of all runs.
         figures: folder of the report's figures.
+        jobs: all jobs of the reproduction; the spread between seeds is pooled over them.
     """
 
     runs: Path
     figures: Path
+    jobs: tuple[Job, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of the losses of the reproduction's trainings."""
+        return next(self.training(job).unit for job in self.jobs if job.command == "train")
 
     def result(self, job: Job, file: str) -> dict[str, Any]:
         """Read a JSON file of a job.

@@ -19,7 +19,8 @@ class Profile:
         name: name of the file in `conf/profile`.
         note: first sentence of the report: how far its numbers can be trusted.
         needs: hardware, time and data in words, for `--plan`.
-        seeds: seeds of the arms that claims compare; other arms have the first one only.
+        seeds: seeds of the relative encoding with the full loss, with and without recurrence.
+        seeds_others: seeds of the other arms that claims compare; the rest have the first of `seeds` only.
         attention_lengths: grid of Table 6's evaluation, in tokens.
         recurrent: sizes of Table 8's baselines by model, for as many parameters as the Transformer-XL.
         evaluate, recl, speed, attention, generate: overrides of these commands.
@@ -30,12 +31,15 @@ class Profile:
         main: published models to train if their corpora are present, as files of `conf/experiment/paper`.
         main_warmup_steps: warm-up of those models when they train only as long as the profile's own runs;
             None for their published length.
+        train: overrides of every training.
+        leave_out: arms that are not run, by `Arm.key`; rows and comparisons that need one are left out.
     """
 
     name: str
     note: str
     needs: str
     seeds: tuple[int, ...]
+    seeds_others: tuple[int, ...]
     attention_lengths: tuple[int, ...]
     recurrent: dict[str, tuple[str, ...]]
     evaluate: tuple[str, ...]
@@ -50,6 +54,7 @@ class Profile:
     main: tuple[str, ...] = ()
     main_warmup_steps: int | None = None
     train: tuple[str, ...] = field(default=())
+    leave_out: tuple[str, ...] = ()
 
     @property
     def accelerator(self) -> str:
@@ -77,9 +82,10 @@ SMOKE = Profile(
     note="A smoke run: it shows that everything works; its numbers mean nothing.",
     needs="two CPU cores, 3 GB of memory, 0.2 GB of disk",
     seeds=(1,),
+    seeds_others=(1,),
     attention_lengths=(32, 96),
     recurrent={"lstm": ("model.d_model=64",), "qrnn": ("model.d_model=48",)},
-    evaluate=("splits=[test]",),
+    evaluate=("max_segments=10",),
     recl=("first_context=8", "step=8", "max_context=24", "n_positions=60", "bootstrap=100"),
     speed=(
         "levels=[char]",
@@ -108,13 +114,14 @@ LAPTOP = Profile(
     note="These are small models after a short training: they show the sign of a difference, not its size in the "
     "paper. Their numbers are not the paper's.",
     needs="two CPU cores, 4 GB of memory, 0.5 GB of disk",
-    seeds=(1, 2),
+    seeds=(1, 2, 3),
+    seeds_others=(1, 2),
     attention_lengths=(32, 64, 96, 128, 192),
     recurrent={
         "lstm": ("model.hidden_dropout=0",),
         "qrnn": ("model.hidden_dropout=0",),
     },
-    evaluate=("splits=[test]",),
+    evaluate=(),
     recl=("first_context=8", "step=8", "max_context=128", "n_positions=800"),
     speed=("levels=[char]", "n_layer=3", "d_model=96", "n_head=4", "d_inner=384", "rounds=3", "budget_seconds=100"),
     attention=("mem_len=128", "max_segments=40"),
@@ -129,13 +136,14 @@ GPU = Profile(
     note="These models had a fraction of the paper's training: compare their order with the paper's, not their "
     "numbers.",
     needs="one GPU of 40 GB or more for about a day, 32 GB of memory, 60 GB of disk, the corpora (TXL_DATA)",
-    seeds=(1, 2),
+    seeds=(1, 2, 3),
+    seeds_others=(1, 2),
     attention_lengths=(120, 180, 260, 340, 420, 500, 640),
     recurrent={
         "lstm": ("model.n_layer=2", "model.d_model=1075", *ADAPTIVE, "optimizer.lr=1e-3"),
         "qrnn": ("model.n_layer=4", "model.d_model=965", *ADAPTIVE, "optimizer.lr=1e-3"),
     },
-    evaluate=("splits=[valid,test]", "accelerator=gpu"),
+    evaluate=("accelerator=gpu",),
     recl=("first_context=100", "step=100", "max_context=1000", "n_positions=5000", "accelerator=gpu"),
     speed=("levels=[char,word]", "n_layer=12", "d_model=512", "d_inner=2048", "accelerator=gpu"),
     attention=("mem_len=640", "split=valid", "accelerator=gpu"),

@@ -118,10 +118,15 @@ def _settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[st
             f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
         ],
         ["memory", f"{config.memory.mem_len} tokens in training (0 without recurrence)"],
-        ["optimiser", f"{config.optimizer.name}, learning rate {config.optimizer.lr:g}, cosine to 0"],
+        [
+            "optimiser",
+            f"{config.optimizer.name}, learning rate {config.optimizer.lr:g}, {config.optimizer.warmup_steps} steps of "
+            "warm-up, cosine to 0",
+        ],
         [
             "evaluation",
-            f"{evaluation['batch_size']} streams that start without context, segments of {evaluation['segment_len']}",
+            f"{evaluation['batch_size']} streams that start without context; with recurrence a memory, without it a "
+            "window before every token; attention length chosen on validation",
         ],
         ["weights", "those of the best validation"],
         ["precision", config.trainer.precision],

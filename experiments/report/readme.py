@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.report.claims_picture import ALT, FILE
 from experiments.report.markdown import pipe_table, results_table
 from experiments.report.rendering import read_results
 from experiments.report.sections import Section, section_from_json
-from experiments.report.view import SIGNS, duration, table_view
+from experiments.report.view import claim_view, duration, table_view
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
 
@@ -26,18 +27,26 @@ DETAILS = "docs/reproduction.md"
 
 
 def run_part(results: dict[str, Any]) -> str:
-    """Return the README's part: command, time and hardware; the claims; one figure; links."""
+    """Return the README's part: command, time and hardware; one picture; a line for each claim; links."""
     machine = results["machine"]
     trainings = [run for run in results["runs"].values() if run["command"] == "train"]
     size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} tokens of training"
-    figure = _table_6(results).figures[0]
-    claims = [[claim["claim"], f"{SIGNS[claim['mark']]} {claim['mark']}"] for claim in results["claims"]]
+    rows = [claim_view(claim) for claim in results["claims"]]
+    if all("effect" in claim for claim in results["claims"]):
+        png, alt = FILE, ALT
+        claims = pipe_table(
+            ["claim of the paper", "effect in this run [95 % interval]", ""], [[r.claim, r.here, r.mark] for r in rows]
+        )
+    else:  # a run of an older version
+        figure = _table_6(results).figures[0]
+        png, alt = figure.png, figure.alt
+        claims = pipe_table(["claim of the paper", "in this run"], [[row.claim, row.mark] for row in rows])
     return _between(
         RUN_MARKERS,
         f"`{results['command']}` took {duration(results['seconds']['wall'])} on {machine['cores']} cores of an "
         f"{machine['processor']}: {len(trainings)} runs of {size}, and their measurements.",
-        pipe_table(["claim of the paper", "in this run"], claims),
-        f"![{figure.alt}]({LAPTOP}/{figure.png})",
+        f"![{alt}]({LAPTOP}/{png})",
+        claims,
         f"[Report]({LAPTOP}/report.md) with every table, figure and rule behind a mark · [Table 6 and how to reproduce "
         f"it]({DETAILS})",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import jinja2
 from experiments.report import markdown as report_markdown
 from experiments.report import view as report_view
 from experiments.report.check import check_results
+from experiments.report.claims_picture import ALT, CAPTION, FILE, draw_claims
 from experiments.report.sections import Figure, Section, section_from_json
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
@@ -22,12 +23,14 @@ TEMPLATES = Path(__file__).parent / "templates"
 TITLES = {
     "smoke": "Transformer-XL, a smoke run",
     "laptop": "Transformer-XL at laptop size",
+    "evening": "Transformer-XL at laptop size, all rows",
     "gpu": "Transformer-XL at the size of one GPU",
     "paper": "Transformer-XL at the paper’s size",
 }
 DIFFERENCES = {
     "smoke": "other models, other data, other hardware",
     "laptop": "other models, other data, other hardware",
+    "evening": "other models, other data, other hardware",
     "gpu": "smaller models, shorter training, other hardware",
     "paper": "another implementation, other hardware",
 }
@@ -83,7 +86,10 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Return `report.md` and `report.html` of checked results, by file name; figures are read from `directory`."""
+    """Return `report.md` and `report.html` of checked results, by file name.
+
+    Figures are read from `directory`; the picture of the claims is drawn there.
+    """
     html = _environment(autoescape=True)
     markdown = _environment(autoescape=False, finalize=report_markdown.escape)
     markdown.globals.update(pipe_table=report_markdown.pipe_table, results_table=report_markdown.results_table)
@@ -98,6 +104,10 @@ def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
         "section_of": {table.id: section.id for section in sections for table in section.tables},
         "counts": report_view.mark_counts(results["claims"]),
         "facts": _facts(results),
+        "rule": report_view.RULE,
+        "summary": report_view.summary(results["claims"]),
+        "claim_rows": [report_view.claim_view(claim) for claim in results["claims"]],
+        "picture": _claims_picture(results["claims"], directory),
     }
     return {
         "report.md": markdown.get_template("report.md.jinja").render(context),
@@ -130,6 +140,15 @@ def _environment(**options: Any) -> jinja2.Environment:
         visible=report_view.visible, duration=report_view.duration, number=lambda value: report_view.number(value, 0)
     )
     return environment
+
+
+def _claims_picture(claims: Sequence[Mapping[str, Any]], directory: Path) -> dict[str, Any] | None:
+    """Draw the picture of the claims and return it as figures are; None for files of older versions."""
+    if not claims or not all("effect" in claim for claim in claims):
+        return None
+    draw_claims(directory / FILE, claims)
+    figure = Figure(FILE, FILE.replace(".png", ".svg"), CAPTION, ALT)
+    return {**vars(figure), **_image(figure, directory)}
 
 
 def _section_view(section: Section, directory: Path) -> dict[str, Any]:

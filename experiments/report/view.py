@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,13 @@ from experiments.report.cells import Cell, Number, Text
 from experiments.report.sections import Table
 
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
+RULE = (
+    "Every claim rests on one difference or several, with a 95 % interval over seeds and blocks of 1,000 tokens of the "
+    "test text (over positions for context lengths, rounds for speed, heads for attention), positive as the paper "
+    "says. A "
+    "claim holds if the whole interval is above zero, does not hold if it is below, and is otherwise within noise; a "
+    "claim of several parts holds if all do."
+)
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page cannot show
 
@@ -132,6 +140,73 @@ def mark_counts(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Return the number of claims by mark, best mark first, without marks that no claim has."""
     counts = Counter(claim["mark"] for claim in claims)
     return [(mark, counts[mark]) for mark in SIGNS if counts[mark]]
+
+
+@dataclass(frozen=True)
+class ClaimView:
+    """Claim as the table of claims shows it.
+
+    Args:
+        claim: in a sentence.
+        paper: place and numbers in the paper.
+        here: effect with its interval, in the unit and in percent; for files of older versions the evidence.
+        smallest: smallest effect that the run could have seen, with its unit.
+        mark: with its sign.
+    """
+
+    claim: str
+    paper: str
+    here: str
+    smallest: str
+    mark: str
+
+
+def claim_view(claim: Mapping[str, Any]) -> ClaimView:
+    """Return a claim as the table of claims shows it."""
+    mark = f"{SIGNS[claim['mark']]} {claim['mark']}"
+    if "effect" not in claim:
+        return ClaimView(claim["claim"], claim["paper"], claim["evidence"], "", mark)
+    unit = f" {claim['unit']}" if claim["unit"] else ""
+    digits = _digits(claim["effect"], claim["smallest"])
+    text = number(claim["effect"], digits, signed=True) + unit
+    smallest = ""
+    if claim["smallest"] is not None:
+        text += f" [{number(claim['low'], digits, signed=True)}, {number(claim['high'], digits, signed=True)}]"
+        smallest = number(claim["smallest"], digits) + unit
+    return ClaimView(claim["claim"], claim["paper"], f"{text}, {_percent(claim['relative'])}", smallest, mark)
+
+
+def summary(claims: Sequence[Mapping[str, Any]]) -> str:
+    """Return one paragraph made from the marks: how many claims have each, and their effects."""
+    sentences = []
+    for mark, count in mark_counts(claims):
+        verb = {
+            "holds": "holds" if count == 1 else "hold",
+            "does not hold": "does not hold" if count == 1 else "do not hold",
+        }
+        named = [_named(claim) for claim in claims if claim["mark"] == mark]
+        noise = "is within noise" if count == 1 else "are within noise"
+        sentences.append(f"{count} of {len(claims)} claims {verb.get(mark, noise)}: {'; '.join(named)}.")
+    return " ".join(sentences)
+
+
+def _named(claim: Mapping[str, Any]) -> str:
+    """Claim without its full stop and, where it has one, its effect beside the paper's."""
+    name = claim["claim"].rstrip(".")
+    if "effect" not in claim:
+        return name
+    paper = claim["relative_paper"]
+    return f"{name} ({_percent(claim['relative'])}" + (")" if paper is None else f"; paper {_percent(paper)})")
+
+
+def _percent(value: float) -> str:
+    return f"{number(value, 1 if abs(value) < 100 else 0, signed=True)} %"
+
+
+def _digits(effect: float, smallest: float | None) -> int:
+    """Decimals that show the interval in two digits or three."""
+    size = smallest or abs(effect) or 1.0
+    return max(0, min(4, 1 - math.floor(math.log10(size))))
 
 
 def _numbers(table: Table) -> list[Number]:

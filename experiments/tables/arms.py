@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile
@@ -42,7 +44,8 @@ class Arm:
         recurrence: train with memory.
         encoding: position encoding, under this project's names.
         loss: over all positions of a segment (full) or its last half (half).
-        longer: use the longer segments of Table 10.
+        longer: use the longer segments of Table 10 and read as many tokens in training as the other arms, or take as
+            many steps.
         baseline: lstm or qrnn instead of a Transformer.
         corpus: corpus to use instead of the user's; None for the user's.
     """
@@ -50,7 +53,7 @@ class Arm:
     recurrence: bool = True
     encoding: str = "relative"
     loss: str = "full"
-    longer: bool = False
+    longer: Literal["equal tokens", "equal steps"] | None = None
     baseline: str | None = None
     corpus: OtherCorpus | None = None
 
@@ -61,7 +64,7 @@ class Arm:
             return self.baseline.upper()
         encoding = ENCODINGS.get(self.encoding, self.encoding)
         words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss} loss"]
-        words += ["longer segments"] if self.longer else []
+        words += [f"longer segments, {self.longer}"] if self.longer else []
         return ", ".join(words + ([self.corpus.name] if self.corpus else []))
 
     @property
@@ -70,7 +73,7 @@ class Arm:
         if self.baseline:
             return (self.baseline,)
         words = ("recurrence" if self.recurrence else "no_recurrence", self.encoding, f"{self.loss}_loss")
-        return (*words, *(["longer_segments"] if self.longer else []))
+        return (*words, *([f"longer_segments_{self.longer.replace(' ', '_')}"] if self.longer else []))
 
     @property
     def key(self) -> str:
@@ -84,13 +87,19 @@ class Arm:
         words = [f"memory={'on' if self.recurrence else 'off'}", f"encoding={self.encoding}", f"loss={self.loss}"]
         segment_len = config.data.segment_len
         if self.longer:
-            segment_len = round(segment_len * LONGER[self.loss])
-            words += [f"data.segment_len={segment_len}", *evaluation_segments(segment_len, config)]
+            longer = round(segment_len * LONGER[self.loss])
+            words += [f"data.segment_len={longer}", *evaluation_segments(longer, config)]
+            words += _fewer_steps(segment_len / longer, config) if self.longer == "equal tokens" else []
+            segment_len = longer
         if self.loss == "half" and not self.recurrence:
             # Training scores the second half of a segment and uses the first as context; so does evaluation.
             half = segment_len // 2
             words += [f"evaluation.ext_len={segment_len - half}", *evaluation_segments(half, config)]
         return tuple(words)
+
+    def differs_in_recurrence_only(self, other: Arm) -> bool:
+        """Return whether both arms have the same initial weights and read the same data."""
+        return self.baseline is None and self != other and replace(self, recurrence=other.recurrence) == other
 
     def accepts(self, override: str) -> bool:
         """Return whether an override of the user's applies to this arm."""
@@ -111,6 +120,27 @@ def evaluation_segments(segment_len: int, config: Config) -> list[str]:
             f"evaluation.max_segments={max(1, evaluation.max_segments * evaluation.segment_len // segment_len)}"
         )
     return words
+
+
+def _fewer_steps(share: float, config: Config) -> list[str]:
+    """Overrides for a training whose length in steps, warm-up and time between validations are a share of others'."""
+    trainer, optimizer = config.trainer, config.optimizer
+    lengths = {
+        "trainer.max_steps": trainer.max_steps,
+        "trainer.val_every_n_steps": trainer.val_every_n_steps,
+        "optimizer.warmup_steps": optimizer.warmup_steps,
+    }
+    return [f"{option}={round(steps * share)}" for option, steps in lengths.items() if steps]
+
+
+def memory_of_training(setup: Setup) -> int:
+    """Return the memory length of training with recurrence."""
+    return composed(training(Arm(), setup.profile.seeds[0], setup).overrides).memory.mem_len
+
+
+def kept(arms: Iterable[Arm], setup: Setup) -> list[Arm]:
+    """Return the arms that the profile does not leave out."""
+    return [arm for arm in arms if arm.key not in setup.profile.leave_out]
 
 
 def check_overrides(overrides: tuple[str, ...]) -> None:
@@ -144,6 +174,8 @@ def devices_for(config: Config, profile: Profile) -> int:
 
 
 def trainings(arm: Arm, setup: Setup, one_seed: bool = False) -> list[Job]:
-    """Return the training runs of an arm, one per seed of the profile."""
-    seeds = setup.profile.seeds[:1] if one_seed else setup.profile.seeds
+    """Return the training runs of an arm, one per seed of the profile for arms of its kind."""
+    profile = setup.profile
+    pair = replace(arm, recurrence=True, corpus=None) == Arm()
+    seeds = profile.seeds[:1] if one_seed else profile.seeds if pair else profile.seeds_others
     return [training(arm, seed, setup) for seed in seeds]

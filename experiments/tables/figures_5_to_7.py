@@ -3,7 +3,7 @@
 Paper: nearby tokens dominate, but some heads attend to the whole memory. A softmax of term (a) alone is nearly
 uniform, (b) alone looks like all terms, and (d) alone also prefers near tokens but is flatter.
 Runs: `txl attention` on the first run with recurrence, the relative encoding and the full loss.
-Writes: the three figures, and a table of their shapes, from which the claim is judged.
+Writes: the three figures, a table of their shapes, and the differences between terms within heads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from experiments.engine.setup import Setup
 from experiments.report.cells import Number, Text
 from experiments.report.sections import Section, Table, label, ours
 from experiments.tables.arms import Arm, trainings
+from experiments.tables.shared.comparisons import Comparison, comparisons_table
+from experiments.tables.shared.intervals import of_repeats
 from experiments.tables.shared.job_results import copied_figure
 
 TITLE = "Figures 5 to 7: where the heads look"
@@ -27,6 +29,7 @@ PAPER = (
     "term (a) alone is nearly uniform, one of (b) looks like the whole, and one of (d) prefers near tokens too but is "
     "flatter."
 )
+NEARLY_UNIFORM = 0.9
 ROWS = {"all": "all terms", "a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 FIGURES = {
     "by_distance": ("Figure 5: attention by relative position, one row per head.", "Figure 5"),
@@ -60,7 +63,10 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{len(maps['heads'])} heads, averaged over {maps['queries']:,} tokens of {maps['corpus']['name']} "
             f"({maps['split']}) that see all {maps['distances']} relative positions."
         ),
-        tables=(shape_table(by_distance),),
+        tables=(
+            shape_table(by_distance),
+            comparisons_table("figures_5_to_7", TITLE, None, 3, differences(by_distance)),
+        ),
         figures=tuple(figure for figure in figures if figure),
     )
 
@@ -103,6 +109,33 @@ def shape_table(by_distance: dict[str, NDArray[np.float64]]) -> Table:
             "half the sum of their absolute differences, 0 to 1.",
         ),
     )
+
+
+def differences(by_distance: dict[str, NDArray[np.float64]]) -> list[Comparison]:
+    """Return what the paper reads from Figure 7 as differences within heads; positive is as in the paper.
+
+    (a) is flatter than `NEARLY_UNIFORM` of the uniform's entropy; (b) is nearer to all terms than (a) and (d) are; (d)
+    looks at nearer tokens than (a), but is flatter than (b) (appendix D).
+    """
+    if not set(ROWS) <= set(by_distance):
+        return []
+    found = {name: shares(by_distance[name]) for name in ROWS}
+    flat = {name: flatness(weights) for name, weights in found.items()}
+    far = {name: mean_distance(weights) for name, weights in found.items()}
+    unlike = {name: total_variation(weights, found["all"]) for name, weights in found.items()}
+    limit = np.full_like(flat["a"], NEARLY_UNIFORM)
+    parts = {
+        "a_uniform": (f"entropy: (a) − {NEARLY_UNIFORM} of the uniform's", flat["a"], limit, limit),
+        "b_unlike_a": ("distance to all terms: (a) − (b)", unlike["a"], unlike["b"], unlike["a"]),
+        "b_unlike_d": ("distance to all terms: (d) − (b)", unlike["d"], unlike["b"], unlike["d"]),
+        "d_nearer": ("mean distance in tokens: (a) − (d)", far["a"], far["d"], far["a"]),
+        "d_flatter": ("entropy, of the uniform's: (d) − (b)", flat["d"], flat["b"], flat["b"]),
+    }
+    result = []
+    for key, (title, one, other, reference) in parts.items():
+        interval, scale = of_repeats(one - other), 100 / max(float(reference.mean()), 1e-12)
+        result.append(Comparison(f"terms_look_as_described/{key}", title, interval, interval.times(scale)))
+    return result
 
 
 def shares(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,8 +15,8 @@ from experiments.engine.setup import Setup
 from experiments.paper import MAIN_RESULTS
 from experiments.report.cells import Text, number
 from experiments.report.sections import Row, Section, Table, label, ours, paper
-from experiments.tables.arms import Arm, devices_for, trainings
-from experiments.tables.shared.job_results import mean_test_loss, results_by_seed
+from experiments.tables.arms import Arm, devices_for, kept, trainings
+from experiments.tables.shared.length_sweep import SweepsBySeed, cells, sweeps_by_seed, with_sweeps
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (
@@ -53,30 +53,38 @@ PUBLISHED = {  # files of conf/experiment/paper with table and row; none is publ
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the runs of all tables."""
-    return [*(run for arm in ARMS.values() for run in _runs(arm, setup)), *_published_runs(setup).values()]
+    own = [job for arm in _arms(setup).values() for job in with_sweeps(arm, _runs(arm, setup), setup)]
+    return [*own, *_published_runs(setup).values()]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return our table, and the paper's tables that were run."""
-    found = {arm: results_by_seed(_runs(arm, setup), outcomes) for arm in ARMS.values()}
+    arms = _arms(setup)
+    sweeps = {arm: sweeps_by_seed(arm, _runs(arm, setup), setup, outcomes) for arm in arms.values()}
+    trained = {arm: outcomes.training(_runs(arm, setup)[0]) for arm in arms.values()}
     published = {name: outcomes.training(run) for name, run in _published_runs(setup).items()}
     missing = [name for name in setup.profile.main if name not in published]
     left_out = f" Not run, because their corpora are not here: {', '.join(missing)}." if missing else ""
-    first = next(iter(found[Arm()].values()))
+    first = trained[Arm()]
     return Section(
         id="main_results",
         title=TITLE,
         paper=PAPER,
         here=(
             f"{first.corpus}, {first.level} level, {first.tokens:,} tokens of training; test loss of the best "
-            "validation at training's lengths. The paper's numbers beside ours are those of the same kind of model on "
+            "validation at training's lengths; without recurrence every token sees a window of that length. The "
+            "paper's numbers beside ours are those of the same kind of model on "
             f"another corpus: compare their order only.{left_out}"
         ),
         tables=(
-            _our_table(found),
+            _our_table(arms, trained, sweeps),
             *(_paper_table(number_, published) for number_ in sorted({PUBLISHED[name][0] for name in published})),
         ),
     )
+
+
+def _arms(setup: Setup) -> dict[str, Arm]:
+    return {title: arm for title, arm in ARMS.items() if kept([arm], setup)}
 
 
 def _runs(arm: Arm, setup: Setup) -> list[Job]:
@@ -99,18 +107,18 @@ def _published_runs(setup: Setup) -> dict[str, Job]:
     return found
 
 
-def _our_table(found: dict[Arm, dict[int, TrainingResult]]) -> Table:
-    first = next(iter(found[Arm()].values()))
+def _our_table(arms: dict[str, Arm], trained: dict[Arm, TrainingResult], sweeps: dict[Arm, SweepsBySeed]) -> Table:
+    first = trained[Arm()]
     nearest = NEAREST_TABLE[first.unit]
     theirs = MAIN_RESULTS[nearest]
     rows: dict[str, Row] = {}
-    for title, arm in ARMS.items():
+    for title, arm in arms.items():
         model = NEAREST_MODEL.get((nearest, arm))
         row = theirs.row(model) if model else None
         rows[arm.key] = {
             "arm": Text(title),
-            "parameters": number(next(iter(found[arm].values())).parameters / 1e6, 2),
-            "loss": mean_test_loss(found[arm]),
+            "parameters": number(trained[arm].parameters / 1e6, 2),
+            "loss": cells(sweeps[arm], first.unit)["init"],
             "paper_parameters": number(row.parameters if row else None, 0),
             "paper": number(row.result if row else None, 2),
         }

@@ -3,21 +3,36 @@
 Paper: on WikiText-103 with 128M parameters, recurrence and the relative encoding both help, only the relative
 encoding gains from longer attention at evaluation than in training, and absolute encodings need the half loss.
 Runs: every row of the table and, for the claim about the half loss, the absolute encodings with the full loss; each
-is evaluated at training's lengths ("init") and at a grid of attention lengths ("best").
-Writes: both tables, loss by attention length, and learning curves with and without recurrence.
+is evaluated on validation at a grid of attention lengths, and on test at training's length ("init") and at the length
+that validation chose ("best").
+Writes: both tables, the differences, loss by attention length, and learning curves with and without recurrence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup
-from experiments.paper import TABLE_6
+from experiments.paper import TABLE_6, table_6
 from experiments.report.cells import Text, number, unit_in_words
 from experiments.report.sections import Figure, Section, Table, label, ours, paper
-from experiments.tables.arms import Arm, trainings
+from experiments.tables.arms import ENCODINGS, Arm, kept, memory_of_training, trainings
+from experiments.tables.shared.comparisons import Comparison, comparisons_table, percent_of_loss
 from experiments.tables.shared.job_results import drawn_figure
-from experiments.tables.shared.length_sweep import SweepsBySeed, cells, columns, gain_cell, sweeps_by_seed, with_sweeps
+from experiments.tables.shared.length_sweep import (
+    IN_FIGURE,
+    OFF,
+    ON,
+    SweepsBySeed,
+    cells,
+    columns,
+    memory_cell,
+    sweeps_by_seed,
+    with_sweeps,
+)
+from experiments.tables.shared.scored_losses import Losses, block_losses, compare, compare_gains
 
 TITLE = "Table 6: recurrence, encoding, loss"
 PAPER = (
@@ -29,8 +44,7 @@ PAPER = (
 ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
 FULL_LOSS = [Arm(False, "absolute"), Arm(False, "al_rfou")]
 ONE_SEED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # no claim uses them
-ON, OFF = Arm(), Arm(False)
-IN_FIGURE = [ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou"))]
+SHAW = Arm(True, "shaw")
 
 
 def runs(arm: Arm, setup: Setup) -> list[Job]:
@@ -40,14 +54,19 @@ def runs(arm: Arm, setup: Setup) -> list[Job]:
 
 def jobs(setup: Setup) -> list[Job]:
     """Return every run and its evaluation."""
-    return [job for arm in (*ROWS, *FULL_LOSS) for job in with_sweeps(runs(arm, setup), setup)]
+    return [job for arm, arm_runs in _all_runs(setup).items() for job in with_sweeps(arm, arm_runs, setup)]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return both tables and both figures."""
-    sweeps = {arm: sweeps_by_seed(runs(arm, setup), setup, outcomes) for arm in (*ROWS, *FULL_LOSS)}
-    result = outcomes.training(runs(ON, setup)[0])
+    """Return the tables and both figures."""
+    all_runs = _all_runs(setup)
+    sweeps = {arm: sweeps_by_seed(arm, arm_runs, setup, outcomes) for arm, arm_runs in all_runs.items()}
+    result = outcomes.training(all_runs[ON][0])
     first = next(iter(sweeps[ON].values()))
+    found = differences(block_losses(all_runs, setup, outcomes), outcomes)
+    tables = [_table(sweeps, result.unit, setup), comparisons_table("table_6", TITLE, result.unit, 3, found)]
+    if any(arm in sweeps for arm in FULL_LOSS):
+        tables.insert(1, _full_loss_table(sweeps, result.unit))
     return Section(
         id="table_6",
         title=TITLE,
@@ -55,26 +74,67 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         here=(
             f"{result.corpus}, {result.parameters:,} parameters, {result.steps:,} steps, segments of "
             f"{result.metrics['evaluation']['segment_len']}. Every row is scored on the same {first.tokens:,} tokens "
-            "of the test split. Attention length: how many tokens a token attends to; for absolute encodings without "
-            "recurrence, the segment and the context in front of it, at most those of training. With the half loss "
-            "and no recurrence, init is the loss of the trained half."
+            "of the test split. Attention length: how many tokens a token attends to, itself included. Rows without "
+            "recurrence are scored with a window of that length before every token, at training's length too (init). "
+            "The best length is chosen on validation. The paper's table is of validation."
         ),
-        tables=(_table(sweeps, result.unit), _full_loss_table(sweeps, result.unit)),
+        tables=tuple(tables),
         figures=(
             _lengths_figure(sweeps, result, outcomes),
-            _learning_curves({arm: runs(arm, setup) for arm in (ON, OFF)}, result, outcomes),
+            _learning_curves({arm: all_runs[arm] for arm in (ON, OFF) if arm in all_runs}, result, outcomes),
         ),
     )
 
 
-def _table(sweeps: dict[Arm, SweepsBySeed], unit: str) -> Table:
+def differences(losses: Losses, outcomes: Outcomes) -> list[Comparison]:
+    """Return the differences that claims are judged by, as far as their arms were run."""
+    half = {name: Arm(False, name, "half") for name in ENCODINGS}
+    pairs = [("recurrence_helps/init", ON, OFF, "init"), ("recurrence_helps_at_the_best_lengths/best", ON, OFF, "best")]
+    pairs.append(("our_encoding_is_better/shaw_recurrence", ON, SHAW, "best"))
+    others = [name for name in ENCODINGS if name != "relative"]
+    pairs += [(f"our_encoding_is_better/{name}_half", half["relative"], half[name], "best") for name in others]
+    pairs += [
+        (f"half_loss_rescues_absolute_encodings/{arm.encoding}", half[arm.encoding], arm, "init") for arm in FULL_LOSS
+    ]
+    found = [
+        compare(key, better, worse, "init" if at == "init" else "best", losses, outcomes, _in_paper(better, worse, at))
+        for key, better, worse, at in pairs
+        if better in losses and worse in losses
+    ]
+    key = "only_ours_gains_from_longer_attention"
+    found.append(compare_gains(f"{key}/ours", ON, None, losses, outcomes, _gain_in_paper(ON)))
+    for arm in (SHAW, half["shaw"]):  # absolute encodings cannot attend farther than in training
+        if arm in losses:
+            more = _gain_in_paper(ON) - _gain_in_paper(arm)
+            found.append(compare_gains(f"{key}/{arm.key}", ON, arm, losses, outcomes, more))
+    return found
+
+
+def _all_runs(setup: Setup) -> dict[Arm, list[Job]]:
+    return {arm: runs(arm, setup) for arm in kept((*ROWS, *FULL_LOSS), setup)}
+
+
+def _in_paper(better: Arm, worse: Arm, at: str) -> float | None:
+    """Difference of two rows of the paper's table in percent of the worse loss."""
+    if better not in ROWS or worse not in ROWS:
+        return None
+    one, other = ROWS[worse], ROWS[better]
+    return percent_of_loss(getattr(one, f"ppl_{at}"), getattr(other, f"ppl_{at}"))
+
+
+def _gain_in_paper(arm: Arm) -> float:
+    row = table_6(arm.recurrence, arm.encoding, arm.loss)
+    return percent_of_loss(row.ppl_init, row.ppl_best)
+
+
+def _table(sweeps: dict[Arm, SweepsBySeed], unit: str, setup: Setup) -> Table:
     return Table(
         id="table_6",
         caption=TITLE,
         columns=(
             label("arm"),
+            ours("memory", "test, memory at evaluation only", unit),
             *columns(unit),
-            ours("beyond", "gain beyond training's length", unit),
             paper("paper_init", "init", "ppl"),
             paper("paper_best", "best", "ppl"),
             paper("paper_length", "attention length", "tokens"),
@@ -82,18 +142,18 @@ def _table(sweeps: dict[Arm, SweepsBySeed], unit: str) -> Table:
         rows={
             arm.key: {
                 "arm": Text(arm.title),
+                "memory": memory_cell(sweeps[arm], unit),
                 **cells(sweeps[arm], unit),
-                "beyond": gain_cell(sweeps[arm], unit),
-                "paper_init": number(row.ppl_init, 2),
-                "paper_best": number(row.ppl_best, 2),
-                "paper_length": number(row.attention_length, 0),
+                "paper_init": number(ROWS[arm].ppl_init, 2),
+                "paper_best": number(ROWS[arm].ppl_best, 2),
+                "paper_length": number(ROWS[arm].attention_length, 0),
             }
-            for arm, row in ROWS.items()
+            for arm in kept(ROWS, setup)
         },
         notes=(
             _attention_length_note(sweeps, unit),
-            "Gain beyond training's length: the best loss at attention lengths up to training's, minus the best at "
-            "longer ones; empty where the model cannot attend farther.",
+            f"Memory at evaluation only: a model trained without memory reads with one of {memory_of_training(setup)} "
+            "tokens, first seed. It is not the row's score.",
         ),
     )
 
@@ -103,32 +163,45 @@ def _full_loss_table(sweeps: dict[Arm, SweepsBySeed], unit: str) -> Table:
         id="table_6_full_loss",
         caption="Absolute encodings with the full loss, which Table 6 leaves out",
         columns=(label("arm"), *columns(unit)),
-        rows={arm.key: {"arm": Text(arm.title), **cells(sweeps[arm], unit)} for arm in FULL_LOSS},
+        rows={arm.key: {"arm": Text(arm.title), **cells(sweeps[arm], unit)} for arm in FULL_LOSS if arm in sweeps},
         notes=(_attention_length_note(sweeps, unit),),
     )
 
 
 def _attention_length_note(sweeps: dict[Arm, SweepsBySeed], unit: str) -> str:
     tolerance = next(iter(sweeps[ON].values())).tolerance
-    return f"Attention length: the shortest whose loss is at most {tolerance} {unit} above the best."
+    return f"Attention length: the shortest whose validation loss is at most {tolerance} {unit} above the best."
 
 
 def _lengths_figure(sweeps: dict[Arm, SweepsBySeed], result: TrainingResult, outcomes: Outcomes) -> Figure:
-    curves = {}
+    curves, dashed = {}, {}
     for arm in IN_FIGURE:
-        first = next(iter(sweeps[arm].values()))
-        points = sorted({**first.losses, **({first.trained: first.init} if first.limit else {})}.items())
-        curves[arm.title] = [([length for length, _ in points], [loss for _, loss in points])]
+        if arm in sweeps:
+            first = next(iter(sweeps[arm].values()))
+            points = dict(first.losses)
+            if first.trained is not None:
+                points.setdefault(first.trained, first.valid_init)
+            curves[arm.title] = [_line(points)]
+            if first.unclamped:
+                dashed[arm.title] = [_line(first.unclamped)]
     return drawn_figure(
         outcomes,
         "table_6_attention_lengths",
         curves,
         "attention length at evaluation (tokens)",
-        f"test loss ({unit_in_words(result.unit, result.level)})",
+        f"validation loss ({unit_in_words(result.unit, result.level)})",
         "Loss by attention length",
-        caption="Test loss by attention length at evaluation, with the same weights; first seed.",
-        alt="Loss against attention length for six rows of Table 6",
+        caption="Validation loss by attention length at evaluation, with the same weights; first seed. Beyond the "
+        "longest distance of training, distances are clamped there; dashed lines: without the clamp.",
+        alt=f"Loss against attention length for {len(curves)} rows of Table 6",
+        dashed=dashed,
+        log_x=True,
     )
+
+
+def _line(points: Mapping[int, float]) -> tuple[list[float], list[float]]:
+    ordered = sorted(points.items())
+    return [float(length) for length, _ in ordered], [loss for _, loss in ordered]
 
 
 def _learning_curves(found: dict[Arm, list[Job]], result: TrainingResult, outcomes: Outcomes) -> Figure:

@@ -2,12 +2,18 @@
 
 Paper: 363, 773, 1,409 and 1,874 times faster at attention lengths of 800, 1,800, 2,800 and 3,800.
 Runs: `txl speed`, with no other job at the same time.
-Writes: the table and its figure.
+Writes: the table, the differences and the figure.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
@@ -15,6 +21,8 @@ from experiments.engine.setup import Setup
 from experiments.paper import TABLE_9
 from experiments.report.cells import Text, number
 from experiments.report.sections import Row, Section, Table, label, ours, paper
+from experiments.tables.shared.comparisons import Comparison, comparisons_table
+from experiments.tables.shared.intervals import Interval, of_repeats
 from experiments.tables.shared.job_results import copied_figure
 
 TITLE = "Table 9: speed of evaluation"
@@ -56,13 +64,48 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            "The same random model reads the same text both ways, one token at a time; every scheme runs once in "
-            "every round. Ratios are taken within a round; shown are the median, the lowest and the highest over "
-            "rounds. Hidden states are the paper's memory; cached keys and values give the same losses."
+            "Time per token of one model with random weights. Vanilla runs a forward pass over the whole attention "
+            "length for every token, and only its last position is scored. State reuse runs segments of several tokens "
+            "with a memory of the attention length. Every scheme runs once in every round; ratios are taken within a "
+            "round, and shown are the median, the lowest and the highest over rounds. Hidden states are the paper's "
+            "memory; cached keys and values give the same losses."
         ),
-        tables=(table,),
+        tables=(table, comparisons_table("table_9", TITLE, "natural logarithm", 2, differences(measured))),
         figures=(figure,) if figure else (),
     )
+
+
+def differences(measured: Sequence[dict[str, Any]]) -> list[Comparison]:
+    """Return the logarithm of the speed-up at the shortest attention length, and its growth from length to length."""
+    found = []
+    for level in dict.fromkeys(line["level"] for line in measured):
+        lines = sorted((line for line in measured if line["level"] == level), key=lambda line: line["attention_len"])
+        ratios = [(line["attention_len"], _log_ratios(line)) for line in lines]
+        shortest, logs = ratios[0]
+        theirs = TABLE_9 if level == "char" else {}
+        steps: list[tuple[str, Interval, float | None]] = [
+            (f"speed-up at {shortest:,}", of_repeats(logs), theirs.get(shortest))
+        ]
+        for (short, before), (long, after) in pairwise(ratios):
+            growth = theirs[long] / theirs[short] if short in theirs and long in theirs else None
+            steps.append((f"speed-up at {long:,} / at {short:,}", of_repeats(after - before), growth))
+        found += [
+            Comparison(
+                f"speed_up_grows/{level}-{i}",
+                f"{LEVELS.get(level, level)}: {title}",
+                interval,
+                interval.mapped(lambda logarithm: 100 * math.expm1(logarithm)),
+                None if factor is None else 100 * (factor - 1),
+            )
+            for i, (title, interval, factor) in enumerate(steps)
+        ]
+    return found
+
+
+def _log_ratios(line: dict[str, Any]) -> NDArray[np.float64]:
+    """Logarithm of vanilla / hidden states, one for each round."""
+    seconds = line["seconds_per_token"]
+    return np.log(np.asarray(seconds["vanilla"]["rounds"])) - np.log(np.asarray(seconds["hidden"]["rounds"]))
 
 
 def _speed(setup: Setup) -> Job:

@@ -29,6 +29,8 @@ def line_figure(
     x_label: str,
     y_label: str,
     title: str,
+    dashed: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]] | None = None,
+    log_x: bool = False,
 ) -> None:
     """Draw curves as PNG: one colour and marker for each name, one line for each of its seeds.
 
@@ -38,16 +40,25 @@ def line_figure(
         x_label: label of the x axis, with its unit.
         y_label: label of the y axis, with its unit.
         title: title of the figure.
+        dashed: further lines by the same names, drawn dashed.
+        log_x: draw the x axis in logarithms.
     """
-    figure = new_figure()
+    figure = new_figure(5.4, 4.6)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
     for (name, lines), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         for i, (x, y) in enumerate(lines):
             axes.plot(x, y, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name if i == 0 else None)
+        for x, y in (dashed or {}).get(name, ()):
+            axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, linestyle="--", mfc="none")
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    if log_x:
+        axes.set_xscale("log")
+        axes.set_xticks(sorted({float(value) for lines in curves.values() for x, _ in lines for value in x}))
+        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        axes.tick_params(axis="x", labelrotation=45)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=1 if len(curves) < 4 else 2)
     figure.savefig(path, dpi=150)
 
 

@@ -1,27 +1,15 @@
-"""Results of jobs as cells and figures of the report."""
+"""Results of jobs as figures of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes, TrainingResult
-from experiments.report.cells import DIGITS, Number, over_seeds
+from experiments.engine.outcomes import Outcomes
 from experiments.report.sections import Figure
 from txl_lightning.reporting.canvas import line_figure
 
 Curves = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
-
-
-def results_by_seed(runs: Sequence[Job], outcomes: Outcomes) -> dict[int, TrainingResult]:
-    """Return the results of one arm's trainings, by seed."""
-    return {run.seed: outcomes.training(run) for run in runs if run.seed is not None}
-
-
-def mean_test_loss(results: Mapping[int, TrainingResult]) -> Number:
-    """Return the mean test loss over seeds, in the corpus's unit (bpc or ppl)."""
-    unit = next(iter(results.values())).unit
-    return over_seeds({seed: result.loss() for seed, result in results.items()}, DIGITS[unit])
 
 
 def copied_figure(outcomes: Outcomes, job: Job, name: str, caption: str, alt: str) -> Figure | None:
@@ -31,10 +19,19 @@ def copied_figure(outcomes: Outcomes, job: Job, name: str, caption: str, alt: st
 
 
 def drawn_figure(
-    outcomes: Outcomes, name: str, curves: Curves, x_label: str, y_label: str, title: str, caption: str, alt: str
+    outcomes: Outcomes,
+    name: str,
+    curves: Curves,
+    x_label: str,
+    y_label: str,
+    title: str,
+    caption: str,
+    alt: str,
+    dashed: Curves | None = None,
+    log_x: bool = False,
 ) -> Figure:
     """Draw curves into the report's folder."""
     path = outcomes.figures / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    line_figure(path, curves, x_label, y_label, title)
+    line_figure(path, curves, x_label, y_label, title, dashed or {}, log_x)
     return Figure(f"{outcomes.figures.name}/{path.name}", None, caption, alt)

@@ -1,8 +1,8 @@
-"""Evaluation of a trained model at a grid of attention lengths, for Tables 6 and 10."""
+"""Evaluation of every run: attention lengths swept on validation, test scored at two of them (Tables 6, 7 and 10)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.engine.jobs import Job, composed
@@ -10,107 +10,131 @@ from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.report.cells import DIGITS, Cell, over_seeds
 from experiments.report.sections import Column, ours
-from experiments.tables.arms import evaluation_segments
+from experiments.tables.arms import Arm, memory_of_training
 from txl_lightning.config.encoding_kinds import kind_named
+
+WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
+ON, OFF = Arm(), Arm(False)
+IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
 
 
 @dataclass(frozen=True)
 class LengthSweep:
-    """Test loss of one run at several attention lengths.
+    """Losses of one run at training's lengths (`init`) and at the best attention length, which validation chose.
 
     Args:
-        init: loss at training's lengths; with the half loss and no recurrence, of the trained half.
-        trained: attention length of training, in tokens.
-        losses: by attention length.
+        init: test loss at training's lengths.
+        best: test loss at the chosen length.
+        valid_init: validation loss at training's lengths.
+        valid_best: validation loss at the chosen length.
+        length: shortest attention length that reaches the best on validation; None for a recurrent network.
+        trained: attention length of training; None likewise.
+        losses: validation loss by attention length, clamped at the longest trained distance.
+        unclamped: validation loss by attention length without the clamp; empty where it was not measured.
+        memory: test loss with a memory that training did not have; None where it was not measured.
         tolerance: largest loss above the best that counts as reaching it.
-        tokens: scored tokens.
-        limit: longest attention that the model can have; None for no limit.
+        tokens: scored tokens of the test split.
+        limited: training's positions limit the attention length.
     """
 
     init: float
-    trained: int
-    losses: dict[int, float]
-    tolerance: float
+    best: float
+    valid_init: float
+    valid_best: float
+    length: int | None
+    trained: int | None
+    losses: Mapping[int, float]
+    unclamped: Mapping[int, float]
+    memory: float | None
+    tolerance: float | None
     tokens: int
-    limit: int | None
-
-    @property
-    def best(self) -> float:
-        """Lowest loss of all."""
-        return min([self.init, *self.losses.values()])
-
-    @property
-    def attention_length(self) -> int:
-        """Shortest attention length that reaches the best loss."""
-        points = [(self.trained, self.init), *self.losses.items()]
-        return min(length for length, loss in points if loss <= self.best + self.tolerance)
-
-    @property
-    def gain_beyond_training(self) -> float | None:
-        """Best loss at lengths up to training's minus the best at longer ones; None without longer ones."""
-        known = [self.init, *(loss for length, loss in self.losses.items() if length <= self.trained)]
-        longer = [loss for length, loss in self.losses.items() if length > self.trained]
-        return min(known) - min(longer) if longer else None
+    limited: bool
 
 
 SweepsBySeed = dict[int, LengthSweep]
 
 
-def sweep_job(run: Job, setup: Setup) -> Job:
-    """Return the job that evaluates a run at the profile's attention lengths."""
+def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
+    """Return the job that evaluates a run: lengths on validation, then test at training's length and the best."""
+    profile = setup.profile
     config = composed(run.overrides)
-    lengths = f"attention_lengths=[{','.join(map(str, setup.profile.attention_lengths))}]"
-    words = [f"checkpoint={run.checkpoint}", *setup.profile.evaluate, lengths]
-    if config.evaluation.ext_len and not kind_named(config.encoding.name).absolute:
-        # Distances reach any length: use memory and whole segments instead of extended context.
-        segments = evaluation_segments(config.data.segment_len, config)
-        words += ["ext_len=0", *(word.removeprefix("evaluation.") for word in segments)]
+    whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
+    words = [
+        f"checkpoint={run.checkpoint}",
+        *profile.evaluate,
+        *whole,
+        "splits=[valid,test]",
+        "select_on=valid",
+        "losses=true",
+    ]
+    if not arm.baseline:
+        # Lines in random order hold nothing that longer attention could find.
+        lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
+        words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
+    if run.seed == profile.seeds[0] and arm.encoding == "relative" and not arm.baseline and not arm.corpus:
+        words += ["unclamped=true"] if arm in IN_FIGURE else []
+        words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
-def with_sweeps(runs: Sequence[Job], setup: Setup) -> list[Job]:
-    """Return every run, each followed by its sweep."""
-    return [job for run in runs for job in (run, sweep_job(run, setup))]
+def with_sweeps(arm: Arm, runs: Sequence[Job], setup: Setup) -> list[Job]:
+    """Return every run of an arm, each followed by its evaluation."""
+    return [job for run in runs for job in (run, sweep_job(arm, run, setup))]
 
 
-def sweeps_by_seed(runs: Sequence[Job], setup: Setup, outcomes: Outcomes) -> SweepsBySeed:
-    """Return the sweeps of one arm's runs."""
-    return {run.seed: _sweep(run, setup, outcomes) for run in runs if run.seed is not None}
+def sweeps_by_seed(arm: Arm, runs: Sequence[Job], setup: Setup, outcomes: Outcomes) -> SweepsBySeed:
+    """Return the evaluations of one arm's runs."""
+    return {run.seed: _sweep(arm, run, setup, outcomes) for run in runs if run.seed is not None}
 
 
-def _sweep(run: Job, setup: Setup, outcomes: Outcomes) -> LengthSweep:
-    found = outcomes.result(sweep_job(run, setup), "evaluation.json")["test"]
-    swept = found["sweep"]
+def _sweep(arm: Arm, run: Job, setup: Setup, outcomes: Outcomes) -> LengthSweep:
+    found = outcomes.result(sweep_job(arm, run, setup), "evaluation.json")
+    unit = outcomes.training(run).unit
+    valid, test = found["valid"], found["test"]
+    selected, swept = test["selected"], valid.get("sweep") or {}
+    memory = test.get("memory_at_evaluation")
     return LengthSweep(
-        init=outcomes.training(run).loss(),
-        trained=swept["init"]["attention_length"],
-        losses={row["attention_length"]: row[swept["unit"]] for row in swept["lengths"]},
-        tolerance=swept["tolerance"],
-        tokens=found["tokens"],
-        limit=swept["limit"],
+        init=selected["init"][unit],
+        best=selected["best"][unit],
+        valid_init=(swept.get("init") or valid)[unit],
+        valid_best=(swept.get("best") or valid)[unit],
+        length=swept.get("attention_length"),
+        trained=selected["init"]["attention_length"],
+        losses=_by_length(swept.get("lengths"), unit),
+        unclamped=_by_length(swept.get("unclamped"), unit),
+        memory=memory[unit] if memory else None,
+        tolerance=swept.get("tolerance"),
+        tokens=selected["init"]["tokens"],
+        limited=arm.baseline is None and kind_named(arm.encoding).absolute,
     )
 
 
+def _by_length(rows: Sequence[Mapping[str, float]] | None, unit: str) -> dict[int, float]:
+    return {int(row["attention_length"]): row[unit] for row in rows or ()}
+
+
 def columns(unit: str) -> tuple[Column, ...]:
-    """Columns of `cells`."""
+    """Columns of `cells`; validation stands last, so that the paper's columns follow it."""
     return (
-        ours("init", "init", unit),
-        ours("best", "best", unit),
+        ours("init", "test, init", unit),
+        ours("best", "test, best", unit),
         ours("length", "attention length", "tokens"),
+        ours("valid_init", "validation, init", unit),
+        ours("valid_best", "validation, best", unit),
     )
 
 
 def cells(sweeps: SweepsBySeed, unit: str) -> dict[str, Cell]:
-    """Return loss at training's lengths, best loss and the shortest attention length that reaches it."""
-    return {
-        "init": over_seeds({seed: sweep.init for seed, sweep in sweeps.items()}, DIGITS[unit]),
-        "best": over_seeds({seed: sweep.best for seed, sweep in sweeps.items()}, DIGITS[unit]),
-        "length": over_seeds({seed: sweep.attention_length for seed, sweep in sweeps.items()}, 0),
+    """Return both losses on both splits, and the shortest attention length that reaches the best."""
+    losses = {
+        name: over_seeds({seed: getattr(sweep, name) for seed, sweep in sweeps.items()}, DIGITS[unit])
+        for name in ("init", "best", "valid_init", "valid_best")
     }
+    lengths = {seed: sweep.length for seed, sweep in sweeps.items() if sweep.length is not None}
+    return {**losses, "length": over_seeds(lengths, 0) if lengths else None}
 
 
-def gain_cell(sweeps: SweepsBySeed, unit: str) -> Cell:
-    """Return the gain beyond training's attention length; empty for a model that cannot attend farther."""
-    gains = {seed: sweep.gain_beyond_training for seed, sweep in sweeps.items()}
-    found = {seed: gain for seed, gain in gains.items() if gain is not None}
+def memory_cell(sweeps: SweepsBySeed, unit: str) -> Cell:
+    """Return the loss with a memory at evaluation only; empty where it was not measured."""
+    found = {seed: sweep.memory for seed, sweep in sweeps.items() if sweep.memory is not None}
     return over_seeds(found, DIGITS[unit]) if found else None

@@ -50,7 +50,7 @@ def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: P
     setup = Setup(PROFILES["laptop"], words, tmp_path)
     on, off, lstm, longer = (
         jobs.composed(training(arm, 1, setup).overrides)
-        for arm in (Arm(True), Arm(False), Arm(baseline="lstm"), Arm(False, longer=True))
+        for arm in (Arm(True), Arm(False), Arm(baseline="lstm"), Arm(False, longer="equal steps"))
     )
     assert (on.memory.mem_len, off.memory.mem_len) == (48, 0)
     assert (on.data.segment_len, longer.data.segment_len) == (64, 88)
@@ -58,21 +58,61 @@ def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: P
     assert (on.evaluation.clamp_len, lstm.evaluation.clamp_len) == (10, None)
 
 
-def test_claimed_rows_have_two_seeds_at_laptop_size(tmp_path: Path) -> None:
+def test_seeds_by_kind_of_arm_at_laptop_size(tmp_path: Path) -> None:
     _, found = planned("laptop", tmp_path)
     seeds: dict[str, set[int | None]] = {}
     for job in found:
         if job.command == "train":
             seeds.setdefault(job.arm, set()).add(job.seed)
+    profile = PROFILES["laptop"]
+    pair = {arm for arm, numbers in seeds.items() if numbers == set(profile.seeds)}
     single = {arm for arm, numbers in seeds.items() if len(numbers) == 1}
-    assert single == {
+    names = [f"{name}, ours, full loss" for name in ("recurrence", "no recurrence")]
+    assert pair == {*names, *(f"{name}, shuffled lines" for name in names)}
+    assert single <= {
         "recurrence, ours, half loss",
         "no recurrence, Shaw, full loss",
         "recurrence, Shaw, full loss, shuffled lines",
-        "no recurrence, ours, half loss, longer segments",
+        "no recurrence, ours, half loss, longer segments, equal tokens",
+        "no recurrence, ours, half loss, longer segments, equal steps",
         "LSTM",
         "QRNN",
     }
+    rest = {arm for arm, numbers in seeds.items() if numbers == set(profile.seeds_others)}
+    assert pair | single | rest == set(seeds)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("loss", ["full", "half"])
+def test_longer_segments_have_equal_tokens_or_equal_steps(profile: str, loss: str, tmp_path: Path) -> None:
+    setup = Setup(PROFILES[profile], (), tmp_path)
+    same, tokens, steps = (
+        jobs.composed(training(arm, 1, setup).overrides)
+        for arm in (
+            Arm(True, loss=loss),
+            Arm(False, loss=loss, longer="equal tokens"),
+            Arm(False, loss=loss, longer="equal steps"),
+        )
+    )
+    assert steps.trainer.max_steps == same.trainer.max_steps
+    assert steps.data.segment_len == tokens.data.segment_len > same.data.segment_len
+    read = [config.trainer.max_steps * config.data.segment_len for config in (same, tokens)]
+    assert abs(read[0] - read[1]) <= tokens.data.segment_len / 2  # half a step
+    share = tokens.trainer.max_steps / same.trainer.max_steps
+    assert tokens.optimizer.warmup_steps == pytest.approx(share * same.optimizer.warmup_steps, abs=1)
+
+
+def test_every_run_is_evaluated_once_on_both_splits(tmp_path: Path) -> None:
+    _, found = planned("laptop", tmp_path)
+    evaluations = [job for job in found if job.command == "evaluate"]
+    trained = {job.name for job in found if job.command == "train" and not job.name.startswith("published")}
+    assert {job.needs[0] for job in evaluations} == trained
+    assert all({"splits=[valid,test]", "select_on=valid", "losses=true"} <= set(job.overrides) for job in evaluations)
+    unclamped = {job.needs[0] for job in evaluations if "unclamped=true" in job.overrides}
+    assert unclamped == {f"{arm.key}-seed1" for arm in (Arm(), Arm(False), Arm(False, loss="half"))}
+    memory = {job.needs[0] for job in evaluations if any(w.startswith("memory_at_evaluation") for w in job.overrides)}
+    assert memory >= {f"{arm.key}-seed1" for arm in (Arm(False), Arm(False, loss="half"))}
+    assert "recurrence-relative-full_loss-seed1" not in memory
 
 
 def test_the_arms_of_the_first_claim_differ_in_nothing_but_the_memory(tmp_path: Path) -> None:

@@ -44,6 +44,14 @@ def test_the_readme_shows_claims_and_a_figure_and_the_page_shows_table_6() -> No
     assert "(../experiments/results/laptop/report.md)" in page
 
 
+def test_a_run_with_effects_shows_the_picture_of_its_claims_and_a_line_for_each() -> None:
+    numbers = {"effect": 0.1, "low": 0.05, "high": 0.15, "smallest": 0.05, "unit": "bpc", "relative": 4.2}
+    claims = [{**claim, **numbers, "relative_paper": 2.7} for claim in RESULTS["claims"]]
+    front = readme.run_part({**RESULTS, "claims": claims})
+    assert f"]({readme.LAPTOP}/figures/claims.png)" in front
+    assert front.count("| +0.100 bpc [+0.050, +0.150], +4.2 % |") == len(claims) == 10
+
+
 @pytest.mark.parametrize("name", readme.PARTS)
 def test_a_missing_file_or_marker_is_named_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     found = pages(tmp_path)

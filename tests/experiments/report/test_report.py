@@ -198,7 +198,7 @@ def test_paper_and_ours_stand_apart(page: Page, markdown: str) -> None:
 def test_columns_of_markdown_tables_are_as_many_in_every_row(markdown: str) -> None:
     without_samples = re.sub(r"^(`{3,})text\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     tables = re.findall(r"(?:^\|.*\|\n)+", without_samples, re.MULTILINE)
-    assert len(tables) == 8
+    assert len(tables) == 9
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
     assert "<script>" not in without_samples

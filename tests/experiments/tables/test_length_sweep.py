@@ -1,34 +1,77 @@
-"""Attention lengths at evaluation: the shortest that reaches the best, the gain beyond training, what is scored."""
+"""Evaluation of runs: lengths chosen on validation, what is scored, blocks of text that all runs share."""
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.engine.jobs import composed
+from experiments.engine.outcomes import Outcomes
 from experiments.engine.profiles import PROFILES
 from experiments.engine.setup import Setup
 from experiments.tables.arms import Arm, training
-from experiments.tables.shared.length_sweep import LengthSweep, gain_cell, sweep_job
+from experiments.tables.shared.length_sweep import cells, memory_cell, sweep_job, sweeps_by_seed, with_sweeps
+from experiments.tables.shared.scored_losses import block_losses
+from tests.experiments.tables.sample_outcomes import write_outcomes
+
+ON, OFF = Arm(), Arm(False)
 
 
-def test_the_gain_of_longer_attention_is_over_the_best_that_training_had() -> None:
-    losses = {32: 2.0, 64: 1.9, 96: 1.7, 128: 1.7004}
-    run = LengthSweep(init=1.85, trained=64, losses=losses, tolerance=0.001, tokens=1, limit=None)
-    assert run.gain_beyond_training == pytest.approx(0.15)
-    assert (run.best, run.attention_length) == (1.7, 96)
-    limited = replace(run, losses={32: 2.0, 64: 1.9}, limit=64)
-    assert limited.gain_beyond_training is None
-    assert (limited.best, limited.attention_length) == (1.85, 64)
-    assert gain_cell({1: limited}, "bpc") is None
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(PROFILES["laptop"], (), tmp_path)
 
 
-def test_half_loss_without_recurrence_is_scored_where_it_was_trained(tmp_path: Path) -> None:
-    setup = Setup(PROFILES["laptop"], (), tmp_path)
+def test_the_losses_of_a_run_are_those_of_its_evaluation(setup: Setup) -> None:
+    run = training(OFF, 1, setup)
+    jobs = with_sweeps(OFF, [run], setup)
+    write_outcomes(setup, jobs)
+    path = setup.runs / jobs[1].name / "evaluation.json"
+    found = json.loads(path.read_text())
+    (sweep,) = sweeps_by_seed(OFF, [run], setup, Outcomes(setup.runs, setup.figures)).values()
+    selected, swept = found["test"]["selected"], found["valid"]["sweep"]
+    assert (sweep.init, sweep.best) == (selected["init"]["bpc"], selected["best"]["bpc"])
+    assert (sweep.valid_init, sweep.valid_best) == (swept["init"]["bpc"], swept["best"]["bpc"])
+    assert (sweep.trained, sweep.length) == (32, swept["attention_length"])
+    assert sweep.unclamped
+    memory = memory_cell({1: sweep}, "bpc")
+    assert memory is not None
+    assert set(cells({1: sweep}, "bpc")) == {"init", "best", "length", "valid_init", "valid_best"}
+
+
+def test_blocks_hold_the_tokens_that_every_run_scored(setup: Setup) -> None:
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+    for arm, arm_runs in runs.items():
+        for run in arm_runs:
+            folder = setup.runs / sweep_job(arm, run, setup).name
+            folder.mkdir(parents=True)
+            rows = {n: {"attention_length": n, "losses": f"{n}.npz"} for n in (64, 128)}
+            selected = {"init": rows[64], "best": rows[128 if arm == ON else 64]}
+            (folder / "evaluation.json").write_text(json.dumps({"test": {"selected": selected}}))
+            start = 100 if arm == ON else 0
+            positions = np.arange(2500)[start:]
+            for n in rows:
+                nll = (positions >= 1000) + (run.seed or 0) + (0.5 if n == 128 else 0.0)
+                np.savez(folder / f"{n}.npz", nll=nll[::-1], positions=positions[::-1])
+    found = block_losses(runs, setup, Outcomes(setup.runs, setup.figures))
+    assert found[ON].weights_B.tolist() == [900, 1000, 500]
+    assert found[OFF].init_SB.tolist() == [[1, 2, 2], [2, 3, 3]]
+    assert found[ON].best_SB.tolist() == [[1.5, 2.5, 2.5], [2.5, 3.5, 3.5]]
+    assert found[ON].gain_SB.tolist() == [[-0.5] * 3] * 2
+    assert not found[OFF].gain_SB.any()
+
+
+def test_half_loss_without_recurrence_is_scored_where_it_was_trained(setup: Setup) -> None:
     full, half = (composed(training(Arm(False, "absolute", loss), 1, setup).overrides) for loss in ("full", "half"))
-    assert (full.evaluation.segment_len, full.evaluation.ext_len) == (32, None)
-    assert (half.evaluation.segment_len, half.evaluation.ext_len) == (16, 16)
-    spans = [c.evaluation.segment_len * (c.evaluation.max_segments or 0) for c in (full, half)]
-    assert spans[0] == spans[1]
-    sweep = sweep_job(training(Arm(False, "relative", "half"), 1, setup), setup)
-    assert {"ext_len=0", "segment_len=32", "max_segments=50"} <= set(sweep.overrides)
+    segment = full.evaluation.segment_len
+    assert full.evaluation.ext_len is None
+    assert (half.evaluation.segment_len, half.evaluation.ext_len) == (segment // 2, segment - segment // 2)
+
+
+def test_pairs_share_initialisation_and_data() -> None:
+    assert OFF.differs_in_recurrence_only(ON)
+    assert not ON.differs_in_recurrence_only(ON)
+    assert not Arm(False, "shaw").differs_in_recurrence_only(ON)
+    assert not Arm(False, longer="equal tokens").differs_in_recurrence_only(ON)
+    assert not Arm(baseline="lstm").differs_in_recurrence_only(ON)

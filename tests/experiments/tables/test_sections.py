@@ -1,5 +1,8 @@
 """Every table of the report from result files with invented numbers: sections, claims and pages fit together."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from experiments.claims.claims import CLAIMS, judged
@@ -12,7 +15,11 @@ from experiments.report.sections import Section, to_json
 from experiments.reproduce import SECTIONS
 from experiments.tables.arms import ENCODINGS, Arm
 from tests.experiments.report.sample_results import sample_results
-from tests.experiments.tables.sample_outcomes import draw_figures, small_corpus, write_outcomes
+from tests.experiments.tables.sample_outcomes import World, draw_figures, small_corpus, write_outcomes
+
+IDS = [claim.id for claim in CLAIMS]
+LOSSES = [claim.id for claim in CLAIMS if claim.tables[0] in ("table_6", "table_7", "table_10")]
+LOSSES.remove("only_ours_gains_from_longer_attention")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,12 @@ def sections(setup: Setup) -> list[Section]:
 
 
 def made(setup: Setup) -> list[Section]:
-    return [table.section(setup, Outcomes(setup.runs, setup.figures)) for table in SECTIONS.values()]
+    return [table.section(setup, outcomes_of(setup)) for table in SECTIONS.values()]
+
+
+def outcomes_of(setup: Setup) -> Outcomes:
+    jobs = merge({name: table.jobs(setup) for name, table in SECTIONS.items()})
+    return Outcomes(setup.runs, setup.figures, tuple(jobs))
 
 
 def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, sections: list[Section]) -> None:
@@ -41,11 +53,40 @@ def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, secti
     assert [section.id for section in sections] == list(SECTIONS)
     assert [claim["id"] for claim in results["claims"]] == [claim.id for claim in CLAIMS]
     figures = [figure for section in sections for figure in section.figures]
-    assert page.count("![") == len(figures) >= 10
+    assert page.count("![") == len(figures) + 1 >= 11  # the first is the picture of the claims
     assert page.count("### sample") == 2
     loss = next(t for section in sections for t in section.tables if t.id == "table_7").number(Arm().key, "loss")
-    assert list(loss.by_seed or {}) == ["1", "2"]
+    assert list(loss.by_seed or {}) == ["1", "2", "3"]
     assert f"| recurrence, ours, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
+
+
+def test_the_papers_differences_make_every_claim_hold(sections: list[Section]) -> None:
+    assert {claim["id"]: claim["mark"] for claim in judged(sections)} == dict.fromkeys(IDS, "holds")
+    effects = {claim["id"]: (claim["relative"], claim["relative_paper"]) for claim in judged(sections)}
+    assert effects["recurrence_helps"] == (pytest.approx(2.3, abs=0.2), pytest.approx(2.68, abs=0.01))
+
+
+@pytest.mark.parametrize(
+    ("world", "mark", "of"), [(World(-1), "does not hold", IDS), (World(1, 0.4), "within noise", LOSSES)]
+)
+def test_reversed_differences_flip_every_mark_and_noise_hides_every_loss(
+    world: World, mark: str, of: list[str], setup: Setup, tmp_path: Path
+) -> None:
+    other = replace(setup, directory=tmp_path / "report")
+    write_outcomes(other, merge({name: table.jobs(other) for name, table in SECTIONS.items()}), world)
+    found = {claim["id"]: claim["mark"] for claim in judged(made(other))}
+    assert {name: found[name] for name in of} == dict.fromkeys(of, mark)
+
+
+def test_arms_that_a_profile_leaves_out_leave_the_other_comparisons(setup: Setup) -> None:
+    fewer = replace(setup.profile, leave_out=(Arm(False, "al_rfou").key, Arm(False, "shaw", "half").key, "qrnn"))
+    smaller = replace(setup, profile=fewer)
+    assert not {"qrnn-seed1", "no_recurrence-al_rfou-full_loss-seed1"} & {
+        job.name for table in SECTIONS.values() for job in table.jobs(smaller)
+    }
+    table = next(t for t in SECTIONS["table_6"].section(smaller, outcomes_of(smaller)).tables if "differences" in t.id)
+    assert "half_loss_rescues_absolute_encodings/absolute" in table.rows
+    assert "half_loss_rescues_absolute_encodings/al_rfou" not in table.rows
 
 
 def test_claims_do_not_depend_on_the_titles_of_rows(
@@ -65,7 +106,8 @@ def test_rows_keep_the_papers_numbers_beside_ours(sections: list[Section]) -> No
     assert tables["table_7"].number(Arm(False).key, "paper_difference").value == pytest.approx(1.9)
     assert tables["table_8"].number("group1-qrnn", "paper_r0.1").value == 500
     assert tables["table_9"].number("char-1800", "paper").value == 773
-    assert tables["table_10"].number(Arm(False, longer=True).key, "paper_segment").value == 176
+    assert tables["table_10"].number(Arm(False, longer="equal tokens").key, "paper_segment").value == 176
+    assert tables["table_10"].number(Arm(False, longer="equal steps").key, "paper_best").value == 27.98
     assert tables["main_results"].number(Arm().key, "paper").value == 1.06
     with pytest.raises(TypeError, match="table_9, row char-3000, column paper: must be a number"):
         tables["table_9"].number("char-3000", "paper")  # a length that the paper does not have

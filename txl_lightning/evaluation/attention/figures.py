@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from txl_lightning.reporting.canvas import new_figure, save_figure
 
 MOST_LABELLED_HEADS = 48
+LEAST_HEIGHT = 3.4  # inches: the label of the colour bar must fit
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
@@ -39,7 +40,8 @@ def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_hea
     n_rows, n_distances = next(iter(panels.values())).shape
     n_layer = n_rows // n_head
     width = 2.6 + len(panels) * (5.2 if len(panels) == 1 else 3.6)
-    figure = new_figure(width, min(13.0, 1.6 + max(0.065, 0.145 if n_rows <= MOST_LABELLED_HEADS else 0) * n_rows))
+    row_height = 0.145 if n_rows <= MOST_LABELLED_HEADS else 0.065
+    figure = new_figure(width, min(13.0, max(LEAST_HEIGHT, 1.6 + row_height * n_rows)))
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     largest = max(float(panel.max()) for panel in panels.values())
     least = 0.1 / n_distances

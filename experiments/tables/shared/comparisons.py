@@ -1,0 +1,72 @@
+"""Comparisons of a section: differences that claims are judged by, and their table.
+
+A difference is positive where it supports the claim. The key of a comparison is `CLAIM/PART`; comparisons that no claim
+needs have a key of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from experiments.report.cells import Number, number
+from experiments.report.cells import Text as TextCell
+from experiments.report.sections import Table, label, ours, paper
+from experiments.tables.shared.intervals import Interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One difference with its 95 % interval.
+
+    Args:
+        key: of its row; begins with the claim's id and a slash.
+        title: names both sides.
+        difference: in the table's unit; positive supports the claim.
+        relative: the same in percent of the worse side.
+        paper: the paper's difference in percent; None where it has none.
+    """
+
+    key: str
+    title: str
+    difference: Interval
+    relative: Interval
+    paper: float | None = None
+
+
+def comparisons_table(name: str, title: str, unit: str | None, digits: int, found: Sequence[Comparison]) -> Table:
+    """Return the table of a section's comparisons."""
+    return Table(
+        id=f"{name}_differences",
+        caption=f"{title}: differences with 95 % intervals",
+        columns=(
+            label("arm", "difference of"),
+            ours("difference", "difference", unit),
+            ours("relative", "relative", "%"),
+            paper("paper", "relative", "%"),
+        ),
+        rows={
+            comparison.key: {
+                "arm": TextCell(comparison.title),
+                "difference": cell(comparison.difference, digits),
+                "relative": cell(comparison.relative, 1),
+                "paper": number(comparison.paper, 1),
+            }
+            for comparison in found
+        },
+    )
+
+
+def cell(interval: Interval, digits: int) -> Number:
+    """Return an interval as a cell."""
+    return Number(interval.effect, digits, low=interval.low, high=interval.high)
+
+
+def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:
+    """Return a difference between perplexities of the paper in percent of the worse loss: 100 · (ln w - ln b) / ln w.
+
+    Losses in nats can be compared in relative terms whatever the tokens are; perplexities of words and bits of bytes
+    cannot.
+    """
+    return 100 * (math.log(worse_ppl) - math.log(better_ppl)) / math.log(worse_ppl)

@@ -1,0 +1,193 @@
+"""95 % intervals of differences between arms: seeds and blocks of text vary together.
+
+The loss of seed s of an arm on block b of the test split is L[s, b]. Two sources of chance move a mean loss: which
+seeds were run, and which text was scored. All runs are scored on the same blocks, so the text is common to both sides
+of a difference, and only its influence on the difference counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+RESAMPLES = 4000
+TAIL = 0.025  # on each side of a 95 % interval
+FEWEST_PAIRS = 3  # with fewer, the spread of the pairs says too little
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """Spread of runs that differ in nothing but the seed.
+
+    Args:
+        variance: of the mean loss of one run, pooled over arms: Σ_arm Σ_s (L_s - mean)² / freedom.
+        freedom: degrees of freedom, Σ_arm (seeds - 1); 0 where no arm has two seeds.
+    """
+
+    variance: float
+    freedom: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Effect with its 95 % interval.
+
+    Args:
+        effect: estimate.
+        low: lower end; None where nothing was repeated, so that chance cannot be told.
+        high: upper end; None likewise.
+    """
+
+    effect: float
+    low: float | None = None
+    high: float | None = None
+
+    def mapped(self, change: Callable[[float], float]) -> Interval:
+        """Return effect and ends after a change of unit that keeps their order."""
+        ends = (None if end is None else change(end) for end in (self.low, self.high))
+        return Interval(change(self.effect), *ends)
+
+    def times(self, factor: float) -> Interval:
+        """Return effect and ends times a positive factor."""
+        return self.mapped(lambda value: value * factor)
+
+
+def pooled_spread(arms: Sequence[Sequence[float]]) -> SeedSpread:
+    """Pool the variance between seeds over arms, each a list of one value per run.
+
+    Two or three seeds alone say little of their own variance; all arms together say enough if the seed moves them
+    alike (the assumption of an analysis of variance).
+    """
+    deviations = [np.asarray(values) - np.mean(values) for values in arms if len(values) > 1]
+    freedom = sum(len(part) - 1 for part in deviations)
+    if not freedom:
+        return SeedSpread(0.0, 0)
+    return SeedSpread(float(sum((part**2).sum() for part in deviations)) / freedom, freedom)
+
+
+def difference(
+    worse_SB: Array, better_SB: Array, weights_B: Array, spread: SeedSpread, *, paired: bool, seed: int = 1
+) -> Interval:
+    """Return the mean loss of one arm minus that of another, with a 95 % interval over seeds and blocks together.
+
+        effect  = Σ_b w_b (mean_s worse[s, b] - mean_s better[s, b]) / Σ_b w_b
+        effect* = (the same over blocks drawn with replacement) + sigma · t,     t ~ Student(freedom)
+
+    Blocks are resampled. Seeds are too few to resample (an interval from three covers the truth four times in five):
+    their share is drawn from the Student distribution, exact for normally distributed seeds, with
+
+        paired:    sigma² = variance of the differences seed by seed / S, freedom S - 1
+        unpaired:  sigma² = spread.variance · (1 / S_worse + 1 / S_better), freedom of `spread`
+
+    Args:
+        worse_SB: mean loss of each block in nats, a row per seed.
+        better_SB: the same of the other arm; with `paired`, the same seeds in the same order.
+        weights_B: tokens of each block.
+        spread: between seeds, of all arms.
+        paired: equal seeds share initialisation and data. With fewer than three pairs the unpaired rule is used.
+        seed: of the resampling.
+
+    Returns:
+        The difference; without ends where chance between seeds cannot be told (too few seeds, no pooled spread).
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    if worse_SB.shape[1:] != better_SB.shape[1:] or worse_SB.shape[1] != len(weights_B):
+        raise ValueError(f"blocks of {worse_SB.shape}, {better_SB.shape} and {weights_B.shape} do not fit")
+    difference_B = worse_SB.mean(axis=0) - better_SB.mean(axis=0)
+    if paired and len(worse_SB) >= FEWEST_PAIRS and worse_SB.shape == better_SB.shape:
+        return mean_over_seeds(worse_SB - better_SB, weights_B, spread, seed=seed)
+    variance = spread.variance * (1 / len(worse_SB) + 1 / len(better_SB))
+    by_chance = _of_seeds_in_blocks(worse_SB) + _of_seeds_in_blocks(better_SB)
+    return _resampled(difference_B, weights_B, variance, spread.freedom, by_chance, seed)
+
+
+def mean_over_seeds(values_SB: Array, weights_B: Array, spread: SeedSpread, *, seed: int = 1) -> Interval:
+    """Return the mean of a value that each run has by itself, such as a gain, with its interval as in `difference`.
+
+    The variance between seeds is that of the values with three seeds or more, else that of `spread`.
+    """
+    S = len(values_SB)
+    if S >= FEWEST_PAIRS:
+        by_seed_S = values_SB @ weights_B / weights_B.sum()
+        variance, freedom = float(by_seed_S.var(ddof=1)), S - 1
+    else:
+        variance, freedom = spread.variance, spread.freedom
+    return _resampled(values_SB.mean(axis=0), weights_B, variance / S, freedom, _of_seeds_in_blocks(values_SB), seed)
+
+
+def of_repeats(values: Sequence[float] | Array) -> Interval:
+    """Return the mean of repeated measurements with its 95 % interval by Student's t."""
+    found = np.asarray(values, dtype=np.float64)
+    n, mean = len(found), float(found.mean())
+    if n < 2:
+        return Interval(mean)
+    half = student(n - 1) * float(found.std(ddof=1)) / n**0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+def minus(one: Interval, other: Interval) -> Interval:
+    """Return one estimate minus another from their own intervals.
+
+    With low = d - √((one - one_low)² + (other_high - other)²) and high likewise (Zou and Donner 2008), which allows
+    intervals that are longer on one side. An estimate without ends counts as exact.
+    """
+    effect = one.effect - other.effect
+    if one.low is None and other.low is None:
+        return Interval(effect)
+    one_low, one_high = (one.effect if end is None else end for end in (one.low, one.high))
+    other_low, other_high = (other.effect if end is None else end for end in (other.low, other.high))
+    down = float(np.hypot(one.effect - one_low, other_high - other.effect))
+    up = float(np.hypot(one_high - one.effect, other.effect - other_low))
+    return Interval(effect, effect - down, effect + up)
+
+
+def student(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution, by bisection of its integral."""
+    draws = np.linspace(0.0, np.pi / 2, 20001)  # t = √freedom · tan(angle): the density becomes cos(angle)^(freedom-1)
+    density = np.cos(draws) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    angle = np.interp((1 - 2 * TAIL) * below[-1], below, draws)
+    return float(freedom**0.5 * np.tan(angle))
+
+
+def _resampled(
+    values_B: Array, weights_B: Array, variance: float, freedom: int, by_chance: float, seed: int
+) -> Interval:
+    """Effect and ends: blocks drawn with replacement plus Student's share of the seeds.
+
+    A block's value also varies because seeds treat blocks differently. `variance` has this share already, so the
+    resampled values are shrunk towards their mean by it (`by_chance`).
+    """
+    effect = float(values_B @ weights_B / weights_B.sum())
+    if not freedom:
+        return Interval(effect)
+    of_blocks = float(values_B.var(ddof=1)) if len(values_B) > 1 else 0.0
+    text_share = max(0.0, 1 - by_chance / max(of_blocks, 1e-300)) ** 0.5
+    random = np.random.default_rng(seed)
+    drawn = _over_blocks(effect + text_share * (values_B - effect), weights_B, random)
+    low, high = np.quantile(drawn + variance**0.5 * random.standard_t(freedom, RESAMPLES), (TAIL, 1 - TAIL))
+    return Interval(effect, float(low), float(high))
+
+
+def _of_seeds_in_blocks(losses_SB: Array) -> float:
+    """Variance of a block's mean over seeds that comes from the interaction of seed and block; 0 for one seed."""
+    S, B = losses_SB.shape
+    if S < 2 or B < 2:
+        return 0.0
+    rest = losses_SB - losses_SB.mean(axis=0) - losses_SB.mean(axis=1, keepdims=True) + losses_SB.mean()
+    return float((rest**2).sum()) / ((S - 1) * (B - 1)) / S
+
+
+def _over_blocks(values_B: Array, weights_B: Array, random: np.random.Generator) -> Array:
+    """Weighted means of as many blocks drawn with replacement, one a resample."""
+    B = len(values_B)
+    counts = random.multinomial(B, np.full(B, 1 / B), size=RESAMPLES)
+    weights = counts * weights_B
+    means: Array = weights @ values_B / weights.sum(axis=1)
+    return means
