@@ -163,6 +163,16 @@ def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
 
 @pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu", "paper"])
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
+def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name: str) -> None:
+    config = composed(f"experiment={name}")
+    assert (config.optimizer.name, config.optimizer.clip_norm, config.optimizer.schedule) == ("adam", 0.25, "cosine")
+    assert (config.trainer.precision, config.trainer.num_threads) == ("bf16-mixed", None)
+    large = config.model.init_std != 0.02
+    assert large == config.optimizer.decay_after_warmup == (config.memory.start == "zeros")
+    assert config.optimizer.min_lr == pytest.approx(config.optimizer.lr / 100 if large else 0.0)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
 def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: str) -> None:
     alone, both = composed(f"experiment={name}"), composed(f"experiment={name}", f"profile={profile}")
     for group in ("model", "encoding", "memory", "data", "optimizer", "loss"):

@@ -156,7 +156,7 @@ def test_slurm_gives_every_device_a_task() -> None:
 
 
 def test_the_search_draws_together_what_runs_together() -> None:
-    config = composed("config", "experiment=laptop_search", "hydra.launcher.max_parallel=3")
+    config = composed("config", "experiment=laptop_optuna", "hydra.launcher.max_parallel=3")
     assert config.hydra.sweeper.n_jobs == 3
 
 
