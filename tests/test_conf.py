@@ -161,7 +161,6 @@ def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     assert (slurm.trainer.max_steps, slurm.trainer.devices, slurm.model.name) == (200_000, 4, "txl_wt103_128m")
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu", "paper"])
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
 def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name: str) -> None:
     config = composed(f"experiment={name}")
@@ -172,6 +171,7 @@ def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name
     assert config.optimizer.min_lr == pytest.approx(config.optimizer.lr / 100 if large else 0.0)
 
 
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu", "paper"])
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
 def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: str) -> None:
     alone, both = composed(f"experiment={name}"), composed(f"experiment={name}", f"profile={profile}")

@@ -9,6 +9,7 @@ from typing import Literal
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile
 from experiments.engine.setup import Setup
+from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
 
@@ -95,7 +96,7 @@ class Arm:
             # Training scores the second half of a segment and uses the first as context; so does evaluation.
             half = segment_len // 2
             words += [f"evaluation.ext_len={segment_len - half}", *evaluation_segments(half, config)]
-        return tuple(words)
+        return (*words, *(profile.absolute if kind_named(self.encoding).absolute else ()))
 
     def differs_in_recurrence_only(self, other: Arm) -> bool:
         """Return whether both arms have the same initial weights and read the same data."""

@@ -22,7 +22,7 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
 FIXED_OPTIONS = ["loss", "trainer.precision"]
 FREE_OPTIONS = ("data.root", "data.path", "data.cache_dir", "model.name")
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
+PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
 def check_config(config: Config) -> None:
@@ -41,7 +41,7 @@ def check_config(config: Config) -> None:
         trainer.precision in PRECISIONS,
         "trainer.precision",
         trainer.precision,
-        f"must be one of {', '.join(('auto', *PRECISIONS))}",
+        f"must be one of {', '.join(PRECISIONS)}",
     )
     require(trainer.accelerator in ("cpu", "gpu"), "trainer.accelerator", trainer.accelerator, "must be cpu or gpu")
     half_on_cpu = trainer.precision == "16-mixed" and trainer.accelerator == "cpu"
