@@ -47,7 +47,14 @@ def test_from_nothing_to_a_report_and_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "report"
-    words = ["--profile", "smoke", "--directory", str(directory)]
+    words = [
+        "--profile",
+        "smoke",
+        "--directory",
+        str(directory),
+        "trainer.max_steps=20",
+        "trainer.val_every_n_steps=10",
+    ]
     done = call(*words, home=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == f"report: {directory}/report.html"
@@ -197,7 +204,14 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("words", [["--profile", "gpu"], ["profile=paper"], ["profile=smoke", "--only=table_6"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--profile", "gpu", "--only", "table_6"],
+        ["profile=paper", "--only=table_8"],
+        ["profile=smoke", "--only=table_6"],
+    ],
+)
 def test_a_plan_needs_no_corpus_and_writes_nothing(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

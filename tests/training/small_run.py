@@ -1,5 +1,7 @@
 """A run small enough to be trained many times in a test."""
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -24,11 +26,21 @@ TINY = (
 
 
 def tiny_config(directory: Path, *overrides: str) -> Config:
-    """A configuration composed as `txl train` does, on a small text in `directory`."""
+    """Return a configuration composed as `txl train` does, on a small text in `directory`."""
     text = directory / "text.txt"
     if not text.exists():
         text.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
+    config = deepcopy(_composed(overrides))
+    if config.data.path == "TEXT":
+        config.data.path = str(text)
+    if config.data.cache_dir == "CACHE":
+        config.data.cache_dir = str(directory / "cache")
+    return config
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> Config:
+    """Compose once for all tests of this process: composing takes longer than many of them."""
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        paths = (f"data.path={text}", f"data.cache_dir={directory / 'cache'}")
-        return typed(compose("config", overrides=[*TINY, *paths, *overrides]))
+        return typed(compose("config", overrides=[*TINY, "data.path=TEXT", "data.cache_dir=CACHE", *overrides]))
