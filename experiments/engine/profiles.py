@@ -138,9 +138,9 @@ LAPTOP = Profile(
         "no_recurrence-relative-half_loss-longer_segments_equal_steps",
         "shuffled_lines-recurrence-shaw-full_loss",
     ),
-    tokens_per_second=19_000,
-    measured="one of two cores of an AMD EPYC, bfloat16",
-    seconds={"train": 10, "evaluate": 30, "recl": 160, "speed": 80, "attention": 20, "generate": 12},
+    tokens_per_second=16_000,
+    measured="one of two cores of an Intel Xeon, bfloat16, two runs at once",
+    seconds={"train": 8, "evaluate": 20, "recl": 60, "speed": 30, "attention": 15, "generate": 8},
 )
 
 GPU = Profile(

@@ -30,7 +30,7 @@ def run_part(results: dict[str, Any]) -> str:
     """Return the README's part: command, time and hardware; one picture; a line for each claim; links."""
     machine = results["machine"]
     trainings = [run for run in results["runs"].values() if run["command"] == "train"]
-    size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} tokens of training"
+    size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} tokens of training each"
     rows = [claim_view(claim) for claim in results["claims"]]
     if all("effect" in claim for claim in results["claims"]):
         png, alt = FILE, ALT

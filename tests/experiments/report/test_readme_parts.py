@@ -6,6 +6,7 @@ import pytest
 
 from experiments.report import readme
 from experiments.report.rendering import read_results
+from experiments.report.view import duration
 from txl_lightning.errors import UserError
 
 RESULTS = read_results(readme.ROOT / readme.LAPTOP / "results.json")
@@ -31,20 +32,22 @@ def test_both_files_get_their_parts_and_keep_the_rest(tmp_path: Path) -> None:
     assert texts == {name: path.read_text() for name, path in found.items()}
 
 
-def test_the_readme_shows_claims_and_a_figure_and_the_page_shows_table_6() -> None:
+def test_the_readme_shows_claims_and_their_picture_and_the_page_shows_table_6() -> None:
     front, page = readme.run_part(RESULTS), readme.tables_part(RESULTS)
     for claim in RESULTS["claims"]:
         assert f"{claim['claim']} |" in front
     assert front.count(" |\n") == len(RESULTS["claims"]) + 2
-    assert f"took 25 min on {RESULTS['machine']['cores']} cores" in front
-    assert "| recurrence, ours, full loss | 2.493 ± 0.018 |" in page
-    linked = [Path(readme.LAPTOP) / "report.md", Path(readme.LAPTOP) / "figures" / "table_6_attention_lengths.png"]
+    assert f"took {duration(RESULTS['seconds']['wall'])} on {RESULTS['machine']['cores']} cores" in front
+    (table,) = (t for section in RESULTS["sections"] for t in section["tables"] if t["id"] == "table_6")
+    first = next(iter(table["rows"]))
+    assert f"| {first['arm']['text']} | {first['init']['value']:.3f} ± " in page
+    linked = [Path(readme.LAPTOP) / "report.md", Path(readme.LAPTOP) / "figures" / "claims.png"]
     assert all((readme.ROOT / path).is_file() and f"({path})" in front for path in linked)
     assert (readme.ROOT / "docs" / "../experiments/results/laptop/report.md").resolve().is_file()
     assert "(../experiments/results/laptop/report.md)" in page
 
 
-def test_a_run_with_effects_shows_the_picture_of_its_claims_and_a_line_for_each() -> None:
+def test_a_run_shows_the_picture_of_its_claims_and_a_line_with_the_effect_of_each() -> None:
     numbers = {"effect": 0.1, "low": 0.05, "high": 0.15, "smallest": 0.05, "unit": "bpc", "relative": 4.2}
     claims = [{**claim, **numbers, "relative_paper": 2.7} for claim in RESULTS["claims"]]
     front = readme.run_part({**RESULTS, "claims": claims})
