@@ -86,7 +86,7 @@ def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
     assert "after 3 steps" in done.stdout, done.stderr
     done = txl(commands[1], env={})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "best.ckpt: encoding=alibi: must be one of relative" in done.stderr
+    assert "best.ckpt: encoding=alibi: must be one of absolute" in done.stderr
     done = txl("txl train encoding=alibi", env=named)
     assert "one of your own: encoding.name=alibi" in done.stderr
 

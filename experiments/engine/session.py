@@ -1,4 +1,4 @@
-"""One call of the command: exclusive use of its directory, signals, and wall-clock time over several calls."""
+"""Lock, signals and stopwatch of one call of the command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and on SIGINT, also where a shell's background job ignores SIGINT."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGINT, also in background jobs, for which the shell ignores SIGINT."""
 
     def interrupt(signum: int, frame: Any) -> NoReturn:
         raise KeyboardInterrupt

@@ -152,7 +152,7 @@ def check_overrides(overrides: tuple[str, ...]) -> None:
     """
     for word in overrides:
         option, _, value = word.partition("=")
-        allowed = "is set by the experiments (--only chooses among them); other options of txl train may be given"
+        allowed = "must not be given: the experiments set it (--only chooses among them)"
         reserved = option in RESERVED_OPTIONS or option.split(".")[0] in RESERVED_GROUPS
         require(not reserved, option, value, allowed)
 

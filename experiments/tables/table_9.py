@@ -51,7 +51,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             ours("lowest", "lowest round", "×"),
             ours("highest", "highest round", "×"),
             ours("cached", "vanilla / cached", "×"),
-            ours("milliseconds", "vanilla, a token", "ms"),
+            ours("milliseconds", "vanilla, per token", "ms"),
             paper("paper", "vanilla / Transformer-XL", "×"),
         ),
         rows={f"{line['level']}-{line['attention_len']}": _row(line) for line in measured},

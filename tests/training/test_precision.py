@@ -53,7 +53,7 @@ def test_it_is_printed_and_written_and_a_run_of_the_other_precision_is_not_resum
     monkeypatch.setattr("txl_lightning.training.precision.cpu_has_bfloat16", lambda: True)
     ended = run_txl("train", *TINY, *paths, f"hydra.run.dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.err
-    assert "trainer.precision=auto: bf16-mixed on this machine" in ended.err
+    assert "trainer.precision=auto: trained with bf16-mixed on this machine" in ended.out
     assert "precision: bf16-mixed" in (tmp_path / "run/config.yaml").read_text()
     monkeypatch.setattr("txl_lightning.training.precision.cpu_has_bfloat16", lambda: False)
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"

@@ -1,4 +1,4 @@
-"""Typed schemas behind `conf/`: an unknown key or a value of the wrong type is an error."""
+"""Typed schemas of `conf/`: an unknown key or a value of the wrong type is an error."""
 
 from __future__ import annotations
 

@@ -118,11 +118,11 @@ def check_weights(
     """Return the weights of a checkpoint under the names of the model.
 
     Args:
-        path: of the checkpoint, for messages.
-        option: that named it: `resume` or `initial_weights`.
-        checkpoint: its contents.
-        model: that takes the weights.
-        vocabulary: of the corpus.
+        path: path of the checkpoint, for messages.
+        option: option that named it: `resume` or `initial_weights`.
+        checkpoint: contents of the checkpoint.
+        model: model that takes the weights.
+        vocabulary: vocabulary of the corpus.
 
     Raises:
         OptionError: the checkpoint has another architecture or vocabulary.

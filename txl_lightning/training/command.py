@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from txl_lightning.config.schemas import Config
@@ -18,9 +17,10 @@ def run(options: Config, directory: Path) -> list[str]:
         UserError: as `train` does.
     """
     resolved = resolve_precision(options)
-    if options.trainer.precision == "auto":
-        print(f"trainer.precision=auto: {resolved.trainer.precision} on this machine", file=sys.stderr, flush=True)
     with leaving():
         metrics = train(resolved, directory)
     shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
-    return [f"{', '.join(shown)} after {metrics['steps']} steps"]
+    lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
+    if options.trainer.precision == "auto":
+        lines.insert(0, f"trainer.precision=auto: trained with {resolved.trainer.precision} on this machine")
+    return lines

@@ -18,7 +18,7 @@ def attention_length_figure(
     y_label: str,
     title: str,
 ) -> None:
-    """Draw the sweep behind a row of Table 6, loss by attention length, as SVG and PNG.
+    """Draw loss by attention length, the sweep of a row of Table 6, as SVG and PNG.
 
     Args:
         stem: path of the files without suffix.

@@ -163,5 +163,5 @@ def log_results(
 
 
 def _is_split(result: Any) -> bool:
-    """Whether an entry of the results belongs to a split."""
+    """Return whether an entry of the results belongs to a split."""
     return isinstance(result, dict) and "standard_error" in result
