@@ -43,7 +43,7 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
 
 def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: Path) -> None:
     for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
-        with pytest.raises(OptionError, match="set by the experiments"):
+        with pytest.raises(OptionError, match="the experiments set it"):
             check_overrides((word,))
     words = ("memory.mem_len=48", "data.segment_len=64", "model.n_layer=2", "evaluation.clamp_len=10")
     check_overrides(words)
