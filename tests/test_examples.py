@@ -88,7 +88,7 @@ def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "best.ckpt: encoding=alibi: must be one of absolute" in done.stderr
     done = txl("txl train encoding=alibi", env=named)
-    assert "one of your own: encoding.name=alibi" in done.stderr
+    assert "a custom encoding: encoding.name=alibi" in done.stderr
 
 
 def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
