@@ -62,7 +62,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     all_runs = _all_runs(setup)
     sweeps = {arm: sweeps_by_seed(arm, arm_runs, setup, outcomes) for arm, arm_runs in all_runs.items()}
     result = outcomes.training(all_runs[ON][0])
-    first = next(iter(sweeps[ON].values()))
+    tokens = sorted({sweep.tokens for by_seed in sweeps.values() for sweep in by_seed.values()})
+    scored = " to ".join(f"{number:,}" for number in dict.fromkeys((tokens[0], tokens[-1])))
     found = differences(block_losses(all_runs, setup, outcomes), outcomes)
     tables = [_table(sweeps, result.unit, setup), comparisons_table("table_6", TITLE, result.unit, 3, found)]
     if any(arm in sweeps for arm in FULL_LOSS):
@@ -73,8 +74,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         paper=PAPER,
         here=(
             f"{result.corpus}, {result.parameters:,} parameters, {result.steps:,} steps, segments of "
-            f"{result.metrics['evaluation']['segment_len']}. Every row is scored on the same {first.tokens:,} tokens "
-            "of the test split. Attention length: how many tokens a token attends to, itself included. Rows without "
+            f"{result.metrics['evaluation']['segment_len']}. Rows are scored on {scored} tokens of the "
+            "test split; claims compare the positions that all rows share. "
+            "Attention length: how many tokens a token attends to, itself included. Rows without "
             "recurrence are scored with a window of that length before every token, at training's length too (init). "
             "The best length is chosen on validation. The paper's table is of validation."
         ),

@@ -26,6 +26,7 @@ from hydra_plugins.txl_process_launcher._hydra_internals import job_error
 from hydra_plugins.txl_process_launcher._job_processes import JobProcess, run_all
 from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob
 from txl_lightning.distributed.multirun import OUTCOMES, Outcome
+from txl_lightning.reporting.machine import cores
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +114,7 @@ class ProcessLauncher(Launcher):
         """Return the variables from which OpenMP, MKL and so torch take their number of threads."""
         threads = self.threads
         if threads is None and self.max_parallel > 1:
-            cores = int(os.environ.get("OMP_NUM_THREADS") or available_cores())
-            threads = max(1, cores // self.max_parallel)
+            threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or cores()) // self.max_parallel)
         return {} if threads is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
     def _record(self, job: MultirunJob, seconds: float, done: JobReturn) -> None:
@@ -123,8 +123,3 @@ class ProcessLauncher(Launcher):
         OUTCOMES.append(Outcome(job.number, job.overrides, job.directory, error))
         value = "" if error or done.return_value is None else f": {done.return_value}"
         log.info(f"#{job.number} {'failed' if error else 'ended'} after {seconds:.0f} s{value}")
-
-
-def available_cores() -> int:
-    """Return the number of CPU cores available to this process; all cores where the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -61,7 +61,7 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
     words = [
         f"checkpoint={run.checkpoint}",
-        *profile.evaluate,
+        *(_same_tokens(word, config.evaluation.segment_len, setup) for word in profile.evaluate),
         *whole,
         "splits=[valid,test]",
         "select_on=valid",
@@ -75,6 +75,15 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
         words += ["unclamped=true"] if arm in IN_FIGURE else []
         words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
+
+
+def _same_tokens(word: str, segment_len: int, setup: Setup) -> str:
+    """Return `max_segments=N`, given in segments of the profile, for segments of another length; others unchanged."""
+    option, _, value = word.partition("=")
+    if option != "max_segments":
+        return word
+    own = composed((f"profile={setup.profile.name}", *setup.overrides)).evaluation.segment_len
+    return f"max_segments={max(1, int(value) * own // segment_len)}"
 
 
 def with_sweeps(arm: Arm, runs: Sequence[Job], setup: Setup) -> list[Job]:

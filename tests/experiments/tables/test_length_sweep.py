@@ -75,3 +75,15 @@ def test_pairs_share_initialisation_and_data() -> None:
     assert not Arm(False, "shaw").differs_in_recurrence_only(ON)
     assert not Arm(False, longer="equal tokens").differs_in_recurrence_only(ON)
     assert not Arm(baseline="lstm").differs_in_recurrence_only(ON)
+
+
+def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -> None:
+    """`max_segments` counts segments, whose length differs between the arms."""
+    setup = Setup(PROFILES["laptop"], (), tmp_path)
+    scored = {}
+    for arm in (Arm(), Arm(False, loss="half"), Arm(False, longer="equal tokens")):
+        run = training(arm, 1, setup)
+        words = dict(word.split("=", 1) for word in sweep_job(arm, run, setup).overrides)
+        scored[arm] = int(words["max_segments"]) * composed(run.overrides).evaluation.segment_len
+    assert scored[Arm()] == scored[Arm(False, loss="half")] == 200 * 64
+    assert 0 <= scored[Arm()] - scored[Arm(False, longer="equal tokens")] < 88
