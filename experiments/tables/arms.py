@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile
 from experiments.engine.setup import Setup
