@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError
@@ -25,7 +28,8 @@ class MuonWithAdam(torch.optim.Optimizer):
     Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
 
     The two share `param_groups` and `state` with this optimizer, so that a schedule, a checkpoint and a resumed run
-    see one optimizer.
+    see one optimizer. `torch.optim.Muon` holds the options and the layout of the state; its step takes one matrix
+    after the other, `update_matrices` all of one shape at once, with the same result.
 
     Args:
         model: whose parameters to train.
@@ -86,7 +90,7 @@ class MuonWithAdam(torch.optim.Optimizer):
                 grads = parameter.grad.chunk(len(blocks))
             for block, grad in zip(blocks, grads, strict=True):
                 block.grad = grad
-        self._muon.step()
+        update_matrices(self.param_groups[0], self.state)
         self._adam.step()
         return loss
 
@@ -98,6 +102,60 @@ class MuonWithAdam(torch.optim.Optimizer):
             elif parameter.grad is not None:
                 parameter.grad.zero_()
         super().zero_grad(set_to_none)
+
+
+def update_matrices(group: dict[str, Any], state: dict[Tensor, dict[str, Any]]) -> None:
+    """Do the step of `torch.optim.Muon` for all matrices of a group.
+
+    Small matrices cost more in calls than in arithmetic, so those of one shape (or its transpose) are stacked.
+
+    Args:
+        group: parameters and options of `torch.optim.Muon`.
+        state: of each parameter; its `momentum_buffer` is made at the first step and updated.
+    """
+    matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
+    if not matrices:
+        return
+    for matrix in matrices:
+        if "momentum_buffer" not in state[matrix]:
+            state[matrix]["momentum_buffer"] = torch.zeros_like(matrix.grad)
+    grads = [matrix.grad for matrix in matrices]
+    momenta = [state[matrix]["momentum_buffer"] for matrix in matrices]
+    torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+    updates = torch._foreach_lerp(grads, momenta, group["momentum"]) if group["nesterov"] else momenta
+    by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for matrix, update in zip(matrices, updates, strict=True):
+        tall = matrix.shape[0] > matrix.shape[1]
+        by_shape[tuple(sorted(matrix.shape))].append((matrix.T, update.T) if tall else (matrix, update))
+    for (_, longest), members in by_shape.items():
+        stack_NAB = torch.stack([update.bfloat16() for _, update in members])
+        orthogonal_NAB = orthogonalize(stack_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        views = [matrix for matrix, _ in members]
+        torch._foreach_mul_(views, 1 - group["lr"] * group["weight_decay"])
+        # match_rms_adamw
+        torch._foreach_add_(views, list(orthogonal_NAB.unbind()), alpha=-group["lr"] * 0.2 * math.sqrt(longest))
+
+
+def orthogonalize(
+    matrices_NAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Float[Tensor, "N A B"]:
+    """Return about U Vᵀ of each matrix U S Vᵀ, by Newton and Schulz's iteration of fifth degree.
+
+        X ← X / |X|        X ← a X + (b X Xᵀ + c (X Xᵀ)²) X
+
+    Args:
+        matrices_NAB: N matrices with no more rows than columns.
+        coefficients: a, b and c.
+        steps: number of iterations.
+        eps: smallest Frobenius norm |X|.
+    """
+    a, b, c = coefficients
+    norms = torch.stack([matrix.norm() for matrix in matrices_NAB])
+    X = matrices_NAB / norms.clamp(min=eps)[:, None, None]
+    for _ in range(steps):
+        gram = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
+    return X
 
 
 def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
