@@ -198,6 +198,7 @@ def _lengths_figure(sweeps: dict[Arm, SweepsBySeed], result: TrainingResult, out
         alt=f"Loss against attention length for {len(curves)} rows of Table 6",
         dashed=dashed,
         log_x=True,
+        dashed_label="distances not clamped",
     )
 
 

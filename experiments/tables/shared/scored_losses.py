@@ -123,7 +123,7 @@ def compare(
     (one_SB, other_SB), weights_B = shared_blocks(one.at(lengths), other.at(lengths))
     paired = worse.differs_in_recurrence_only(better) and one.seeds == other.seeds
     nats = difference(one_SB, other_SB, weights_B, seed_spread(outcomes, lengths), paired=paired)
-    title = f"{worse.title} − {better.title}, {'at training’s lengths' if lengths == 'init' else 'at the best length'}"
+    title = f"{_versus(worse, better)}, {'training’s lengths' if lengths == 'init' else 'best lengths'}"
     return _comparison(key, title, nats, (one_SB, other_SB), weights_B, outcomes, paper)
 
 
@@ -135,12 +135,13 @@ def compare_gains(
     others = (losses[other].init, losses[other].best) if other else ()
     (init_SB, best_SB, *others_SB), weights_B = shared_blocks(found.init, found.best, *others)
     gain_SB = found.gain_SB(init_SB, best_SB)
-    title = f"gain of longer attention: {arm.title}"
+    gain = "gain of longer attention"
     if other is None:
+        title = f"{gain}: {arm.title}"
         nats = mean_over_seeds(gain_SB, weights_B, spread)
     else:
         nats = difference(gain_SB, losses[other].gain_SB(*others_SB), weights_B, spread, paired=False)
-        title = f"{title} − {other.title}"
+        title = f"{gain}: {_versus(arm, other)}"
     return _comparison(key, title, nats, (init_SB, best_SB), weights_B, outcomes, paper)
 
 
@@ -159,6 +160,16 @@ def _comparison(
     if outcomes.unit == "ppl":
         in_unit = nats.mapped(lambda d: math.exp(better) * (math.exp(d) - 1))
     return Comparison(key, title, in_unit, nats.mapped(lambda d: 100 * d / worse), paper, int(weights_B.sum()))
+
+
+def _versus(one: Arm, other: Arm) -> str:
+    """Title of a difference with what both arms share in parentheses: `Shaw − ours (recurrence, full loss)`."""
+    words, others = one.title.split(", "), other.title.split(", ")
+    shared = [word for word in words if word in others]
+    sides = [", ".join(word for word in side if word not in shared) for side in (words, others)]
+    if not shared or not all(sides):
+        return f"{one.title} − {other.title}"
+    return f"{' − '.join(sides)} ({', '.join(shared)})"
 
 
 def _chose_longer(selected: Mapping[str, Any]) -> bool:

@@ -91,6 +91,12 @@ def test_a_difference_rests_on_the_tokens_of_its_own_two_arms(setup: Setup) -> N
         "gain": 2400,
         "more gain": 500,
     }
+    assert [comparison.title for comparison in found.values()] == [
+        "no recurrence − recurrence (ours, full loss), training’s lengths",
+        "no recurrence, ours − recurrence, Shaw (full loss), training’s lengths",
+        "gain of longer attention: recurrence, ours, full loss",
+        "gain of longer attention: ours − Shaw (recurrence, full loss)",
+    ]
     table = comparisons_table("table_6", "Table 6: title", "bpc", 3, list(found.values()))
     assert [table.number(name, "tokens").value for name in found] == [2400, 500, 2400, 500]
     assert table.caption == "Table 6: differences with 95 % intervals"
