@@ -21,9 +21,9 @@ LINEAR = 2.0  # percent on each side of zero that the axis shows on a linear sca
 TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
 ALT = "One line per claim: relative effect with its 95 % interval in this run, the paper's effect, the mark"
 CAPTION = (
-    "Effect of each claim in percent, positive as the paper says, with its 95 % interval; of a claim of several parts, "
-    "the part that supports it least. Losses are compared in percent of the worse loss (nats per token), lengths and "
-    "speeds in percent of the smaller one. The axis is linear up to 2 % and logarithmic beyond."
+    "Effect of each claim in percent with its 95 % interval, positive as the paper says. Losses: percent of the worse "
+    "loss (nats per token). Lengths, speeds: percent of the smaller one. Attention maps: percent of what is subtracted. "
+    "The axis is linear up to 2 % and logarithmic beyond."
 )
 
 
@@ -62,14 +62,14 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
-    """One claim: its name and mark above, interval and marker below."""
+    """One claim: its name, then its numbers and mark, then interval and markers."""
     colour = MARK_COLOURS[claim["mark"]]
     left, right = axes.get_yaxis_transform(), axes.get_yaxis_transform()
-    name = textwrap.shorten(claim.get("short", claim["claim"]), 44, placeholder="…")
-    axes.text(0.0, y - 0.37, f"{y + 1}  {name}", transform=left, fontsize=10.5, va="center", bbox=PLAIN)
+    name = textwrap.shorten(claim.get("short", claim["claim"]), 56, placeholder="…")
+    axes.text(0.0, y - 0.37, f"{y + 1}  {name}", transform=left, fontsize=10, va="center", bbox=PLAIN)
     axes.text(
-        1.0, y - 0.37, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
-        color=colour, fontweight="bold",
+        1.0, y - 0.14, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
+        color=colour, fontweight="bold", bbox=PLAIN,
     )  # fmt: skip
     low, high = claim["relative_low"], claim["relative_high"]
     if low is not None and high is not None:

@@ -34,9 +34,8 @@ def run_part(results: dict[str, Any]) -> str:
     rows = [claim_view(claim) for claim in results["claims"]]
     if all("effect" in claim for claim in results["claims"]):
         png, alt = FILE, ALT
-        claims = pipe_table(
-            ["claim of the paper", "effect in this run [95 % interval]", ""], [[r.claim, r.here, r.mark] for r in rows]
-        )
+        cells = [[row.claim, f"{row.relative} {row.relative_interval}".strip(), row.theirs, row.mark] for row in rows]
+        claims = pipe_table(["claim of the paper", "effect here [95 % interval]", "in the paper", ""], cells)
     else:  # a run of an older version
         figure = _table_6(results).figures[0]
         png, alt = figure.png, figure.alt
@@ -45,10 +44,9 @@ def run_part(results: dict[str, Any]) -> str:
         RUN_MARKERS,
         f"`{results['command']}` took {duration(results['seconds']['wall'])} on {machine['cores']} cores of an "
         f"{machine['processor']}: {len(trainings)} runs of {size}, and their measurements.",
-        f"![{alt}]({LAPTOP}/{png})",
+        f'<img src="{LAPTOP}/{png}" width="460" alt="{alt}">',
         claims,
-        f"[Report]({LAPTOP}/report.md) with every table, figure and rule behind a mark · [Table 6 and how to reproduce "
-        f"it]({DETAILS})",
+        f"[Report]({LAPTOP}/report.md) with every table and figure · [Table 6 and how to reproduce it]({DETAILS})",
     )
 
 

@@ -34,6 +34,7 @@ DIFFERENCES = {
     "gpu": "smaller models, shorter training, other hardware",
     "paper": "another implementation, other hardware",
 }
+MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too tall as blocks
 LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
@@ -101,8 +102,7 @@ def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
         "differences": DIFFERENCES[results["profile"]],
         "sections": [_section_view(section, directory) for section in sections],
         "short": {section.id: section.title.partition(":")[0] for section in sections},
-        "section_of": {table.id: section.id for section in sections for table in section.tables},
-        "counts": report_view.mark_counts(results["claims"]),
+        "captions": {table.id: table.caption for section in sections for table in section.tables},
         "facts": _facts(results),
         "rule": report_view.RULE,
         "summary": report_view.summary(results["claims"]),
@@ -135,7 +135,7 @@ def _environment(**options: Any) -> jinja2.Environment:
         keep_trailing_newline=True,
         **options,
     )
-    environment.globals.update(signs=report_view.SIGNS)
+    environment.globals.update(signs=report_view.SIGNS, most_stacked=MOST_STACKED)
     environment.filters.update(
         visible=report_view.visible, duration=report_view.duration, number=lambda value: report_view.number(value, 0)
     )

@@ -15,11 +15,11 @@ from experiments.report.sections import Table
 
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
 RULE = (
-    "Every claim rests on one difference or several, with a 95 % interval over seeds and blocks of 1,000 tokens of the "
-    "test text (over positions for context lengths, rounds for speed, heads for attention), positive as the paper "
-    "says. A "
-    "claim holds if the whole interval is above zero, does not hold if it is below, and is otherwise within noise; a "
-    "claim of several parts holds if all do."
+    "One rule for all: a claim rests on one difference or several, positive if the paper is right. It holds if every "
+    "95 % interval lies above zero, does not hold if one lies below, and is otherwise within noise. Of several "
+    "differences, the one that supports the claim least is shown. Intervals of losses are over seeds and blocks of "
+    "1,000 tokens of the test text, those of context lengths over positions, of speed over rounds, of attention over "
+    "heads. The smallest visible effect is half the width of the interval."
 )
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page cannot show
@@ -136,28 +136,28 @@ def visible(text: str) -> str:
     )
 
 
-def mark_counts(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Return the number of claims by mark, best mark first, without marks that no claim has."""
-    counts = Counter(claim["mark"] for claim in claims)
-    return [(mark, counts[mark]) for mark in SIGNS if counts[mark]]
-
-
 @dataclass(frozen=True)
 class ClaimView:
     """Claim as the table of claims shows it.
 
     Args:
         claim: in a sentence.
-        paper: place and numbers in the paper.
-        here: effect with its interval, in the unit and in percent; for files of older versions the evidence.
+        effect: with its unit; for files of older versions the evidence.
+        interval: 95 % interval of the effect, in its unit; empty where there is none.
         smallest: smallest effect that the run could have seen, with its unit.
+        relative: effect in percent.
+        relative_interval: its 95 % interval in percent.
+        theirs: the paper's effect in percent; empty where it has none.
         mark: with its sign.
     """
 
     claim: str
-    paper: str
-    here: str
+    effect: str
+    interval: str
     smallest: str
+    relative: str
+    relative_interval: str
+    theirs: str
     mark: str
 
 
@@ -165,42 +165,55 @@ def claim_view(claim: Mapping[str, Any]) -> ClaimView:
     """Return a claim as the table of claims shows it."""
     mark = f"{SIGNS[claim['mark']]} {claim['mark']}"
     if "effect" not in claim:
-        return ClaimView(claim["claim"], claim["paper"], claim["evidence"], "", mark)
+        return ClaimView(claim["claim"], claim["evidence"], "", "", "", "", "", mark)
     unit = f" {claim['unit']}" if claim["unit"] else ""
     digits = _digits(claim["effect"], claim["smallest"])
-    text = number(claim["effect"], digits, signed=True) + unit
-    smallest = ""
-    if claim["smallest"] is not None:
-        text += f" [{number(claim['low'], digits, signed=True)}, {number(claim['high'], digits, signed=True)}]"
-        smallest = number(claim["smallest"], digits) + unit
-    return ClaimView(claim["claim"], claim["paper"], f"{text}, {_percent(claim['relative'])}", smallest, mark)
+    relative, paper = claim["relative"], claim["relative_paper"]
+    return ClaimView(
+        claim=claim["claim"],
+        effect=number(claim["effect"], digits, signed=True) + unit,
+        interval=_interval(claim["low"], claim["high"], digits),
+        smallest="" if claim["smallest"] is None else number(claim["smallest"], digits) + unit,
+        relative=_percent(relative),
+        relative_interval=_interval(claim["relative_low"], claim["relative_high"], 1 if abs(relative) < 100 else 0),
+        theirs="" if paper is None else _percent(paper),
+        mark=mark,
+    )
 
 
-def summary(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Return one paragraph made from the marks: how many claims have each, and their effects."""
-    sentences = []
-    for mark, count in mark_counts(claims):
-        verb = {
-            "holds": "holds" if count == 1 else "hold",
-            "does not hold": "does not hold" if count == 1 else "do not hold",
-        }
+def summary(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return mark, count in words and claims with their effects, a line for each mark that a claim has."""
+    words = {
+        "holds": ("holds", "hold"),
+        "does not hold": ("does not hold", "do not hold"),
+        "within noise": ("is within noise", "are within noise"),
+    }
+    lines = []
+    for mark, (one, several) in words.items():
         named = [_named(claim) for claim in claims if claim["mark"] == mark]
-        noise = "is within noise" if count == 1 else "are within noise"
-        sentences.append(f"{count} of {len(claims)} claims {verb.get(mark, noise)}: {'; '.join(named)}.")
-    return " ".join(sentences)
+        if named:
+            counted = f"{len(named)} of {len(claims)} claims {one if len(named) == 1 else several}"
+            lines.append((mark, counted, "; ".join(named)))
+    return lines
 
 
 def _named(claim: Mapping[str, Any]) -> str:
-    """Claim without its full stop and, where it has one, its effect beside the paper's."""
-    name = claim["claim"].rstrip(".")
+    """Short name of a claim and, where it has one, its effect beside the paper's."""
     if "effect" not in claim:
-        return name
+        return str(claim["claim"]).rstrip(".")
     paper = claim["relative_paper"]
-    return f"{name} ({_percent(claim['relative'])}" + (")" if paper is None else f"; paper {_percent(paper)})")
+    effect = _percent(claim["relative"]) + ("" if paper is None else f"; paper {_percent(paper)}")
+    return f"{claim.get('short', claim['claim']).rstrip('.')} ({effect})"
+
+
+def _interval(low: float | None, high: float | None, digits: int) -> str:
+    if low is None or high is None:
+        return ""
+    return f"[{number(low, digits, signed=True)}, {number(high, digits, signed=True)}]"
 
 
 def _percent(value: float) -> str:
-    return f"{number(value, 1 if abs(value) < 100 else 0, signed=True)} %"
+    return f"{number(value, 1 if abs(value) < 100 else 0, signed=True)}\u00a0%"
 
 
 def _digits(effect: float, smallest: float | None) -> int:
@@ -255,9 +268,9 @@ def _explanations(table: Table, common_seeds: tuple[str, ...]) -> list[str]:
     seeds = f"seed{'s' if len(common_seeds) > 1 else ''} {', '.join(common_seeds)} (n = {len(common_seeds)})"
     texts = []
     if len(common_seeds) > 1:
-        texts.append(f"Here: the mean over {seeds}, ± its standard error; a cell of other seeds says how many.")
+        texts.append(f"Here: mean ± standard error over {seeds}; a cell with other seeds has its own n.")
     elif common_seeds:
-        texts.append(f"Here: {seeds}, so without a standard error; a cell of more seeds says how many.")
+        texts.append(f"Here: {seeds}, so without a standard error; a cell with more seeds has its own n.")
     if any(cell.low is not None for cell in cells):
         texts.append("In brackets: a 95 % interval.")
     if any(cell.at_least for cell in cells):

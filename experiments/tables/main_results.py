@@ -71,10 +71,10 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{first.corpus}, {first.level} level, {first.tokens:,} tokens of training; test loss of the best "
-            "validation at training's lengths; without recurrence every token sees a window of that length. The "
-            "paper's numbers beside ours are those of the same kind of model on "
-            f"another corpus: compare their order only.{left_out}"
+            f"{first.corpus}, {first.level} level, {first.tokens:,} tokens of training. Test loss of the weights with "
+            "the best validation loss, at training's lengths; without recurrence every token sees a window of that "
+            "length. The paper's numbers are of the same kind of model on another corpus: compare their order only."
+            f"{left_out}"
         ),
         tables=(
             _our_table(arms, trained, sweeps),

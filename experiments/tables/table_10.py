@@ -19,7 +19,7 @@ from experiments.tables import table_6
 from experiments.tables.arms import Arm, kept, memory_of_training, trainings
 from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
 from experiments.tables.shared.length_sweep import SweepsBySeed, cells, columns, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.scored_losses import block_losses, compare
+from experiments.tables.shared.scored_losses import compare, scored_runs
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
 PAPER = (
@@ -45,7 +45,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     runs = _runs(setup)
     sweeps = {arm: sweeps_by_seed(arm, arm_runs, setup, outcomes) for arm, arm_runs in runs.items()}
     unit = outcomes.unit
-    losses = block_losses(runs, setup, outcomes)
+    losses = scored_runs(runs, setup, outcomes)
     found = []
     for arm in runs:
         recurrent = Arm(True, loss=arm.loss)

@@ -32,7 +32,7 @@ from experiments.tables.shared.length_sweep import (
     sweeps_by_seed,
     with_sweeps,
 )
-from experiments.tables.shared.scored_losses import Losses, block_losses, compare, compare_gains
+from experiments.tables.shared.scored_losses import Losses, compare, compare_gains, scored_runs
 
 TITLE = "Table 6: recurrence, encoding, loss"
 PAPER = (
@@ -63,8 +63,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     sweeps = {arm: sweeps_by_seed(arm, arm_runs, setup, outcomes) for arm, arm_runs in all_runs.items()}
     result = outcomes.training(all_runs[ON][0])
     tokens = sorted({sweep.tokens for by_seed in sweeps.values() for sweep in by_seed.values()})
-    scored = " to ".join(f"{number:,}" for number in dict.fromkeys((tokens[0], tokens[-1])))
-    found = differences(block_losses(all_runs, setup, outcomes), outcomes)
+    scored = " to ".join(f"{count:,}" for count in dict.fromkeys((tokens[0], tokens[-1])))
+    found = differences(scored_runs(all_runs, setup, outcomes), outcomes)
     tables = [_table(sweeps, result.unit, setup), comparisons_table("table_6", TITLE, result.unit, 3, found)]
     if any(arm in sweeps for arm in FULL_LOSS):
         tables.insert(1, _full_loss_table(sweeps, result.unit))
@@ -74,8 +74,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         paper=PAPER,
         here=(
             f"{result.corpus}, {result.parameters:,} parameters, {result.steps:,} steps, segments of "
-            f"{result.metrics['evaluation']['segment_len']}. Rows are scored on {scored} tokens of the "
-            "test split; claims compare the positions that all rows share. "
+            f"{result.metrics['evaluation']['segment_len']}. Every row is scored on {scored} tokens of the "
+            "test split, and a difference rests on the tokens that both of its rows share. "
             "Attention length: how many tokens a token attends to, itself included. Rows without "
             "recurrence are scored with a window of that length before every token, at training's length too (init). "
             "The best length is chosen on validation. The paper's table is of validation."
@@ -198,6 +198,7 @@ def _lengths_figure(sweeps: dict[Arm, SweepsBySeed], result: TrainingResult, out
         alt=f"Loss against attention length for {len(curves)} rows of Table 6",
         dashed=dashed,
         log_x=True,
+        dashed_label="distances not clamped",
     )
 
 

@@ -19,7 +19,7 @@ from experiments.report.sections import Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, trainings
 from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
 from experiments.tables.shared.length_sweep import OFF, ON, cells, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.scored_losses import block_losses, compare
+from experiments.tables.shared.scored_losses import compare, scored_runs
 from experiments.tables.shared.shuffled_lines import shuffled_lines
 
 TITLE = "Table 7: recurrence without long dependencies"
@@ -67,7 +67,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             for plain, loss in ((plain, losses[arm]) for plain, arm in rows.items())
         },
     )
-    by_block = block_losses(runs, setup, outcomes)
+    by_block = scored_runs(runs, setup, outcomes)
     theirs = percent_of_loss(ROWS[OFF].ppl, ROWS[ON].ppl)
     found = [compare(f"{CLAIM}/init", rows[ON], rows[OFF], "init", by_block, outcomes, theirs)]
     return Section(

@@ -70,13 +70,16 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "round, and shown are the median, the lowest and the highest over rounds. Hidden states are the paper's "
             "memory; cached keys and values give the same losses."
         ),
-        tables=(table, comparisons_table("table_9", TITLE, "natural logarithm", 2, differences(measured))),
+        tables=(table, comparisons_table("table_9", TITLE, "%", 0, differences(measured))),
         figures=(figure,) if figure else (),
     )
 
 
 def differences(measured: Sequence[dict[str, Any]]) -> list[Comparison]:
-    """Return the logarithm of the speed-up at the shortest attention length, and its growth from length to length."""
+    """Return the speed-up at the shortest attention length less 1, and its growth from length to length, in percent.
+
+    Intervals are of the logarithms, whose errors are alike at all lengths.
+    """
     found = []
     for level in dict.fromkeys(line["level"] for line in measured):
         lines = sorted((line for line in measured if line["level"] == level), key=lambda line: line["attention_len"])
@@ -84,22 +87,26 @@ def differences(measured: Sequence[dict[str, Any]]) -> list[Comparison]:
         shortest, logs = ratios[0]
         theirs = TABLE_9 if level == "char" else {}
         steps: list[tuple[str, Interval, float | None]] = [
-            (f"speed-up at {shortest:,}", of_repeats(logs), theirs.get(shortest))
+            (f"speed-up at {shortest:,}", _in_percent(logs), theirs.get(shortest))
         ]
         for (short, before), (long, after) in pairwise(ratios):
             growth = theirs[long] / theirs[short] if short in theirs and long in theirs else None
-            steps.append((f"speed-up at {long:,} / at {short:,}", of_repeats(after - before), growth))
+            steps.append((f"speed-up at {long:,} / at {short:,}", _in_percent(after - before), growth))
         found += [
             Comparison(
                 f"speed_up_grows/{level}-{i}",
                 f"{LEVELS.get(level, level)}: {title}",
                 interval,
-                interval.mapped(lambda logarithm: 100 * math.expm1(logarithm)),
+                interval,
                 None if factor is None else 100 * (factor - 1),
             )
             for i, (title, interval, factor) in enumerate(steps)
         ]
     return found
+
+
+def _in_percent(logarithms: NDArray[np.float64]) -> Interval:
+    return of_repeats(logarithms).mapped(lambda logarithm: 100 * math.expm1(logarithm))
 
 
 def _log_ratios(line: dict[str, Any]) -> NDArray[np.float64]:

@@ -2,12 +2,27 @@
 
 from pathlib import Path
 
+import pytest
+from matplotlib.figure import Figure
+
 from txl_lightning.reporting.canvas import line_figure, short
 
 
 def test_a_figure_is_a_png_with_all_its_curves(tmp_path: Path) -> None:
     line_figure(tmp_path / "f.png", {"a": [([1, 2], [3, 2])], "b": [([1, 2], [4, 3])]}, "x (unit)", "y (unit)", "title")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_dashed_lines_are_explained_in_the_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def legend(self: Figure, **_: object) -> None:
+        shown.extend(self.axes[0].get_legend_handles_labels()[1])
+
+    monkeypatch.setattr(Figure, "legend", legend)
+    curve = [([1.0, 2.0], [3.0, 2.0])]
+    line_figure(tmp_path / "f.png", {"a": curve}, "x", "y", "title", {"a": curve}, dashed_label="not clamped")
+    assert shown == ["a", "not clamped"]
 
 
 def test_short_numbers() -> None:

@@ -31,6 +31,7 @@ def line_figure(
     title: str,
     dashed: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]] | None = None,
     log_x: bool = False,
+    dashed_label: str = "",
 ) -> None:
     """Draw curves as PNG: one colour and marker for each name, one line for each of its seeds.
 
@@ -42,6 +43,7 @@ def line_figure(
         title: title of the figure.
         dashed: further lines by the same names, drawn dashed.
         log_x: draw the x axis in logarithms.
+        dashed_label: meaning of the dashed lines, for the legend.
     """
     figure = new_figure(5.4, 4.6)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
@@ -50,6 +52,8 @@ def line_figure(
             axes.plot(x, y, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name if i == 0 else None)
         for x, y in (dashed or {}).get(name, ()):
             axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, linestyle="--", mfc="none")
+    if dashed:
+        axes.plot([], [], color="0.35", linestyle="--", linewidth=1.2, label=dashed_label)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
     if log_x:
         axes.set_xscale("log")

@@ -26,6 +26,7 @@ class Comparison:
         difference: in the table's unit; positive supports the claim.
         relative: the same in percent of the worse side.
         paper: the paper's difference in percent; None where it has none.
+        tokens: that both sides were scored on; None where tokens are not what was measured.
     """
 
     key: str
@@ -33,17 +34,20 @@ class Comparison:
     difference: Interval
     relative: Interval
     paper: float | None = None
+    tokens: int | None = None
 
 
 def comparisons_table(name: str, title: str, unit: str | None, digits: int, found: Sequence[Comparison]) -> Table:
-    """Return the table of a section's comparisons."""
+    """Return the table of a section's comparisons; with a column of tokens where one of them counts tokens."""
+    counted = any(comparison.tokens is not None for comparison in found)
     return Table(
         id=f"{name}_differences",
-        caption=f"{title}: differences with 95 % intervals",
+        caption=f"{title.partition(':')[0]}: differences with 95 % intervals",
         columns=(
             label("arm", "difference of"),
             ours("difference", "difference", unit),
             ours("relative", "relative", "%"),
+            *([ours("tokens", "both sides scored on", "tokens")] if counted else []),
             paper("paper", "relative", "%"),
         ),
         rows={
@@ -51,6 +55,7 @@ def comparisons_table(name: str, title: str, unit: str | None, digits: int, foun
                 "arm": TextCell(comparison.title),
                 "difference": cell(comparison.difference, digits),
                 "relative": cell(comparison.relative, 1),
+                **({"tokens": number(comparison.tokens, 0)} if counted else {}),
                 "paper": number(comparison.paper, 1),
             }
             for comparison in found

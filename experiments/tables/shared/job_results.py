@@ -29,9 +29,10 @@ def drawn_figure(
     alt: str,
     dashed: Curves | None = None,
     log_x: bool = False,
+    dashed_label: str = "",
 ) -> Figure:
     """Draw curves into the report's folder."""
     path = outcomes.figures / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    line_figure(path, curves, x_label, y_label, title, dashed or {}, log_x)
+    line_figure(path, curves, x_label, y_label, title, dashed or {}, log_x, dashed_label)
     return Figure(f"{outcomes.figures.name}/{path.name}", None, caption, alt)

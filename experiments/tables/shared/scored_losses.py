@@ -19,78 +19,87 @@ from experiments.tables.arms import Arm
 from experiments.tables.shared.comparisons import Comparison
 from experiments.tables.shared.intervals import Array, Interval, SeedSpread, difference, mean_over_seeds, pooled_spread
 from experiments.tables.shared.length_sweep import sweep_job
+from txl_lightning.errors import UserError
 
 BLOCK = 1000  # tokens
 At = Literal["init", "best"]
 
 
 @dataclass(frozen=True)
-class BlockLosses:
-    """Losses of one arm's runs on the test split, in nats: a row per seed, a column per block of 1,000 tokens.
+class ScoredRuns:
+    """Files with the losses of one arm's runs on the test split, a file per seed.
 
     Args:
-        seeds: of the rows.
-        init_SB: mean loss of each block at training's lengths.
-        best_SB: the same at the attention length chosen on validation.
+        seeds: of the runs.
+        init: losses at training's lengths.
+        best: losses at the attention length chosen on validation.
         longer_S: whether a run chose a longer attention than training's.
-        weights_B: scored tokens of each block.
     """
 
     seeds: tuple[int, ...]
-    init_SB: Array
-    best_SB: Array
+    init: tuple[Path, ...]
+    best: tuple[Path, ...]
     longer_S: NDArray[np.bool_]
-    weights_B: Array
 
-    def at(self, lengths: At) -> Array:
-        """Return the losses at training's lengths (`init`) or at the chosen length (`best`)."""
-        return self.init_SB if lengths == "init" else self.best_SB
+    def at(self, lengths: At) -> tuple[Path, ...]:
+        """Return the files at training's lengths (`init`) or at the chosen length (`best`)."""
+        return self.init if lengths == "init" else self.best
 
-    @property
-    def gain_SB(self) -> Array:
-        """Loss at training's lengths minus loss at the chosen length; 0 for a run that chose no longer one."""
-        gains: Array = (self.init_SB - self.best_SB) * self.longer_S[:, None]
+    def gain_SB(self, init_SB: Array, best_SB: Array) -> Array:
+        """Return init_SB - best_SB for the runs that chose a longer attention, 0 for the others."""
+        gains: Array = (init_SB - best_SB) * self.longer_S[:, None]
         return gains
 
 
-Losses = Mapping[Arm, BlockLosses]
+Losses = Mapping[Arm, ScoredRuns]
 
 
-def block_losses(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, BlockLosses]:
-    """Read the losses of all runs at the positions that every one of them scored."""
-    files: dict[Arm, list[tuple[Path, Path, bool]]] = {}
+def scored_runs(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, ScoredRuns]:
+    """Find the files with the losses of all runs."""
+    found = {}
     for arm, arm_runs in runs.items():
+        init, best, longer = [], [], []
         for run in arm_runs:
             job = sweep_job(arm, run, setup)
             selected = outcomes.result(job, "evaluation.json")["test"]["selected"]
-            init, best = (selected[name] for name in ("init", "best"))
-            longer = (best["attention_length"] or 0) > (init["attention_length"] or 0)
-            folder = outcomes.runs / job.name
-            files.setdefault(arm, []).append((folder / init["losses"], folder / best["losses"], longer))
-    every = dict.fromkeys(path for paths in files.values() for init, best, _ in paths for path in (init, best))
-    common = reduce(_intersection, (_read(path)[0] for path in every))
-    _, first, counts = np.unique(common // BLOCK, return_index=True, return_counts=True)
+            init.append(outcomes.runs / job.name / selected["init"]["losses"])
+            best.append(outcomes.runs / job.name / selected["best"]["losses"])
+            longer.append(_chose_longer(selected))
+        found[arm] = ScoredRuns(tuple(run.seed or 0 for run in arm_runs), tuple(init), tuple(best), np.array(longer))
+    return found
+
+
+def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
+    """Average losses by block of 1,000 tokens, over the positions that all files have.
+
+    Returns:
+        For each group the mean losses in nats with shape SB, a row per file; and the number of shared positions of each
+        block, with shape B.
+
+    Raises:
+        UserError: the files share no position.
+    """
+    losses = {path: _read(path) for group in groups for path in group}
+    shared = reduce(_intersection, (positions for positions, _ in losses.values()))
+    if not len(shared):
+        names = ", ".join(str(path) for path in losses)
+        raise UserError(f"no token of the test split was scored in all of these files: {names}")
+    _, first, counts = np.unique(shared // BLOCK, return_index=True, return_counts=True)
 
     def by_block(path: Path) -> Array:
-        positions, nll = _read(path)
-        chosen = nll if len(positions) == len(common) else nll[np.searchsorted(positions, common)]
+        positions, nll = losses[path]
+        chosen = nll if len(positions) == len(shared) else nll[np.searchsorted(positions, shared)]
         means: Array = np.add.reduceat(chosen, first) / counts
         return means
 
-    return {
-        arm: BlockLosses(
-            tuple(run.seed or 0 for run in runs[arm]),
-            np.stack([by_block(init) for init, _, _ in paths]),
-            np.stack([by_block(best) for _, best, _ in paths]),
-            np.array([longer for *_, longer in paths]),
-            counts.astype(np.float64),
-        )
-        for arm, paths in files.items()
-    }
+    return [np.stack([by_block(path) for path in group]) for group in groups], counts.astype(np.float64)
 
 
 def seed_spread(outcomes: Outcomes, lengths: At) -> SeedSpread:
-    """Pool the variance between seeds over all arms of the reproduction with two seeds or more, in nats²."""
+    """Pool the variance between seeds over all arms of the reproduction with two seeds or more, in nats².
+
+    The loss of a run is that of all its scored tokens.
+    """
     return pooled_spread(_by_arm(outcomes, lambda selected: float(selected[lengths]["nll"])))
 
 
@@ -98,9 +107,7 @@ def gain_spread(outcomes: Outcomes) -> SeedSpread:
     """Pool the variance of the gain of longer attention likewise, over the arms of which a run chose a longer one."""
 
     def gain(selected: dict[str, Any]) -> float:
-        init, best = selected["init"], selected["best"]
-        longer = (best["attention_length"] or 0) > (init["attention_length"] or 0)
-        return float(init["nll"] - best["nll"]) if longer else 0.0
+        return float(selected["init"]["nll"] - selected["best"]["nll"]) if _chose_longer(selected) else 0.0
 
     return pooled_spread([gains for gains in _by_arm(outcomes, gain) if any(gains)])
 
@@ -108,15 +115,16 @@ def gain_spread(outcomes: Outcomes) -> SeedSpread:
 def compare(
     key: str, better: Arm, worse: Arm, lengths: At, losses: Losses, outcomes: Outcomes, paper: float | None = None
 ) -> Comparison:
-    """Return how much lower the loss of one arm is than that of another.
+    """Return how much lower the loss of one arm is than that of another, on the tokens that all their runs scored.
 
     Seeds are paired where both arms share initialisation and data: recurrence on and off, all else equal.
     """
     one, other = losses[worse], losses[better]
+    (one_SB, other_SB), weights_B = shared_blocks(one.at(lengths), other.at(lengths))
     paired = worse.differs_in_recurrence_only(better) and one.seeds == other.seeds
-    nats = difference(one.at(lengths), other.at(lengths), one.weights_B, seed_spread(outcomes, lengths), paired=paired)
-    title = f"{worse.title} − {better.title}, {'at training’s lengths' if lengths == 'init' else 'at the best length'}"
-    return _comparison(key, title, nats, _mean(one, lengths), _mean(other, lengths), outcomes, paper)
+    nats = difference(one_SB, other_SB, weights_B, seed_spread(outcomes, lengths), paired=paired)
+    title = f"{_versus(worse, better)}, {'training’s lengths' if lengths == 'init' else 'best lengths'}"
+    return _comparison(key, title, nats, (one_SB, other_SB), weights_B, outcomes, paper)
 
 
 def compare_gains(
@@ -124,25 +132,49 @@ def compare_gains(
 ) -> Comparison:
     """Return how much an arm gains from longer attention; with another arm, how much more than that one."""
     found, spread = losses[arm], gain_spread(outcomes)
-    nats = mean_over_seeds(found.gain_SB, found.weights_B, spread)
-    title = f"gain of longer attention: {arm.title}"
-    if other is not None:
-        nats = difference(found.gain_SB, losses[other].gain_SB, found.weights_B, spread, paired=False)
-        title = f"{title} − {other.title}"
-    return _comparison(key, title, nats, _mean(found, "init"), _mean(found, "best"), outcomes, paper)
+    others = (losses[other].init, losses[other].best) if other else ()
+    (init_SB, best_SB, *others_SB), weights_B = shared_blocks(found.init, found.best, *others)
+    gain_SB = found.gain_SB(init_SB, best_SB)
+    gain = "gain of longer attention"
+    if other is None:
+        title = f"{gain}: {arm.title}"
+        nats = mean_over_seeds(gain_SB, weights_B, spread)
+    else:
+        nats = difference(gain_SB, losses[other].gain_SB(*others_SB), weights_B, spread, paired=False)
+        title = f"{gain}: {_versus(arm, other)}"
+    return _comparison(key, title, nats, (init_SB, best_SB), weights_B, outcomes, paper)
 
 
 def _comparison(
-    key: str, title: str, nats: Interval, worse: float, better: float, outcomes: Outcomes, paper: float | None
+    key: str,
+    title: str,
+    nats: Interval,
+    sides_SB: tuple[Array, Array],
+    weights_B: Array,
+    outcomes: Outcomes,
+    paper: float | None,
 ) -> Comparison:
+    """Comparison in the unit of the report; `sides_SB` are the losses of the worse and of the better side."""
+    worse, better = (float(side_SB.mean(axis=0) @ weights_B / weights_B.sum()) for side_SB in sides_SB)
     in_unit = nats.mapped(lambda d: d / math.log(2))
     if outcomes.unit == "ppl":
         in_unit = nats.mapped(lambda d: math.exp(better) * (math.exp(d) - 1))
-    return Comparison(key, title, in_unit, nats.mapped(lambda d: 100 * d / worse), paper)
+    return Comparison(key, title, in_unit, nats.mapped(lambda d: 100 * d / worse), paper, int(weights_B.sum()))
 
 
-def _mean(losses: BlockLosses, lengths: At) -> float:
-    return float(losses.at(lengths).mean(axis=0) @ losses.weights_B / losses.weights_B.sum())
+def _versus(one: Arm, other: Arm) -> str:
+    """Title of a difference with what both arms share in parentheses: `Shaw − ours (recurrence, full loss)`."""
+    words, others = one.title.split(", "), other.title.split(", ")
+    shared = [word for word in words if word in others]
+    sides = [", ".join(word for word in side if word not in shared) for side in (words, others)]
+    if not shared or not all(sides):
+        return f"{one.title} − {other.title}"
+    return f"{' − '.join(sides)} ({', '.join(shared)})"
+
+
+def _chose_longer(selected: Mapping[str, Any]) -> bool:
+    init, best = selected["init"], selected["best"]
+    return (best["attention_length"] or 0) > (init["attention_length"] or 0)
 
 
 def _by_arm(outcomes: Outcomes, value: Any) -> list[list[float]]:

@@ -1,5 +1,6 @@
 """Figures 5, 6 and 7 of models from one head to the paper's 160, and tokens that can be read."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,15 @@ def test_a_figure_by_distance_of_any_size(
     svg = (tmp_path / "f.svg").read_text()
     for words in ("where heads look", f"layer {n_layer}", "relative position", f"evenly spread, 1/{n_distances}"):
         assert words in svg
+
+
+def test_panels_of_the_terms_stand_one_below_the_other_to_be_read_on_a_phone(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).dirichlet(np.ones(32), 12)
+    distance_figure(tmp_path / "f", dict.fromkeys("abd", rows), 4, "terms")
+    width, height = struct.unpack(">II", (tmp_path / "f.png").read_bytes()[16:24])
+    assert width <= 6 * 150 < height
+    colour_bar = "mean attention (share of 1); white line: evenly spread, 1/32"
+    assert colour_bar in (tmp_path / "f.svg").read_text()
 
 
 @pytest.mark.parametrize(("symbols", "n_context"), [("a \n$", 260), (("the", "<eos>", "日本", "$5$", "naïve"), 20)])

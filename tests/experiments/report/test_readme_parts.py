@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.report import readme
+from experiments.report.claims_picture import FILE
 from experiments.report.rendering import read_results
 from experiments.report.view import duration
 from txl_lightning.errors import UserError
@@ -42,18 +43,19 @@ def test_the_readme_shows_claims_and_their_picture_and_the_page_shows_table_6() 
     first = next(iter(table["rows"]))
     line = next(line for line in page.splitlines() if line.startswith(f"| {first['arm']['text']} |"))
     assert f"| {first['init']['value']:.3f} ± " in line
-    linked = [Path(readme.LAPTOP) / "report.md", Path(readme.LAPTOP) / "figures" / "claims.png"]
-    assert all((readme.ROOT / path).is_file() and f"({path})" in front for path in linked)
+    linked = {f"({readme.LAPTOP}/report.md)": "report.md", f'src="{readme.LAPTOP}/figures/claims.png"': FILE}
+    assert all((readme.ROOT / readme.LAPTOP / path).is_file() and link in front for link, path in linked.items())
     assert (readme.ROOT / "docs" / "../experiments/results/laptop/report.md").resolve().is_file()
     assert "(../experiments/results/laptop/report.md)" in page
 
 
 def test_a_run_shows_the_picture_of_its_claims_and_a_line_with_the_effect_of_each() -> None:
     numbers = {"effect": 0.1, "low": 0.05, "high": 0.15, "smallest": 0.05, "unit": "bpc", "relative": 4.2}
-    claims = [{**claim, **numbers, "relative_paper": 2.7} for claim in RESULTS["claims"]]
-    front = readme.run_part({**RESULTS, "claims": claims})
-    assert f"]({readme.LAPTOP}/figures/claims.png)" in front
-    assert front.count("| +0.100 bpc [+0.050, +0.150], +4.2 % |") == len(claims) == 10
+    numbers |= {"relative_low": 2.1, "relative_high": 6.3, "relative_paper": 2.7}
+    claims = [{**claim, **numbers} for claim in RESULTS["claims"]]
+    front = readme.run_part({**RESULTS, "claims": claims}).replace("\u00a0", " ")
+    assert f'<img src="{readme.LAPTOP}/figures/claims.png" width="460" alt="' in front
+    assert front.count("| +4.2 % [+2.1, +6.3] | +2.7 % | ") == len(claims) == 10
 
 
 @pytest.mark.parametrize("name", readme.PARTS)

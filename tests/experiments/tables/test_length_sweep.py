@@ -1,19 +1,22 @@
-"""Evaluation of runs: lengths chosen on validation, what is scored, blocks of text that all runs share."""
+"""Evaluation of runs: lengths chosen on validation, what is scored, tokens that a difference rests on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.engine.jobs import composed
+from experiments.engine.jobs import Job, composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.profiles import PROFILES
 from experiments.engine.setup import Setup
 from experiments.tables.arms import Arm, training
+from experiments.tables.shared.comparisons import comparisons_table
 from experiments.tables.shared.length_sweep import cells, memory_cell, sweep_job, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.scored_losses import block_losses
+from experiments.tables.shared.scored_losses import compare, compare_gains, scored_runs, shared_blocks
 from tests.experiments.tables.sample_outcomes import write_outcomes
+from txl_lightning.errors import UserError
 
 ON, OFF = Arm(), Arm(False)
 
@@ -40,26 +43,72 @@ def test_the_losses_of_a_run_are_those_of_its_evaluation(setup: Setup) -> None:
     assert set(cells({1: sweep}, "bpc")) == {"init", "best", "length", "valid_init", "valid_best"}
 
 
-def test_blocks_hold_the_tokens_that_every_run_scored(setup: Setup) -> None:
-    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+def write_losses(setup: Setup, runs: dict[Arm, list[Job]], starts: dict[Arm, int]) -> None:
+    """Write losses of positions `starts[arm]` to 2,500; a run with recurrence is best at 128, with 0.5 more."""
     for arm, arm_runs in runs.items():
         for run in arm_runs:
             folder = setup.runs / sweep_job(arm, run, setup).name
             folder.mkdir(parents=True)
-            rows = {n: {"attention_length": n, "losses": f"{n}.npz"} for n in (64, 128)}
+            rows = {n: {"attention_length": n, "losses": f"{n}.npz", "nll": 1.0 + (run.seed or 0)} for n in (64, 128)}
             selected = {"init": rows[64], "best": rows[128 if arm == ON else 64]}
             (folder / "evaluation.json").write_text(json.dumps({"test": {"selected": selected}}))
-            start = 100 if arm == ON else 0
-            positions = np.arange(2500)[start:]
+            positions = np.arange(2500)[starts[arm] :]
             for n in rows:
                 nll = (positions >= 1000) + (run.seed or 0) + (0.5 if n == 128 else 0.0)
                 np.savez(folder / f"{n}.npz", nll=nll[::-1], positions=positions[::-1])
-    found = block_losses(runs, setup, Outcomes(setup.runs, setup.figures))
-    assert found[ON].weights_B.tolist() == [900, 1000, 500]
-    assert found[OFF].init_SB.tolist() == [[1, 2, 2], [2, 3, 3]]
-    assert found[ON].best_SB.tolist() == [[1.5, 2.5, 2.5], [2.5, 3.5, 3.5]]
-    assert found[ON].gain_SB.tolist() == [[-0.5] * 3] * 2
-    assert not found[OFF].gain_SB.any()
+
+
+def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> None:
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+    write_losses(setup, runs, {ON: 100, OFF: 0})
+    found = scored_runs(runs, setup, Outcomes(setup.runs, setup.figures))
+    (on_SB, off_SB, best_SB), weights_B = shared_blocks(found[ON].init, found[OFF].init, found[ON].best)
+    assert weights_B.tolist() == [900, 1000, 500]
+    assert on_SB.tolist() == off_SB.tolist() == [[1, 2, 2], [2, 3, 3]]
+    assert best_SB.tolist() == [[1.5, 2.5, 2.5], [2.5, 3.5, 3.5]]
+    assert found[ON].gain_SB(on_SB, best_SB).tolist() == [[-0.5] * 3] * 2
+    assert not found[OFF].gain_SB(off_SB, best_SB).any()
+    assert shared_blocks(found[OFF].init)[1].tolist() == [1000, 1000, 500]
+
+
+def test_a_difference_rests_on_the_tokens_of_its_own_two_arms(setup: Setup) -> None:
+    """A third arm of the table that was scored on fewer tokens takes none away."""
+    third = Arm(True, "shaw")
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF, third)}
+    write_losses(setup, runs, {ON: 100, OFF: 0, third: 2000})
+    trained = [run for arm_runs in runs.values() for run in arm_runs]
+    write_outcomes(setup, trained)
+    evaluated = [sweep_job(arm, run, setup) for arm, arm_runs in runs.items() for run in arm_runs]
+    outcomes = Outcomes(setup.runs, setup.figures, (*trained, *evaluated))
+    losses = scored_runs(runs, setup, outcomes)
+    pairs = {"wide": (ON, OFF), "narrow": (third, OFF)}
+    found = {name: compare(name, *pair, "init", losses, outcomes) for name, pair in pairs.items()}
+    found["gain"] = compare_gains("gain", ON, None, losses, outcomes)
+    found["more gain"] = compare_gains("more gain", ON, third, losses, outcomes)
+    assert {name: comparison.tokens for name, comparison in found.items()} == {
+        "wide": 2400,
+        "narrow": 500,
+        "gain": 2400,
+        "more gain": 500,
+    }
+    assert [comparison.title for comparison in found.values()] == [
+        "no recurrence − recurrence (ours, full loss), training’s lengths",
+        "no recurrence, ours − recurrence, Shaw (full loss), training’s lengths",
+        "gain of longer attention: recurrence, ours, full loss",
+        "gain of longer attention: ours − Shaw (recurrence, full loss)",
+    ]
+    table = comparisons_table("table_6", "Table 6: title", "bpc", 3, list(found.values()))
+    assert [table.number(name, "tokens").value for name in found] == [2400, 500, 2400, 500]
+    assert table.caption == "Table 6: differences with 95 % intervals"
+    measured = [replace(comparison, tokens=None) for comparison in found.values()]
+    assert "tokens" not in {c.key for c in comparisons_table("table_9", "Table 9", None, 3, measured).columns}
+
+
+def test_arms_that_share_no_token_cannot_be_compared(tmp_path: Path) -> None:
+    for name, first in (("a", 0), ("b", 10)):
+        np.savez(tmp_path / f"{name}.npz", nll=np.ones(10), positions=np.arange(first, first + 10))
+    with pytest.raises(UserError, match=r"no token of the test split .*a\.npz, .*b\.npz"):
+        shared_blocks([tmp_path / "a.npz"], [tmp_path / "b.npz"])
 
 
 def test_half_loss_without_recurrence_is_scored_where_it_was_trained(setup: Setup) -> None:

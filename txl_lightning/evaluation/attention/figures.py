@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from txl_lightning.reporting.canvas import new_figure, save_figure
 
 MOST_LABELLED_HEADS = 48
-LEAST_HEIGHT = 3.4  # inches: the label of the colour bar must fit
+LEAST_HEIGHT, MOST_HEIGHT = 3.4, 18.0  # inches
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
@@ -31,6 +32,8 @@ UNSEEN = "#CFE3F5"
 def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_head: int, title: str) -> None:
     """Draw Figure 5, or Figure 7 with a panel for each term, as SVG and PNG: rows are heads, columns positions.
 
+    Panels stand one below the other, so that their letters can be read at the width of a phone.
+
     Args:
         stem: path of the files without suffix.
         panels: by name, [R, L]: mean attention of R = N·H heads on the distances 0, …, L - 1.
@@ -39,10 +42,10 @@ def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_hea
     """
     n_rows, n_distances = next(iter(panels.values())).shape
     n_layer = n_rows // n_head
-    width = 2.6 + len(panels) * (5.2 if len(panels) == 1 else 3.6)
     row_height = 0.145 if n_rows <= MOST_LABELLED_HEADS else 0.065
-    figure = new_figure(width, min(13.0, max(LEAST_HEIGHT, 1.6 + row_height * n_rows)))
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    height = min(MOST_HEIGHT, 1.2 + len(panels) * (0.5 + row_height * n_rows))
+    figure = new_figure(5.6, max(LEAST_HEIGHT, height))
+    all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     largest = max(float(panel.max()) for panel in panels.values())
     least = 0.1 / n_distances
     norm = LogNorm(least, largest)  # from a tenth of uniform attention
@@ -56,32 +59,31 @@ def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_hea
             interpolation="nearest",
             extent=(-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5),
         )
-        axes.set(title=name, xlabel="relative position j − i (tokens)")
-        axes.title.set_fontsize(10)
+        axes.set_title(name, fontsize=10)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}".replace("-", "−")))
         for n in range(1, n_layer):
             axes.axhline(n * n_head - 0.5, color="white", linewidth=1.2)
-    _label_heads(all_axes, n_layer, n_head)
-    bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min")
-    bar.set_label(f"mean attention (share of 1)\nwhite line: evenly spread, 1/{n_distances}", fontsize=9)
-    bar.ax.axhline(1 / n_distances, color="white", linewidth=1.6)
-    figure.suptitle(title, fontsize=11)
+        _label_heads(axes, n_layer, n_head)
+    all_axes[-1].set_xlabel("relative position j − i (tokens)")
+    bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min", location="bottom", aspect=40)
+    bar.set_label(f"mean attention (share of 1); white line: evenly spread, 1/{n_distances}", fontsize=9)
+    bar.ax.axvline(1 / n_distances, color="white", linewidth=1.6)
+    figure.suptitle(textwrap.fill(title, 56), fontsize=11)
     save_figure(figure, stem)
 
 
-def _label_heads(all_axes: Sequence[Axes], n_layer: int, n_head: int) -> None:
-    """Label the layers on the first axes; label the heads too if there are few."""
-    first, rows = all_axes[0], range(n_layer * n_head)
+def _label_heads(axes: Axes, n_layer: int, n_head: int) -> None:
+    """Label the layers; label the heads too if there are few."""
+    rows = range(n_layer * n_head)
     few = len(rows) <= MOST_LABELLED_HEADS
     if few:
-        first.set_yticks(rows, [str(row % n_head + 1) for row in rows], minor=True)
+        axes.set_yticks(rows, [str(row % n_head + 1) for row in rows], minor=True)
     centres = [n * n_head + (n_head - 1) / 2 for n in range(n_layer)]
-    first.set_yticks(centres, [f"layer {n + 1}" for n in range(n_layer)])
-    first.set_ylabel(f"heads 1 … {n_head} of each layer, from above")
-    for axes in all_axes:
-        axes.tick_params(axis="y", which="major", length=0, pad=16 if few else 3, labelsize=8.5)
-        axes.tick_params(axis="y", which="minor", length=1.5 if axes is first else 0, pad=2, labelsize=6.5)
+    axes.set_yticks(centres, [f"layer {n + 1}" for n in range(n_layer)])
+    axes.set_ylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
+    axes.tick_params(axis="y", which="major", length=0, pad=16 if few else 3, labelsize=8.5)
+    axes.tick_params(axis="y", which="minor", length=1.5, pad=2, labelsize=6.5)
 
 
 def text_figure(
@@ -110,8 +112,8 @@ def text_figure(
     panel_width = len(columns) * (0.085 if letters == 1 else 0.115)
     panel_height = len(rows) * 0.115
     # Panels with few columns must still be wide enough for their titles.
-    width = max(6.5, panel_width) + 0.075 * longest + 1.6
-    height = len(weights) * (panel_height + 0.55 + 0.075 * (letters if letters > 1 else 1)) + 1.3
+    width = max(6.5, panel_width) + 0.075 * longest + 0.5
+    height = len(weights) * (panel_height + 0.55 + 0.075 * (letters if letters > 1 else 1)) + 2.4
     figure = new_figure(width, height)
     all_axes = figure.subplots(len(weights), 1, squeeze=False)[:, 0]
     largest = max(float(of_head.max()) for of_head in weights.values())
@@ -134,8 +136,8 @@ def text_figure(
         axes.set_ylabel("target (token to predict)", fontsize=9)
     all_axes[-1].set_xlabel("token of the memory, oldest on the left")
     for image, label in ((images[1], "attention of the marked"), (images[0], "attention of the others")):
-        bar = figure.colorbar(image, ax=list(all_axes), pad=0.01, fraction=0.03, aspect=30, extend="min")
-        bar.set_label(f"{label} (share of 1)")
+        bar = figure.colorbar(image, ax=list(all_axes), pad=0.01, aspect=60, extend="min", location="bottom")
+        bar.set_label(f"{label} (share of 1)", fontsize=9)
     meanings = [Patch(color=ORANGES(0.5), label="the 20 % of the memory that the target attends to most")]
     if any((of_head == 0).any() for of_head in weights.values()):
         meanings.append(Patch(color=UNSEEN, label="farther than the target sees"))

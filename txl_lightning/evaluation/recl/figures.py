@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
 
 MOST_TICKS = 12
+SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
 
 def gain_figure(
@@ -29,16 +30,18 @@ def gain_figure(
         needed: threshold · exp f(c, c), the smallest gain that counts.
         title: title of the figure.
     """
-    figure = new_figure()
+    figure = new_figure(*SIZE)
     axes = figure.add_subplot()
     steps = range(len(contexts) - 1)
     for (name, curve), colour, marker in zip(gains.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         axes.plot(steps, curve, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name)
     axes.plot(steps, needed, color="0.35", linestyle="--", linewidth=1.1, label="needed for a longer RECL")
     # Gains span decades and can be exactly zero: the axis is linear only near zero.
-    axes.set_yscale("symlog", linthresh=max(min(needed) / 10, 1e-9), linscale=0.5)
+    linear = max(min(needed) / 10, 1e-9)
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    # A tick between 0 and the first decade would overlap the 0.
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "" if 0 < value < linear / 2 else f"{value:g}"))
     every = -(-len(steps) // MOST_TICKS)
     labels = [f"{contexts[i]} → {contexts[i + 1]}" for i in steps]
     axes.set_xticks(list(steps)[::every], labels[::every], rotation=40, ha="right", fontsize=8)
@@ -62,7 +65,7 @@ def context_figure(
         y_label: label of the y axis, with its unit.
         title: title of the figure.
     """
-    figure = new_figure()
+    figure = new_figure(*SIZE)
     axes = figure.add_subplot()
     for (name, (mean, error)), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
         axes.plot(contexts, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=name)
