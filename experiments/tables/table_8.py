@@ -3,8 +3,8 @@
 Paper: for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400 for QRNN
 and LSTM of equal size, and 700 against 400, 300 and 128 in the ablation.
 Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. `txl recl` for each of both groups.
-Writes: the table with bootstrap intervals over positions, the differences, the gains (Figure 3) and the loss by context
-(Figure 4).
+Writes: the table with bootstrap intervals over blocks of positions, the differences, the gains (Figure 3) and the loss by
+context (Figure 4).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{one['positions']['number']:,} evenly spaced positions of {one['corpus']['name']} ({one['split']}), "
+            f"{one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}) in "
+            f"{one['positions']['blocks']} blocks spread evenly over the text, "
             f"exactly c tokens of context from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} "
             "(the paper's steps are of 100 words); the first seed of every model. Lengths can be compared within a "
             "group only."
@@ -153,7 +154,7 @@ def _table(results: dict[int, dict[str, Any]]) -> Table:
         ),
         rows=rows,
         notes=(
-            "Intervals are over resamples of the positions, the standard error of the loss is over positions. ≥: the "
+            "Intervals are over resamples of the blocks of positions, as is the standard error of the loss. ≥: the "
             "loss still falls at the longest context.",
         ),
     )

@@ -49,17 +49,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
-def assert_equal(found: Any, expected: Any) -> None:
-    """Compare numbers to 1e-12, everything else exactly; `found` may have more keys."""
+def assert_equal(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
+    """Compare numbers to the tolerance, everything else exactly; `found` may have more keys."""
     if isinstance(expected, dict):
         for name, value in expected.items():
-            assert_equal(found[name], value)
+            assert_equal(found[name], value, tolerance)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
-            assert_equal(ours, theirs)
+            assert_equal(ours, theirs, tolerance)
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
     else:
         assert found == expected
 
@@ -82,7 +82,8 @@ def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> Non
     expected = EXPECTED[arm]["recl"]
     assert results["contexts"] == expected["contexts"]
     (model,) = results["models"]
-    assert_equal(model, {"nll": expected["nll"], "recl": expected["recl"]})
+    # That code read a window for each context; windows of other sizes round differently in single precision.
+    assert_equal(model, {"nll": expected["nll"], "recl": expected["recl"]}, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("family", ["original", "huggingface"])

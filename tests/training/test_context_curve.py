@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
+from txl_lightning.config.lengths import trained_clamp
+from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
-from txl_lightning.evaluation.scoring.windows import evenly_spaced
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.scoring.position_blocks import position_blocks
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -24,7 +28,7 @@ OPTIONS = (
     "context_curve.first_context=2",
     "context_curve.step=2",
     "context_curve.max_context=8",
-    "context_curve.n_positions=10",
+    "context_curve.n_positions=40",
 )
 
 
@@ -36,14 +40,34 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
     assert [row["steps"] for row in rows] == [6, 12]
     model = load_trained(tmp_path / "run/checkpoints/last.ckpt").model
     tokens = StreamsDataModule(config.data, config.evaluation).corpus.splits["valid"]
-    positions = evenly_spaced(len(tokens), 10, 8)
-    expected = context_curve(model, tokens, positions, [2, 4, 6, 8], trained_len=8, bootstrap=0)
+    positions, blocks = position_blocks(len(tokens), 40, [2, 4, 6, 8])
+    lengths = {"trained_len": 8, "clamp_len": trained_clamp(config)}
+    expected = context_curve(model, tokens, positions, [2, 4, 6, 8], **lengths, blocks=blocks, bootstrap=0)
     assert rows[1]["nll"] == pytest.approx(expected.nll, rel=1e-5)
+    assert rows[1]["standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
     assert rows[1]["recl"]["0.1"]["value"] == expected.recl[0.1].value
     logged = [
         row for row in csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()) if row["context/bpc/8"]
     ]
     assert [(row["step"], float(row["recl/1.0"]) > 0) for row in logged] == [("6", True), ("12", True)]
+
+
+def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> None:
+    grid = ("context_curve.first_context=8", "context_curve.step=8", "context_curve.max_context=24")
+    config = tiny_config(tmp_path, *OPTIONS, *grid, "context_curve.every_n_steps=12")
+    assert trained_clamp(config) < 23
+    train(config, tmp_path / "run")
+    row = json.loads((tmp_path / "run/context_curve.jsonl").read_text())
+    checkpoint = str(tmp_path / "run/checkpoints/last.ckpt")
+    small = {"first_context": 8, "step": 8, "max_context": 24, "n_positions": 40, "split": "valid", "bootstrap": 0}
+    losses = {}
+    for clamp_len in (None, -1):
+        options = ReclOptions([checkpoint], **small, clamp_len=clamp_len, store=str(tmp_path / "store"))
+        options.logger = LoggerConfig(name="none")
+        recl(options, tmp_path)
+        losses[clamp_len] = json.loads((tmp_path / "recl.json").read_text())["models"][0]["nll"]
+    assert row["nll"] == pytest.approx(losses[None], rel=1e-7)
+    assert row["nll"][2] != pytest.approx(losses[-1][2], rel=1e-6)
 
 
 def test_the_training_does_not_notice(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ class CheckpointConfig:
 class ContextCurveConfig:
     """Node `context_curve`: validation loss with exactly c tokens of context, and RECL, during training.
 
-    Measured every `every_n_steps` steps (null: never) at `n_positions` positions of the split, for c from
+    Measured every `every_n_steps` steps (null: never) at `n_positions` positions of the split in blocks, for c from
     `first_context` to `max_context` by `step`; RECL on the `fractions` of hardest positions.
     """
 

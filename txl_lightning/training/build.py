@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf
 
-from txl_lightning.config.lengths import evaluation_lengths, extended_context
+from txl_lightning.config.lengths import evaluation_lengths, extended_context, trained_clamp
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed.ranks import Ranks, environment, n_processes
@@ -165,8 +165,8 @@ def _build_context_curves(
     if config.context_curve.every_n_steps is None:
         return None
     trained_len = config.data.segment_len + extended_context(config)
-    path = directory / "context_curve.jsonl"
-    return ContextCurves(config.context_curve, data.corpus.splits["valid"], trained_len, path, curves)
+    tokens, path = data.corpus.splits["valid"], directory / "context_curve.jsonl"
+    return ContextCurves(config.context_curve, tokens, trained_len, trained_clamp(config), path, curves)
 
 
 def _build_logger(config: Config, directory: Path, n_parameters: int, step: int, wandb_id: str | None) -> Logger | bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths, resampled
+from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 
 
 def by_the_paper(
@@ -154,7 +155,7 @@ def test_positions_that_tie_for_the_last_places_share_them() -> None:
 def test_the_interval_is_that_of_resampled_positions() -> None:
     losses = group(n_models=2, n_positions=40)
     ours = relative_effective_context_lengths(losses, CONTEXTS, [0.5], threshold=0.2, bootstrap=200, seed=3)
-    counts_SP = np.concatenate(list(resampled(40, 200, seed=3))).astype(int)
+    counts_SP = np.concatenate(list(resampled(np.arange(40), 200, seed=3))).astype(int)
     assert set(counts_SP.sum(axis=1)) == {40}
     for name in losses:
         values = []
@@ -164,6 +165,44 @@ def test_the_interval_is_that_of_resampled_positions() -> None:
         low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
         assert (ours[name][0.5].low, ours[name][0.5].high) == (low, high)
         assert low < high
+
+
+def test_resampled_blocks_keep_their_positions_together() -> None:
+    blocks = np.repeat([0, 1, 2], [3, 1, 2])
+    counts_SP = np.concatenate(list(resampled(blocks, 50, seed=2)))
+    assert (counts_SP[:, :3] == counts_SP[:, :1]).all()
+    assert (counts_SP[:, 4] == counts_SP[:, 5]).all()
+    assert set(counts_SP[:, [0, 3, 4]].sum(axis=1)) == {3}
+    losses = {name: x[:, :6] for name, x in group(n_models=2).items()}
+    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.5], 0.2, bootstrap=50, seed=2, blocks=blocks)
+    for name in losses:
+        values = []
+        for counts in counts_SP.astype(int):
+            drawn = {n: np.repeat(x, counts, axis=1).tolist() for n, x in losses.items()}
+            values.append(by_the_paper(drawn, CONTEXTS, 0.5, 0.2, name) or CONTEXTS[-1])
+        ends = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
+        assert (ours[name][0.5].low, ours[name][0.5].high) == tuple(ends)
+
+
+def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not() -> None:
+    """2,000 texts of 64 distant blocks; within a block the losses are an autoregression with mean 0."""
+    n_texts, n_blocks, size = 2000, 64, 32
+    random = np.random.default_rng(1)
+    losses = random.normal(size=(size, n_texts, n_blocks))
+    for i in range(1, size):
+        losses[i] = 0.9 * losses[i - 1] + math.sqrt(1 - 0.9**2) * losses[i]
+    losses_CP = np.moveaxis(losses, 0, 2).reshape(n_texts, -1)
+
+    def coverage(blocks: np.ndarray) -> tuple[float, float]:
+        mean, error = mean_and_error(losses_CP, blocks)
+        counts_SP = np.concatenate(list(resampled(blocks, 500, seed=1)))
+        means_SC = counts_SP @ losses_CP.T / counts_SP.sum(axis=1, keepdims=True)
+        low, high = np.quantile(means_SC, [0.025, 0.975], axis=0)
+        return float((abs(mean) < 1.96 * error).mean()), float(((low < 0) & (high > 0)).mean())
+
+    by_block = np.repeat(np.arange(n_blocks), size)
+    assert coverage(by_block) == pytest.approx((0.95, 0.95), abs=0.02)
+    assert max(coverage(np.arange(n_blocks * size))) < 0.6
 
 
 def test_a_thousand_resamples_take_seconds() -> None:
@@ -186,6 +225,7 @@ def test_a_thousand_resamples_take_seconds() -> None:
         ({"threshold": 1.0}, "threshold=1.0"),
         ({"bootstrap": -1}, "bootstrap=-1"),
         ({"losses": {}}, "losses="),
+        ({"blocks": np.arange(100)}, "blocks=.*must be 101"),
         ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
     ],
 )

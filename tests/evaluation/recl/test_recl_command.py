@@ -20,6 +20,7 @@ from txl_lightning.evaluation.recl.command import run
 from txl_lightning.evaluation.recl.group import run_names
 from txl_lightning.evaluation.recl.loss_store import LossStore
 from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 from txl_lightning.runs.trained import load_trained
 
@@ -42,11 +43,12 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     lines = run_in(group(runs, tmp_path / "store", *KINDS), tmp_path / "run")
     results = json.loads((tmp_path / "run/recl.json").read_text())
     assert results["contexts"] == [4, 8, 12, 16]
-    assert results["positions"]["number"] == 20
+    assert (results["positions"]["number"], results["positions"]["blocks"]) == (20, 20)
     assert (results["split"], results["unit"], results["corpus"]["level"]) == ("test", "bpc", "byte")
     assert [model["name"] for model in results["models"]] == list(KINDS)
     assert [model["limit"] for model in results["models"]] == [None, 8, None, None]
-    assert [model["contexts_scored"] for model in results["models"]] == [4, 2, 4, 4]
+    assert [model["scoring"] for model in results["models"]] == ["one pass", "direct", "one pass", "one pass"]
+    assert [model["positions_scored"] for model in results["models"]] == [20] * 4
     for model in results["models"]:
         assert set(model["recl"]) == {"0.1", "0.5", "1.0"}
         for length in model["recl"].values():
@@ -77,6 +79,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert "| lstm | lstm |" in table
     assert "| absolute | txl_smoke, absolute, no recurrence |" in table
     assert "Largest standard error at 16 tokens: 0." in table
+    assert "Each context has windows of its own, for absolute positions: absolute." in table
 
 
 def test_a_model_that_joins_a_group_scores_itself_alone(
@@ -84,18 +87,18 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
 ) -> None:
     calls: list[tuple[str, int]] = []
 
-    def counted(reader: Any, tokens: Any, positions: Any, context: int, batch_tokens: int) -> Any:
-        calls.append((type(reader.model).__name__, context))
-        return context_losses(reader, tokens, positions, context, batch_tokens)
+    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any, batch_tokens: int) -> Any:
+        calls.append((type(reader.model).__name__, len(positions)))
+        return loss_grid(reader, tokens, positions, contexts, batch_tokens)
 
-    monkeypatch.setattr(recl_command, "context_losses", counted)
+    monkeypatch.setattr(recl_command, "loss_grid", counted)
     store = tmp_path / "store"
     run_in(group(runs, store, "lstm"), tmp_path / "one")
-    assert [context for _, context in calls] == [4, 8, 12, 16]
+    assert [number for _, number in calls] == [2] * 10
     calls.clear()
     run_in(group(runs, store, "relative", "lstm"), tmp_path / "two")
     assert {name for name, _ in calls} == {"TransformerXL"}
-    assert len(calls) == 4
+    assert len(calls) == 10
     calls.clear()
     run_in(group(runs, store, "lstm", "relative", threshold=0.2, fractions=[0.3], seed=9), tmp_path / "again")
     assert calls == []
@@ -104,7 +107,7 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
     run_in(group(runs, store, "lstm", n_positions=21), tmp_path / "other_positions")
     run_in(group(runs, store, "relative", clamp_len=2), tmp_path / "other_lengths")
     run_in(group(runs, store, "relative", split="valid"), tmp_path / "other_split")
-    assert len(calls) == 12
+    assert len(calls) == 27  # tenths of 21 blocks are 7 parts of 3
     assert len(list(store.iterdir())) == 5
 
 
@@ -115,16 +118,47 @@ def test_losses_of_another_precision_are_scored_again_and_close(runs: SmallRuns,
         results[precision] = json.loads((tmp_path / "run/recl.json").read_text())
         assert results[precision]["precision"] == precision
     exact, ours = ([model["nll"] for model in results[precision]["models"]] for precision in results)
-    assert [model["contexts_scored"] for model in results["bf16-mixed"]["models"]] == [0, 0]
+    assert [model["positions_scored"] for model in results["bf16-mixed"]["models"]] == [0, 0]
     assert len(list((tmp_path / "store").iterdir())) == 4
     differences = np.abs(np.array(ours) - exact)
     assert 0 < differences.max() < 0.01
 
 
-def test_a_longer_grid_scores_what_is_new(runs: SmallRuns, tmp_path: Path) -> None:
-    for max_context, scored in ((12, 3), (16, 1)):
-        run_in(group(runs, tmp_path / "store", "qrnn", max_context=max_context, n_positions=4), tmp_path / "run")
-        assert json.loads((tmp_path / "run/recl.json").read_text())["models"][0]["contexts_scored"] == scored
+def test_a_killed_command_resumes_after_the_last_stored_part(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = group(runs, tmp_path / "store", "qrnn", n_positions=70)
+    parts: list[int] = []
+
+    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any, batch_tokens: int) -> Any:
+        if len(parts) == 3:
+            raise KeyboardInterrupt
+        parts.append(len(positions))
+        return loss_grid(reader, tokens, positions, contexts, batch_tokens)
+
+    monkeypatch.setattr(recl_command, "loss_grid", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_in(options, tmp_path / "killed")
+    monkeypatch.undo()
+    results = []
+    for name, store in (("resumed", "store"), ("whole", "other_store")):
+        run_in(group(runs, tmp_path / store, "qrnn", n_positions=70), tmp_path / name)
+        results.append(json.loads((tmp_path / name / "recl.json").read_text()))
+    resumed, whole = (result["models"][0] for result in results)
+    assert results[0]["positions"]["blocks"] == 30
+    assert resumed.pop("positions_scored") == 70 - sum(parts)
+    assert whole.pop("positions_scored") == 70
+    assert resumed == whole
+
+
+def test_another_grid_is_another_pass(runs: SmallRuns, tmp_path: Path) -> None:
+    found = {}
+    for max_context in (12, 16, 12):
+        run_in(group(runs, tmp_path / "store", "qrnn", max_context=max_context, n_positions=60), tmp_path / "run")
+        (model,) = json.loads((tmp_path / "run/recl.json").read_text())["models"]
+        assert model["positions_scored"] == (0 if max_context in found else 60)
+        found[max_context] = model["nll"]
+    assert found[12] != found[16][:3]
 
 
 def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from txl_lightning import TransformerXL
 from txl_lightning.distributed.ranks import all_gather, process_group
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
-from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced, window_reader
+from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
-POSITIONS = evenly_spaced(len(TOKENS), 6, 30)
+POSITIONS = np.linspace(30, len(TOKENS) - 1, 6).astype(int)
 TRAINED = 6
 TABLE = {"shaw": 9, "al_rfou": TRAINED}
 ADAPTIVE = {"cutoffs": (3, 7), "div_val": 2}
@@ -141,20 +141,6 @@ def test_any_language_model_is_fed_the_c_tokens_before_the_target() -> None:
     tokens = np.arange(90)
     losses = context_losses(window_reader(Counting()), tokens, np.array([40, 89]), 7)
     np.testing.assert_allclose(losses, [7033.040, 7082.089])
-
-
-def test_positions_are_evenly_spaced_up_to_the_last_token_with_full_context() -> None:
-    sparse = evenly_spaced(1001, 10, 100)
-    assert sparse.tolist() == list(range(100, 1001, 100))
-    assert evenly_spaced(1001, 10, 50).tolist() == sparse.tolist()  # stored losses serve a longer grid
-    dense = evenly_spaced(1001, 300, 100)
-    assert dense.min() >= 100
-    assert dense.max() == 1000
-    assert set(np.diff(dense)) <= {3, 4}
-    assert evenly_spaced(40, 10, 30).tolist() == list(range(30, 40))
-    for n_positions, max_context, words in ((11, 30, "n_positions=11: must be in 1 … 10"), (1, 40, "max_context=40")):
-        with pytest.raises(OptionError, match=words):
-            evenly_spaced(40, n_positions, max_context)
 
 
 def test_impossible_windows_are_refused() -> None:

@@ -143,7 +143,13 @@ def _recl(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
                 "limit": 32 if name == "Transformer" else None,
             }
         )
-    shared = {"unit": "bpc", "contexts": [8, 16], "step": 8, "positions": {"number": 800}, "split": "test"}
+    shared = {
+        "unit": "bpc",
+        "contexts": [8, 16],
+        "step": 8,
+        "positions": {"number": 800, "blocks": 30},
+        "split": "test",
+    }
     return {"recl.json": {**shared, "corpus": CORPUS, "models": models}}
 
 

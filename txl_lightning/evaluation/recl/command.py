@@ -22,17 +22,20 @@ from txl_lightning.evaluation.recl.loss_store import LossStore, array_checksum
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.evaluation.scoring.device import device_of, prepare_device
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
-from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced
+from txl_lightning.evaluation.scoring.position_blocks import position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.metrics import loss_metrics
+
+STORED_PARTS = 10  # of the blocks of a model
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
     """Score the losses that are not stored yet; write `recl.json`, the table and the figures.
 
-    Under a launcher (torchrun) the positions are divided over the processes. Only the first process writes
+    Under a launcher (torchrun) the windows are divided over the processes. Only the first process writes
     results and returns lines.
 
     Returns:
@@ -49,18 +52,20 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         members = load_group(options)
         corpus = common_corpus(members, options.data_path)
         tokens = corpus.splits[options.split]
-        positions = evenly_spaced(len(tokens), options.n_positions, contexts[-1])
+        positions, blocks = position_blocks(len(tokens), options.n_positions, contexts)
         losses: dict[str, Array] = {}
         scored: dict[str, int] = {}
         for member in members:
-            losses[member.name], scored[member.name] = _stored_losses(member, tokens, positions, contexts, options)
+            of_member = _stored_losses(member, tokens, positions, blocks, contexts, options)
+            losses[member.name], scored[member.name] = of_member
         if rank_and_world_size()[0] > 0:
             return []
-    results = _measure(options, members, losses, contexts)
+    results = _measure(options, members, losses, contexts, blocks)
     results["corpus"] = {"name": corpus.name, "sha256": corpus.checksum, "level": corpus.vocabulary.level}
-    results["positions"] = {"number": len(positions), "first": int(positions[0]), "last": int(positions[-1])}
+    first, last, n_blocks = int(positions[0]), int(positions[-1]), int(blocks[-1]) + 1
+    results["positions"] = {"number": len(positions), "blocks": n_blocks, "first": first, "last": last}
     for model in results["models"]:
-        model["contexts_scored"] = scored[model["name"]]
+        model["positions_scored"] = scored[model["name"]]
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
     return write_report(results, directory, options.logger, plain(options))
@@ -87,11 +92,16 @@ def _check_options(options: ReclOptions) -> list[int]:
 
 
 def _stored_losses(
-    member: Member, tokens: np.ndarray, positions: NDArray[np.int64], contexts: list[int], options: ReclOptions
+    member: Member,
+    tokens: np.ndarray,
+    positions: NDArray[np.int64],
+    blocks: NDArray[np.int64],
+    contexts: list[int],
+    options: ReclOptions,
 ) -> tuple[Array, int]:
-    """Return l(c, t) of one model, [C, P], and the number of contexts scored now; the store has the others.
+    """Return l(c, t) of one model, [C, P], and the number of positions scored now; the store has the others.
 
-    Every context is stored as soon as it is scored, so an interrupted command resumes after the last one.
+    A tenth of the blocks is scored and stored at a time, so an interrupted command resumes after the last tenth.
     """
     store = LossStore(Path(options.store).expanduser())
     key = {
@@ -105,28 +115,38 @@ def _stored_losses(
     }
     rank, _ = rank_and_world_size()
     # Only the first rank reads the store: another rank could read it after the first has written to it.
-    losses = all_gather(store.read(key) if rank == 0 else {})[0]
-    missing = sorted({member.reader.visible(context) for context in contexts} - set(losses))
-    for context in tqdm(missing, desc=member.name, unit="context", disable=True if rank else None, leave=False):
+    stored = all_gather(store.read(key) if rank == 0 else {})[0]
+    unknown = np.full(len(positions), np.nan)
+    losses_CP = np.stack([stored.get(context, unknown) for context in contexts])
+    missing_P = np.isnan(losses_CP).any(axis=0)
+    missing = np.unique(blocks[missing_P])
+    at_once = -(-int(blocks[-1] + 1) // STORED_PARTS)
+    starts = range(0, len(missing), at_once)
+    for start in tqdm(starts, desc=member.name, unit="part", disable=True if rank else None, leave=False):
+        here = np.isin(blocks, missing[start : start + at_once])
         with autocast(options.precision, device_of(member.reader.model)):
-            losses[context] = context_losses(member.reader, tokens, positions, context, options.batch_tokens)
+            losses_CP[:, here] = loss_grid(member.reader, tokens, positions[here], contexts, options.batch_tokens)
         if rank == 0:
-            store.write(key, losses)
-    return np.stack([losses[member.reader.visible(context)] for context in contexts]), len(missing)
+            store.write(key, dict(zip(contexts, losses_CP, strict=True)))
+    return losses_CP, int(missing_P.sum())
 
 
 def _measure(
-    options: ReclOptions, members: list[Member], losses: dict[str, Array], contexts: list[int]
+    options: ReclOptions,
+    members: list[Member],
+    losses: dict[str, Array],
+    contexts: list[int],
+    blocks: NDArray[np.int64],
 ) -> dict[str, Any]:
     """Return the entries of `recl.json` for the definition and the models."""
     limits = {member.name: member.reader.limit for member in members}
     lengths = relative_effective_context_lengths(
-        losses, contexts, options.fractions, options.threshold, limits, options.bootstrap, options.seed
+        losses, contexts, options.fractions, options.threshold, limits, options.bootstrap, options.seed, blocks
     )
     names = ("split", "first_context", "step", "fractions", "threshold", "bootstrap", "seed", "precision")
     models = []
     for member in members:
-        nll, error = mean_and_error(losses[member.name])
+        nll, error = mean_and_error(losses[member.name], blocks)
         level = member.trained.vocabulary.level
         units = [loss_metrics(value, level) for value in nll.tolist()]
         unit = next(name for name in units[0] if name != "nll")
@@ -140,6 +160,7 @@ def _measure(
                 "sha256": member.checksum,
                 "step": member.trained.step,
                 "kind": member.kind,
+                "scoring": "one pass" if member.reader.one_pass else "direct",
                 "parameters": sum(p.numel() for p in member.trained.model.parameters()),
                 "limit": member.reader.limit,
                 "clamp_len": member.clamp_len,

@@ -27,7 +27,7 @@ class EffectiveContext:
     Args:
         value: RECL in tokens: the first c whose relative gain is below the threshold, at most `limit`.
         at_least: whether `value` is only a lower bound: no gain on the grid was below the threshold.
-        low: lower end of the percentile interval of RECL over resampled positions.
+        low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
         limit: number of tokens the model can see; None for no limit.
@@ -55,6 +55,7 @@ def relative_effective_context_lengths(
     limits: Mapping[str, int | None] | None = None,
     bootstrap: int = 1000,
     seed: int = 1,
+    blocks: NDArray[np.int64] | None = None,
 ) -> dict[str, dict[float, EffectiveContext]]:
     """Return the RECL of every model of a group, for every fraction r of hardest positions.
 
@@ -66,7 +67,7 @@ def relative_effective_context_lengths(
 
     f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall, even if their
     mean rises: losses that fluctuate with c lengthen RECL. Compare RECL only within a group, on one grid.
-    RECL does not depend on the order of models and positions; its interval depends on the order of positions.
+    RECL does not depend on the order of models and positions; its interval depends on the order of blocks.
 
     Args:
         losses: l_i(c,t) of every model, [C, P], in nats.
@@ -74,8 +75,10 @@ def relative_effective_context_lengths(
         fractions: r, each in (0, 1].
         threshold: smallest relative gain that counts.
         limits: number of tokens that each model can see; None for no limit. Losses beyond it are those at the limit.
-        bootstrap: resamples of the positions for the intervals; 0 for none (low = high = value).
+        bootstrap: resamples of the blocks for the intervals; 0 for none (low = high = value).
         seed: seed of the resampling.
+        blocks: block of each position, [P], from 0. Losses of neighbours are correlated; if neighbours are not
+            in one block, intervals are too narrow. None for a block per position.
 
     Raises:
         OptionError: an option, the grid or the losses are not usable.
@@ -86,12 +89,14 @@ def relative_effective_context_lengths(
     require(bool(np.isfinite(losses_ICP).all()), "losses", "nan or inf", "must be finite")
     C, P = losses_ICP.shape[1:]
     require(len(contexts) == C, "contexts", list(contexts), f"must be {C}, as the losses have")
+    if blocks is not None:
+        require(len(blocks) == P, "blocks", f"{len(blocks)} numbers", f"must be {P}, one for each position")
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
     all_once = np.ones((1, P))
     point = {r: _mean_losses(losses_ICP, r, all_once) for r in fractions}
     samples: dict[float, list[Array]] = {r: [] for r in fractions}
-    for counts_SP in resampled(P, bootstrap, seed):
+    for counts_SP in resampled(np.arange(P) if blocks is None else blocks, bootstrap, seed):
         for r in fractions:
             samples[r].append(_relative_gain(*_mean_losses(losses_ICP, r, counts_SP)))
     for r in fractions:
@@ -138,25 +143,25 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
 def _hardest(losses_P: Array, fraction: float, counts_SP: Array) -> Array:
     """Return T, the fraction r of positions with the largest losses, as weights [S, P] with sum 1.
 
-    T has r·P positions, rounded (halves up), at least one. Positions that tie for the last places share them
-    equally; the order of positions does not matter.
+    T has r·n of a sample's n positions, rounded (halves up), at least one. Positions that tie for the last places
+    share them equally; the order of positions does not matter.
 
     Args:
         losses_P: b(c, t).
         fraction: r.
-        counts_SP: count of each position in each sample; every row sums to P.
+        counts_SP: count of each position in each sample.
     """
-    size = max(1, int(np.floor(fraction * len(losses_P) + 0.5)))
+    size_S1 = np.maximum(1, np.floor(fraction * counts_SP.sum(axis=1, keepdims=True) + 0.5))
     order = np.argsort(-losses_P, kind="stable")
     sorted_P = losses_P[order]
     is_first = np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]])
     tie_P = np.cumsum(is_first) - 1
     counts = counts_SP[:, order]
     totals = np.add.reduceat(counts, np.flatnonzero(is_first), axis=1)
-    taken = np.clip(size - (np.cumsum(totals, axis=1) - totals), 0, totals)
+    taken = np.clip(size_S1 - (np.cumsum(totals, axis=1) - totals), 0, totals)
     shares = taken / np.maximum(totals, 1)
     weights_SP = np.empty_like(counts)
-    weights_SP[:, order] = counts * shares[:, tie_P] / size
+    weights_SP[:, order] = counts * shares[:, tie_P] / size_S1
     return weights_SP
 
 
@@ -192,10 +197,12 @@ def _first_below(
     return np.minimum(values, limit), at_least & (values < limit)
 
 
-def resampled(n_positions: int, n_samples: int, seed: int) -> Iterator[Array]:
-    """Yield the counts [S, P] of P positions drawn with replacement, for some samples at a time."""
+def resampled(blocks: NDArray[np.int64], n_samples: int, seed: int) -> Iterator[Array]:
+    """Yield the counts [S, P] of P positions whose blocks are drawn with replacement, for some samples at a time."""
     generator = np.random.default_rng(seed)
-    at_once = max(1, SAMPLED_AT_ONCE // n_positions)
-    evenly = np.full(n_positions, 1 / n_positions)
+    at_once = max(1, SAMPLED_AT_ONCE // len(blocks))
+    names, block_P = np.unique(blocks, return_inverse=True)
+    evenly = np.full(len(names), 1 / len(names))
     for start in range(0, n_samples, at_once):
-        yield generator.multinomial(n_positions, evenly, size=min(at_once, n_samples - start)).astype(np.float64)
+        drawn = generator.multinomial(len(names), evenly, size=min(at_once, n_samples - start))
+        yield drawn[:, block_P].astype(np.float64)

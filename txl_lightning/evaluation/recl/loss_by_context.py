@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
-from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.scoring.standard_errors import standard_error
+from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.language_model import LanguageModel
 
 
@@ -23,7 +25,7 @@ class ContextCurve:
     Args:
         contexts: c, in tokens.
         nll: mean loss over the positions at each c, in nats.
-        standard_error: standard error of `nll` over the positions, in nats.
+        standard_error: standard error of `nll` over the blocks of positions, in nats.
         recl: RECL by fraction r of hardest positions; empty if the contexts are not evenly spaced.
     """
 
@@ -43,11 +45,11 @@ class ContextCurve:
         return [nll / math.log(2) for nll in self.nll]
 
 
-def mean_and_error(losses_CP: Array) -> tuple[Array, Array]:
-    """Return the mean over positions and its standard error (nan for a single position), both [C]."""
-    n = losses_CP.shape[1]
-    deviations = losses_CP.std(axis=1, ddof=1) if n > 1 else np.full(len(losses_CP), np.nan)
-    return losses_CP.mean(axis=1), deviations / math.sqrt(n)
+def mean_and_error(losses_CP: Array, blocks: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+    """Return the mean over positions and its standard error over blocks (nan for a single block), both [C]."""
+    units_P = np.arange(losses_CP.shape[1]) if blocks is None else blocks
+    errors = [standard_error(losses_P, units_P)[0] for losses_P in losses_CP]
+    return losses_CP.mean(axis=1), np.array([math.nan if error is None else error for error in errors])
 
 
 def context_curve(
@@ -58,6 +60,7 @@ def context_curve(
     trained_len: int | None = None,
     clamp_len: int | None = None,
     batch_tokens: int | None = None,
+    blocks: NDArray[np.int64] | None = None,
     **recl_options: Any,
 ) -> ContextCurve:
     """Measure a model's loss at several contexts and its RECL on its own.
@@ -67,19 +70,19 @@ def context_curve(
     Args:
         model: any language model.
         tokens: the split, one-dimensional.
-        positions: positions t of the targets, from `evenly_spaced`.
+        positions: positions t of the targets, from `position_blocks`.
         contexts: c, ascending; RECL needs equal steps.
         trained_len: see `window_reader`.
         clamp_len: see `window_reader`.
-        batch_tokens: see `context_losses`.
+        batch_tokens: see `loss_grid`.
+        blocks: block of each position, from `position_blocks`; None for a block per position.
         recl_options: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
     """
     reader = window_reader(model, trained_len, clamp_len)
-    by_length = {c: context_losses(reader, tokens, positions, c, batch_tokens) for c in sorted(set(contexts))}
-    losses_CP = np.stack([by_length[c] for c in contexts])
-    nll, error = mean_and_error(losses_CP)
+    losses_CP = loss_grid(reader, tokens, positions, contexts, batch_tokens)
+    nll, error = mean_and_error(losses_CP, blocks)
     recl: dict[float, EffectiveContext] = {}
     if len({later - earlier for earlier, later in pairwise(contexts)}) == 1:
-        group, limits = {"model": losses_CP}, {"model": reader.limit}
-        recl = relative_effective_context_lengths(group, contexts, limits=limits, **recl_options)["model"]
+        options = {"limits": {"model": reader.limit}, "blocks": blocks, **recl_options}
+        recl = relative_effective_context_lengths({"model": losses_CP}, contexts, **options)["model"]
     return ContextCurve(list(contexts), nll.tolist(), error.tolist(), recl)

@@ -16,7 +16,7 @@ from txl_lightning.errors import UserError
 from txl_lightning.evaluation.recl.effective_context import Array
 from txl_lightning.files import write_atomically
 
-SCORING_VERSION = 1  # increase it when scoring changes: older files are then no longer found
+SCORING_VERSION = 2  # increase it when scoring changes: older files are then no longer found
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LossStore:
         return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
 
     def read(self, key: Mapping[str, Any]) -> dict[int, Array]:
-        """Return the stored losses, [P], by context; an empty dictionary if there are none.
+        """Return the stored losses, [P], by context, nan where not scored yet; an empty dictionary if there are none.
 
         Raises:
             UserError: the file is damaged.

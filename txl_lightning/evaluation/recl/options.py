@@ -20,10 +20,10 @@ class ReclOptions:
         first_context: smallest context in tokens; the grid is first_context, first_context + step, … max_context.
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
-        n_positions: number of evenly spaced positions to score.
+        n_positions: number of positions to score, in blocks spread evenly over the split.
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
-        bootstrap: resamples of the positions for the confidence intervals; 0 for no intervals.
+        bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
         seed: seed of the resampling.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
             the longest distance of its training; -1 for no limit.

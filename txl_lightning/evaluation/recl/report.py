@@ -89,19 +89,23 @@ def _notes(results: dict[str, Any]) -> list[str]:
     corpus, positions = results["corpus"], results["positions"]
     largest = max(model[f"{unit}_standard_error"][-1] for model in models)
     lines = [
-        f"{positions['number']:,} positions of {corpus['name']} ({results['split']}), evenly spaced; contexts "
+        f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
+        f"spread evenly over the text; contexts "
         f"{contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step counts if its relative "
         f"gain is at least {results['threshold']:.3g}. "
         f"Largest standard error at {contexts[-1]} tokens: {largest:.4f} {unit}.",
     ]
     if results["bootstrap"]:
-        lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the positions.")
+        lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.")
     if any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values()):
         lines.append(f"≥: steps still counted at {contexts[-1]} tokens, where the grid ends (max_context).")
     if any(model["limit"] for model in models):
         lines.append("Sees at most: absolute positions without recurrence are limited to the trained length.")
-    scored = ", ".join(f"{model['name']} {model['contexts_scored']}" for model in models)
-    lines.append(f"Contexts scored now (the others were in the store): {scored}.")
+    direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
+    if direct:
+        lines.append(f"Each context has windows of its own, for absolute positions: {direct}.")
+    scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
+    lines.append(f"Positions scored now (the others were in the store): {scored}.")
     return lines
 
 

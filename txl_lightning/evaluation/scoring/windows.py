@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -32,11 +32,13 @@ class WindowReader:
         model: model with its lengths set for reading windows.
         segment_len: longer windows are read in segments, the last of which is complete; None for one segment.
         limit: only the last `limit` tokens of a longer window are read; None for no limit.
+        one_pass: whether the loss of a window's c-th target is that of a window of c tokens: `losses_at` is exact.
     """
 
     model: LanguageModel
     segment_len: int | None = None
     limit: int | None = None
+    one_pass: bool = False
 
     def visible(self, context: int) -> int:
         """Return how many of c tokens the model can see."""
@@ -62,6 +64,17 @@ class WindowReader:
                 losses.append(nll)
         return torch.cat(losses, dim=1)
 
+    def losses_at(self, windows_BT: Tensor, contexts: Sequence[int]) -> Tensor:
+        """Return the losses, [B, C], in nats, of each window's c-th target, 1 <= c < T, for every c of `contexts`."""
+        places = torch.as_tensor(contexts, device=windows_BT.device) - 1
+        tokens_BT, targets_BT = windows_BT[:, :-1], windows_BT[:, 1:]
+        if not isinstance(self.model, TransformerXL):
+            return self.model.score(tokens_BT, targets_BT, None)[0][:, places]
+        # A large vocabulary makes the softmax expensive: it gets no other targets.
+        hidden_BCD = self.model(tokens_BT)[0][:, places]
+        nll_BC: Tensor = self.model.softmax(hidden_BCD, targets_BT[:, places], self.model.embedding)
+        return nll_BC
+
 
 def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
     """Return a reader that gives a model exactly c tokens of context.
@@ -75,6 +88,9 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
     between them. Encodings of distances have no limit: sinusoids exist for any distance, and a trained table
     repeats its farthest row (Table 8 has both beyond their trained lengths).
 
+    One pass is exact for encodings of distances, recurrent models and every other causal language model. Absolute
+    positions count from the end of a window, so each context needs windows of its own.
+
     Args:
         model: any language model. Only `score` is used of a model that is not a TransformerXL.
         trained_len: tokens of a training segment with its extended context; needed for absolute positions.
@@ -84,36 +100,16 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
         OptionError: absolute positions without `trained_len`, or `clamp_len` is not allowed.
     """
     if not isinstance(model, TransformerXL):
-        return WindowReader(model)
+        return WindowReader(model, one_pass=True)
     clamp_len = model.config.clamp_len if clamp_len is None else clamp_len
     plain = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
     if not model.config.kind.absolute:
-        return WindowReader(model.with_lengths(mem_len=0, **plain))
+        return WindowReader(model.with_lengths(mem_len=0, **plain), one_pass=True)
     if trained_len is None:
         raise OptionError("trained_len", None, f"must be given for encoding={model.config.encoding}")
     if model.config.mem_len:
         return WindowReader(model.with_lengths(**plain), segment_len=trained_len)
     return WindowReader(model.with_lengths(**plain), limit=trained_len)
-
-
-def evenly_spaced(n_tokens: int, n_positions: int, max_context: int) -> NDArray[np.int64]:
-    """Return positions t, evenly spaced up to the split's last token, each with `max_context` tokens before it.
-
-    While the spacing is at least `max_context`, the positions do not depend on `max_context`: stored losses
-    of a shorter grid of contexts can be reused for a longer one.
-
-    Raises:
-        OptionError: the split has fewer such positions.
-    """
-    require(max_context >= 1, "max_context", max_context, "must be an integer >= 1")
-    allowed = f"must be below the {n_tokens} tokens of the split"
-    require(max_context < n_tokens, "max_context", max_context, allowed)
-    available = n_tokens - max_context
-    allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
-    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
-    before_first = 0 if (n_tokens - 1) // n_positions >= max_context else max_context - 1
-    steps = np.arange(1, n_positions + 1, dtype=np.int64)
-    return before_first + steps * (n_tokens - 1 - before_first) // n_positions
 
 
 def context_losses(
@@ -140,8 +136,7 @@ def context_losses(
         ValueError: a position has fewer than c tokens before it.
     """
     context = reader.visible(context)
-    if len(positions) and not context <= positions.min() <= positions.max() < len(tokens):
-        raise ValueError(f"positions must be in {context} … {len(tokens) - 1} for a context of {context} tokens")
+    check_positions(positions, context, len(tokens))
     rank, world_size = rank_and_world_size()
     own = positions[rank::world_size]
     device = device_of(reader.model)
@@ -156,6 +151,12 @@ def context_losses(
     for other, of_rank in enumerate(all_gather(part)):
         losses[other::world_size] = of_rank
     return losses
+
+
+def check_positions(positions: NDArray[np.int64], context: int, n_tokens: int) -> None:
+    """Raise ValueError unless every position is in the split and has `context` tokens before it."""
+    if len(positions) and not context <= positions.min() <= positions.max() < n_tokens:
+        raise ValueError(f"positions must be in {context} … {n_tokens - 1} for a context of {context} tokens")
 
 
 def windows_at_once(context: int, device: torch.device, batch_tokens: int | None = None) -> int:

@@ -15,7 +15,7 @@ from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
-from txl_lightning.evaluation.scoring.windows import evenly_spaced
+from txl_lightning.evaluation.scoring.position_blocks import position_blocks
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 from txl_lightning.training.loggers.curve_file import CurveFile
@@ -30,12 +30,13 @@ class ContextCurves(Callback):
 
     Logs `context/{bpc or ppl}/{c}` and `recl/{r}` over steps, and to W&B each measurement as a curve over c too.
     RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
-    its share of the positions. Memory, streams and random state of the training stay unchanged.
+    its share of the windows. Memory, streams and random state of the training stay unchanged.
 
     Args:
         options: interval, contexts and number of positions.
         tokens: the validation split.
         trained_len: tokens that absolute positions were trained with.
+        clamp_len: larger distances share one position; None for the model's own.
         path: file that gets one line per measurement.
         curves: counts the tokens seen so far; the time of a measurement is excluded from its tokens/s.
 
@@ -44,16 +45,23 @@ class ContextCurves(Callback):
     """
 
     def __init__(
-        self, options: ContextCurveConfig, tokens: np.ndarray, trained_len: int, path: Path, curves: TrainingCurves
+        self,
+        options: ContextCurveConfig,
+        tokens: np.ndarray,
+        trained_len: int,
+        clamp_len: int | None,
+        path: Path,
+        curves: TrainingCurves,
     ) -> None:
-        self.curves, self.options, self.tokens, self.trained_len = curves, options, tokens, trained_len
+        self.curves, self.options, self.tokens = curves, options, tokens
+        self.trained_len, self.clamp_len = trained_len, clamp_len
         try:
             for name in ("every_n_steps", "first_context", "step"):
                 value = getattr(options, name)
                 require(value is None or value >= 1, name, value, "must be an integer >= 1")
             self.contexts = list(range(options.first_context, options.max_context + 1, options.step))
             check_definition(self.contexts, options.fractions, RECL_THRESHOLD, bootstrap=0)
-            self.positions = evenly_spaced(len(tokens), options.n_positions, options.max_context)
+            self.positions, self.blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
         except OptionError as error:
             raise error.within("context_curve") from error
         self.file = CurveFile(path)
@@ -75,6 +83,8 @@ class ContextCurves(Callback):
             self.positions,
             self.contexts,
             trained_len=self.trained_len,
+            clamp_len=self.clamp_len,
+            blocks=self.blocks,
             fractions=self.options.fractions,
             threshold=RECL_THRESHOLD,
             bootstrap=0,
