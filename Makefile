@@ -10,7 +10,7 @@ TRANSFORMERS := .venv-transformers
 .PHONY: help reproduce test test-transformers lint format bench clean
 
 help:
-	@echo "make reproduce [PROFILE=smoke|laptop|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
+	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make test | test-transformers | lint | format | bench | clean"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.

@@ -122,6 +122,8 @@ def test_every_experiment_of_laptop_size_trains(name: str, tmp_path: Path) -> No
         # for it belongs to 267,744 types (a dictionary padded to a multiple of 8) and u, v per layer.
         (WIKITEXT, ["model=txl_wt103_base"], 151_107_538),
         (267_744, ["model=txl_wt103_base", "model.untie_biases=true"], 151_123_537),
+        (WIKITEXT, ["model=txl_wt103_128m"], 128_277_178),
+        (793_471, ["model=txl_lm1b_table7"], 301_205_362),
         (BYTES, ["model=txl_enwik8_base"], 41_055_949),
     ],
 )
@@ -140,6 +142,7 @@ def test_known_sizes(vocab_size: int, overrides: list[str], expected: int) -> No
         (BYTES, "txl_enwik8_large", 277e6, 0.01),
         (793_471, "txl_lm1b_base_paper", 0.46e9, 0.03),
         (793_471, "txl_lm1b_large", 0.8e9, 0.06),
+        (793_471, "txl_lm1b_table7", 0.3e9, 0.01),
     ],
 )
 def test_sizes_beside_the_papers(vocab_size: int, model: str, published: float, within: float) -> None:
@@ -170,6 +173,24 @@ def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     assert (slurm.trainer.max_steps, slurm.trainer.devices, slurm.model.name) == (200_000, 4, "txl_wt103_128m")
 
 
+def test_the_ablation_and_table_7_are_as_deep_as_the_paper_says() -> None:
+    table_6, table_7 = composed("experiment=paper/table6"), composed("experiment=paper/table7")
+    standard = composed("experiment=paper/wt103_base")
+    assert table_6.model.n_layer == standard.model.n_layer == 16
+    assert (table_7.data.name, table_7.model.n_layer, table_7.trainer.max_steps) == ("lm1b", 20, 400_000)
+    for memory, expected in (("on", 32), ("off", 0)):
+        row = composed("experiment=paper/table7", f"memory={memory}")
+        assert (row.data.segment_len, row.memory.mem_len, row.memory.start) == (32, expected, "zeros")
+    assert (table_7.evaluation.mem_len, table_7.evaluation.segment_len) == (None, 32)  # training's lengths
+
+
+def test_the_evening_is_the_laptop_profile_with_twice_the_tokens() -> None:
+    laptop, evening = composed("profile=laptop"), composed("profile=evening")
+    hint = "conf/profile/evening.yaml: max_steps and val_every_n_steps must be twice those of laptop.yaml"
+    lengths = {name: 2 * getattr(laptop.trainer, name) for name in ("max_steps", "val_every_n_steps")}
+    assert evening == replace(laptop, trainer=replace(laptop.trainer, **lengths)), hint
+
+
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
 def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name: str) -> None:
     config = composed(f"experiment={name}")
@@ -181,7 +202,7 @@ def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name
     assert config.optimizer.min_lr == pytest.approx(config.optimizer.lr / 100 if large else 0.0)
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu", "paper"])
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "evening", "gpu", "paper"])
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
 def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: str) -> None:
     alone, both = composed(f"experiment={name}"), composed(f"experiment={name}", f"profile={profile}")

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from experiments.engine.available_corpora import corpus_checksum
 from experiments.engine.jobs import Job, composed, keys, merge
@@ -14,6 +15,7 @@ from experiments.engine.profiles import Profile
 from experiments.engine.progress import clock
 from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup, default_parallel, make_slots
+from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
@@ -36,7 +38,9 @@ class Estimate:
     def seconds(self, job: Job) -> float:
         """Return the wall-clock seconds of one job."""
         fixed = self.profile.seconds[job.command]
-        return fixed + tokens_read(job) / self.tokens_per_second if job.command == "train" else fixed
+        if job.command != "train":
+            return fixed
+        return fixed + tokens_read(job) * token_cost(job, self.profile) / self.tokens_per_second
 
     @cached_property
     def tokens_per_second(self) -> float:
@@ -110,11 +114,21 @@ class Plan:
             f"measurements, {self.parallel} at once",
             f"left: about {clock(left / self.cores_in_use + left_alone)}, at {estimate.tokens_per_second:,.0f} "
             f"tokens/s of a training ({estimate.source})",
+            *self._left_out(),
             f"needs: {setup.profile.needs}",
             f"into {setup.directory}",
             *(f"a training: txl {' '.join(job.words(setup.runs))}" for job in trainings[:1]),
         ]
         return "\n".join(lines)
+
+    def _left_out(self) -> list[str]:
+        """Line on the published models that are not planned."""
+        setup = self.setup
+        planned = {job.name for job in self.jobs}
+        names = [name for name in setup.profile.main if f"published-{name}" not in planned]
+        if "main_results" not in setup.sections or not names:
+            return []
+        return [f"not planned, because their corpora are not in data.root or TXL_DATA: {', '.join(names)}"]
 
 
 def make_plan(setup: Setup, jobs_by_section: dict[str, list[Job]]) -> Plan:
@@ -144,6 +158,20 @@ def tokens_read(job: Job) -> int:
     """Return how many tokens a training reads."""
     config = composed(job.overrides)
     return config.trainer.max_steps * config.data.batch_size * config.data.segment_len
+
+
+def token_cost(job: Job, profile: Profile) -> float:
+    """Return how many times longer a training needs for a token than the profile's own model, by the layers' weights.
+
+    Recurrent networks are counted as the profile's own model.
+    """
+    own, model = composed((f"profile={profile.name}",)).model, composed(job.overrides).model
+    return _layer_weights(model) / _layer_weights(own) if isinstance(model, TransformerXLModelConfig) else 1.0
+
+
+def _layer_weights(model: Any) -> int:
+    attention = 5 * model.d_model * model.n_head * model.d_head
+    return int(model.n_layer * (attention + 2 * model.d_model * model.d_inner))
 
 
 def _options(job: Job, setup: Setup, threads: int) -> list[str]:

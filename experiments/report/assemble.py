@@ -104,6 +104,15 @@ def _corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def _optimizers(jobs: list[Job]) -> str:
+    """Recipe of the first training, and the optimizers and learning rates of others that differ in them."""
+    recipes = [composed(job.overrides).optimizer for job in jobs if job.command == "train"]
+    first, *others = dict.fromkeys(f"{recipe.name}, learning rate {recipe.lr:g}" for recipe in recipes)
+    also = f"; some arms: {'; '.join(others)}" if others else ""
+    schedule = "cosine to 0" if recipes[0].schedule == "cosine" else recipes[0].schedule
+    return f"{first}, {recipes[0].warmup_steps} steps of warm-up, {schedule}{also}"
+
+
 def _settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[str]]:
     """Settings that all runs share, as pairs of text."""
     first = next((job for job in jobs if job.command == "train"), None)
@@ -118,11 +127,7 @@ def _settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[st
             f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
         ],
         ["memory", f"{config.memory.mem_len} tokens in training (0 without recurrence)"],
-        [
-            "optimiser",
-            f"{config.optimizer.name}, learning rate {config.optimizer.lr:g}, {config.optimizer.warmup_steps} steps of "
-            "warm-up, cosine to 0",
-        ],
+        ["optimiser", _optimizers(jobs)],
         [
             "evaluation",
             f"{evaluation['batch_size']} streams that start without context; with recurrence a memory, without it a "

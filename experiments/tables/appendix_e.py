@@ -1,7 +1,7 @@
 """Appendix E: text sampled from the trained model after a piece of the test split.
 
 Paper: samples of 500 and 1,000 tokens from the renormalised top 40, after up to 512 tokens of context.
-Runs: `txl generate` on the first run with recurrence, the relative encoding and the full loss.
+Runs: `txl generate` on the run of Figures 5 to 7.
 Writes: the context, how the text continues in the corpus, and the samples.
 """
 

@@ -22,6 +22,7 @@ RESERVED_OPTIONS = (
 )
 RESERVED_GROUPS = ("logger", "hydra", "profile")
 ATTENTION_OPTIONS = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len", "same_length", "clamp_len"))
+PLACES = ("data.root", "data.cache_dir")
 CORPUS_OPTIONS = ("data", "data.path", "data.level", "data.fractions", "data.prefix", "data.newlines")
 
 
@@ -32,10 +33,13 @@ class OtherCorpus:
     Args:
         name: name in words, for titles.
         overrides: Hydra overrides that choose it.
+        recipe: they choose a published experiment, with its model and lengths; of the user's options only those of
+            `PLACES` apply.
     """
 
     name: str
     overrides: tuple[str, ...]
+    recipe: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Arm:
     def accepts(self, override: str) -> bool:
         """Return whether an override of the user's applies to this arm."""
         option = override.split("=")[0]
+        if self.corpus and self.corpus.recipe:
+            return option in PLACES
         if self.baseline and (option.split(".")[0] in ("model", "memory") or option in ATTENTION_OPTIONS):
             return False
         if not self.recurrence and option == "memory.mem_len":
@@ -175,12 +181,18 @@ def devices_for(config: Config, profile: Profile) -> int:
     return max(n for n in range(1, profile.devices + 1) if config.data.batch_size % n == 0)
 
 
-def trainings(arm: Arm, setup: Setup, one_seed: bool = False) -> list[Job]:
-    """Return the training runs of an arm, one per seed of the profile for arms of its kind."""
+def trainings(arm: Arm, setup: Setup, compared: bool = True) -> list[Job]:
+    """Return the training runs of an arm, one per seed of the profile for arms of its kind.
+
+    Args:
+        arm: setting.
+        setup: settings of the reproduction.
+        compared: a claim compares its losses.
+    """
     profile = setup.profile
     pair = replace(arm, recurrence=True, corpus=None) == Arm()
-    others = profile.seeds_others
+    compared_seeds = profile.seeds if pair else profile.seeds_others
     if profile.seeds_absolute is not None and not arm.baseline and kind_named(arm.encoding).absolute:
-        others = profile.seeds_absolute
-    seeds = profile.seeds[:1] if one_seed else profile.seeds if pair else others
+        compared_seeds = profile.seeds_absolute
+    seeds = compared_seeds if compared else profile.seeds_uncompared
     return [training(arm, seed, setup) for seed in seeds]

@@ -8,15 +8,15 @@ Writes: a table of our arms, and each of the paper's tables that has a published
 
 from __future__ import annotations
 
-from experiments.engine.available_corpora import at_hand
-from experiments.engine.jobs import Job, composed
+from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup
 from experiments.paper import MAIN_RESULTS
 from experiments.report.cells import Text, number
 from experiments.report.sections import Row, Section, Table, label, ours, paper
-from experiments.tables.arms import Arm, devices_for, kept, trainings
+from experiments.tables.arms import Arm, kept, trainings
 from experiments.tables.shared.length_sweep import SweepsBySeed, cells, sweeps_by_seed, with_sweeps
+from experiments.tables.shared.published import PUBLISHED, published_runs
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (
@@ -38,23 +38,12 @@ NEAREST_MODEL = {  # rows there of the same kind of model
     (1, Arm(baseline="qrnn")): "QRNN",
     (1, Arm(baseline="lstm")): "LSTM",
 }
-PUBLISHED = {  # files of conf/experiment/paper with table and row; none is published for Penn Treebank
-    "wt103_base": (1, "Transformer-XL standard"),
-    "wt103_large": (1, "Transformer-XL large"),
-    "enwik8_base": (2, "Transformer-XL 12 layers"),
-    "enwik8_18l": (2, "Transformer-XL 18 layers"),
-    "enwik8_large": (2, "Transformer-XL 24 layers"),
-    "text8_base": (3, "Transformer-XL 12 layers"),
-    "text8_large": (3, "Transformer-XL 24 layers"),
-    "lm1b_base_paper": (4, "Transformer-XL base"),
-    "lm1b_large": (4, "Transformer-XL large"),
-}
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the runs of all tables."""
     own = [job for arm in _arms(setup).values() for job in with_sweeps(arm, _runs(arm, setup), setup)]
-    return [*own, *_published_runs(setup).values()]
+    return [*own, *published_runs(setup).values()]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
@@ -62,7 +51,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     arms = _arms(setup)
     sweeps = {arm: sweeps_by_seed(arm, _runs(arm, setup), setup, outcomes) for arm in arms.values()}
     trained = {arm: outcomes.training(_runs(arm, setup)[0]) for arm in arms.values()}
-    published = {name: outcomes.training(run) for name, run in _published_runs(setup).items()}
+    published = {name: outcomes.training(run) for name, run in published_runs(setup).items()}
     missing = [name for name in setup.profile.main if name not in published]
     left_out = f" Not run, because their corpora are not here: {', '.join(missing)}." if missing else ""
     first = trained[Arm()]
@@ -88,23 +77,7 @@ def _arms(setup: Setup) -> dict[str, Arm]:
 
 
 def _runs(arm: Arm, setup: Setup) -> list[Job]:
-    return trainings(arm, setup, one_seed=arm.baseline is not None)
-
-
-def _published_runs(setup: Setup) -> dict[str, Job]:
-    """The published models of the profile whose corpora are on this machine."""
-    places = tuple(word for word in setup.overrides if word.split("=")[0] in ("data.root", "data.cache_dir"))
-    found = {}
-    for name in setup.profile.main:
-        words = (f"experiment=paper/{name}", *setup.profile.main_overrides, *places)
-        config = composed(words)
-        if setup.profile.devices > 1:
-            words += (f"trainer.devices={devices_for(config, setup.profile)}",)
-        if at_hand(config.data):
-            table, model = PUBLISHED[name]
-            title = f"Table {table}: {model}"
-            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1, ("published", name))
-    return found
+    return trainings(arm, setup, compared=arm.baseline is None)
 
 
 def _our_table(arms: dict[str, Arm], trained: dict[Arm, TrainingResult], sweeps: dict[Arm, SweepsBySeed]) -> Table:

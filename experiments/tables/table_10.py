@@ -106,6 +106,6 @@ def _table(runs: dict[Arm, list[Job]], sweeps: dict[Arm, SweepsBySeed], unit: st
 
 def _runs(setup: Setup) -> dict[Arm, list[Job]]:
     return {
-        arm: table_6.runs(arm, setup) if arm.recurrence else trainings(arm, setup, one_seed=arm.loss == "half")
+        arm: table_6.runs(arm, setup) if arm.recurrence else trainings(arm, setup, compared=arm.loss == "full")
         for arm in kept(ROWS, setup)
     }

@@ -4,8 +4,8 @@ Paper: on WikiText-103 with 128M parameters, recurrence and the relative encodin
 encoding gains from longer attention at evaluation than in training, and absolute encodings need the half loss.
 Runs: every row of the table and, for the claim about the half loss, the absolute encodings with the full loss; each
 is evaluated on validation at a grid of attention lengths, and on test at training's length ("init") and at the length
-that validation chose ("best").
-Writes: both tables, the differences, loss by attention length, and learning curves with and without recurrence.
+that validation chose ("best"). For the table's last rows, the standard model of Table 1 where the profile trains it.
+Writes: the tables, the differences, loss by attention length, and learning curves with and without recurrence.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup
-from experiments.paper import TABLE_6, table_6
-from experiments.report.cells import Text, number, unit_in_words
+from experiments.paper import TABLE_6, TABLE_6_STANDARD, table_6
+from experiments.report.cells import DIGITS, Text, number, unit_in_words
 from experiments.report.sections import Figure, Section, Table, label, ours, paper
 from experiments.tables.arms import ENCODINGS, Arm, kept, memory_of_training, trainings
 from experiments.tables.shared.comparisons import Comparison, comparisons_table, percent_of_loss
@@ -29,9 +29,11 @@ from experiments.tables.shared.length_sweep import (
     cells,
     columns,
     memory_cell,
+    standard_sweep_job,
     sweeps_by_seed,
     with_sweeps,
 )
+from experiments.tables.shared.published import standard_run
 from experiments.tables.shared.scored_losses import Losses, compare, compare_gains, scored_runs
 
 TITLE = "Table 6: recurrence, encoding, loss"
@@ -43,18 +45,20 @@ PAPER = (
 )
 ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
 FULL_LOSS = [Arm(False, "absolute"), Arm(False, "al_rfou")]
-ONE_SEED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # no claim uses them
+NOT_COMPARED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # by any claim
 SHAW = Arm(True, "shaw")
 
 
 def runs(arm: Arm, setup: Setup) -> list[Job]:
     """Return the trainings of a row."""
-    return trainings(arm, setup, one_seed=arm in ONE_SEED)
+    return trainings(arm, setup, compared=arm not in NOT_COMPARED)
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return every run and its evaluation."""
-    return [job for arm, arm_runs in _all_runs(setup).items() for job in with_sweeps(arm, arm_runs, setup)]
+    ablation = [job for arm, arm_runs in _all_runs(setup).items() for job in with_sweeps(arm, arm_runs, setup)]
+    standard = standard_run(setup)
+    return [*ablation, standard, standard_sweep_job(standard, TABLE_6_STANDARD.ppl, setup)] if standard else ablation
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
@@ -68,6 +72,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     tables = [_table(sweeps, result.unit, setup), comparisons_table("table_6", TITLE, result.unit, 3, found)]
     if any(arm in sweeps for arm in FULL_LOSS):
         tables.insert(1, _full_loss_table(sweeps, result.unit))
+    if standard := standard_run(setup):
+        tables.insert(1, _standard_table(standard, result.unit, setup, outcomes))
     return Section(
         id="table_6",
         title=TITLE,
@@ -157,6 +163,23 @@ def _table(sweeps: dict[Arm, SweepsBySeed], unit: str, setup: Setup) -> Table:
             f"Memory at evaluation only: a model trained without memory reads with one of {memory_of_training(setup)} "
             "tokens, first seed. It is not the row's score.",
         ),
+    )
+
+
+def _standard_table(run: Job, unit: str, setup: Setup, outcomes: Outcomes) -> Table:
+    job = standard_sweep_job(run, TABLE_6_STANDARD.ppl, setup)
+    swept = outcomes.result(job, "evaluation.json")["valid"]["sweep"]
+    losses = {row["attention_length"]: row[unit] for row in swept["lengths"]}
+    rows = {"init": ("training's lengths", swept["init"][unit], TABLE_6_STANDARD.ppl_init)}
+    rows |= {f"{n}": (f"{n} tokens", losses[n], ppl) for n, ppl in sorted(TABLE_6_STANDARD.ppl.items())}
+    return Table(
+        id="table_6_standard",
+        caption=f"Last rows of Table 6: the standard model of Table 1 ({TABLE_6_STANDARD.parameters}M)",
+        columns=(label("arm", "attention length"), ours("loss", "validation", unit), paper("paper", "ppl", "ppl")),
+        rows={
+            key: {"arm": Text(title), "loss": number(ours_, DIGITS[unit]), "paper": number(theirs, 2)}
+            for key, (title, ours_, theirs) in rows.items()
+        },
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.engine.jobs import Job, composed
@@ -75,6 +75,13 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
         words += ["unclamped=true"] if arm in IN_FIGURE else []
         words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
+
+
+def standard_sweep_job(run: Job, lengths: Iterable[int], setup: Setup) -> Job:
+    """Return the job that evaluates the standard model of Table 1 at the attention lengths of Table 6's last rows."""
+    grid = f"attention_lengths=[{','.join(map(str, sorted(lengths)))}]"
+    words = (f"checkpoint={run.checkpoint}", *setup.profile.evaluate, "splits=[valid,test]", "select_on=valid", grid)
+    return Job(f"{run.name}-lengths", "evaluate", words, run.arm, needs=(run.name,))
 
 
 def _same_tokens(word: str, segment_len: int, setup: Setup) -> str:

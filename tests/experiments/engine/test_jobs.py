@@ -2,18 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 
 from experiments import reproduce
 from experiments.engine import jobs
 from experiments.engine.jobs import Job
-from experiments.engine.plan import Estimate
+from experiments.engine.plan import Estimate, token_cost
 from experiments.engine.profiles import PROFILES
 from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup
+from experiments.paper import TABLE_6, TABLE_7
+from experiments.tables import table_8
 from experiments.tables.arms import CORPUS_OPTIONS, Arm, OtherCorpus, check_overrides, training
 from txl_lightning.errors import OptionError
+from txl_lightning.runs.models import make_model
+
+LENGTHS: tuple[Literal["equal tokens", "equal steps"], ...] = ("equal tokens", "equal steps")
 
 
 def planned(profile: str, tmp_path: Path, *overrides: str) -> tuple[Setup, list[Job]]:
@@ -38,7 +45,8 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
             assert config.data.batch_size % config.trainer.devices == 0
             assert config.evaluation.batch_size >= config.trainer.devices
     shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
-    assert {"main_results", "table_6", "table_8", "table_10", "figures_5_to_7", "appendix_e"} <= set(shared.sections)
+    pictures = set() if profile in ("gpu", "paper") else {"figures_5_to_7", "appendix_e"}  # of a published model
+    assert {"main_results", "table_6", "table_8", "table_10"} | pictures == set(shared.sections)
 
 
 def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: Path) -> None:
@@ -122,15 +130,16 @@ def test_the_arms_of_the_first_claim_differ_in_nothing_but_the_memory(tmp_path: 
     assert set(on.overrides) ^ set(off.overrides) == {"memory=on", "memory=off"}
 
 
-def test_baselines_have_as_many_parameters_as_the_transformer_xl(tmp_path: Path) -> None:
-    from txl_lightning.runs.models import make_model
-
-    setup = Setup(PROFILES["laptop"], (), tmp_path)
-    sizes = [
-        sum(p.numel() for p in make_model(jobs.composed(training(arm, 1, setup).overrides), 256).parameters())
-        for arm in (Arm(), Arm(baseline="lstm"), Arm(baseline="qrnn"))
-    ]
+@pytest.mark.parametrize(("profile", "vocab_size"), [("laptop", 256), ("gpu", 267_735), ("paper", 267_735)])
+def test_baselines_have_as_many_parameters_as_the_transformer_xl(profile: str, vocab_size: int, tmp_path: Path) -> None:
+    setup = Setup(PROFILES[profile], (), tmp_path, planning=True)
+    with torch.device("meta"):
+        models = [make_model(jobs.composed(run.overrides), vocab_size) for run in table_8._runs(1, setup).values()]
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+    assert len(sizes) == 3
     assert max(sizes) / min(sizes) < 1.02
+    if profile != "laptop":
+        assert sizes[0] == 151_107_538
 
 
 def keys_of(found: list[Job], corpus: str = "x") -> dict[str, str]:
@@ -196,3 +205,55 @@ def test_a_shortened_published_model_is_as_long_as_the_profiles_own_runs() -> No
     lengths = (f"trainer.max_steps={gpu.max_steps}", f"trainer.val_every_n_steps={gpu.val_every_n_steps}")
     assert PROFILES["gpu"].main_overrides == (*lengths, "optimizer.warmup_steps=1000")
     assert PROFILES["paper"].main_overrides == ()
+
+
+def estimate(profile: str, tmp_path: Path, found: list[Job]) -> float:
+    """Return the hours that the jobs take one after the other."""
+    runner = Runner(tmp_path, {}, [{}], lambda job: [])
+    return sum(map(Estimate(PROFILES[profile], runner).seconds, found)) / 3600
+
+
+def test_the_evening_has_every_row_with_three_seeds_and_fits_into_three_hours(tmp_path: Path) -> None:
+    _, found = planned("evening", tmp_path)
+    arms: dict[str, list[int | None]] = {}
+    for job in found:
+        if job.command == "train":
+            arms.setdefault(job.arm, []).append(job.seed)
+    assert set(map(tuple, arms.values())) == {(1, 2, 3)}
+    rows = [Arm(row.recurrence, row.encoding, row.loss) for row in TABLE_6]
+    rows += [Arm(False, loss=loss, longer=length) for loss in ("full", "half") for length in LENGTHS]
+    rows += [Arm(baseline="lstm"), Arm(baseline="qrnn"), Arm(False, "absolute"), Arm(False, "al_rfou")]
+    assert set(arms) > {arm.title for arm in rows}
+    assert sum("shuffled lines" in title for title in arms) == len(TABLE_7)
+    assert estimate("evening", tmp_path, found) / 2 < 3  # two jobs at once
+
+
+@pytest.mark.parametrize("profile", ["gpu", "paper"])
+def test_a_larger_profile_trains_the_published_models_and_estimates_them_by_size(profile: str, tmp_path: Path) -> None:
+    _, found = planned(profile, tmp_path)
+    by_name = {job.name: job for job in found}
+    assert by_name["published-wt103_base"].sections[:3] == ("main_results", "table_6", "table_8")
+    ablation = by_name["recurrence-relative-full_loss-seed1"]
+    assert token_cost(ablation, PROFILES[profile]) == 1
+    assert token_cost(by_name["lstm-seed1"], PROFILES[profile]) == 1
+    standard = by_name["published-wt103_base"]
+    assert token_cost(standard, PROFILES[profile]) == pytest.approx({"gpu": 1.0, "paper": 1.3}[profile], abs=0.05)
+    if profile == "paper":
+        assert estimate(profile, tmp_path, [by_name["published-wt103_large"]]) > 24 * 14
+
+
+@pytest.mark.parametrize("profile", ["gpu", "paper"])
+def test_the_larger_profiles_train_with_adam_only(profile: str, tmp_path: Path) -> None:
+    _, found = planned(profile, tmp_path)
+    assert {jobs.composed(job.overrides).optimizer.name for job in found if job.command == "train"} == {"adam"}
+
+
+def test_the_plan_names_the_models_without_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TXL_DATA", raising=False)
+    words = ["--profile", "gpu", "--plan", "--directory", str(tmp_path / "r"), f"data.cache_dir={tmp_path}/cache"]
+    assert reproduce.main([*words, "--only", "main_results"]) == 0
+    assert "TXL_DATA: enwik8_base, text8_base, lm1b_base_paper\n" in capsys.readouterr().out
+    assert reproduce.main([*words, "--only", "table_9"]) == 0
+    assert "not planned" not in capsys.readouterr().out
