@@ -74,8 +74,8 @@ class MemoryConfig:
     """
 
     mem_len: int = MISSING
-    segments: int | None = None
     start: str = "empty"
+    segments: int | None = None
 
 
 @dataclass
