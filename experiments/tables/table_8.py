@@ -59,10 +59,10 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{one['positions']['number']:,} evenly spaced positions of {one['corpus']['name']} ({one['split']}), "
-            f"exactly c tokens of context from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} "
-            "(the paper's steps are of 100 words); the first seed of every model. Lengths can be compared within a "
-            "group only."
+            f"Losses at {one['positions']['number']:,} evenly spaced positions of {one['corpus']['name']} "
+            f"({one['split']}), each with exactly c tokens of context; c grows from {one['contexts'][0]} to "
+            f"{one['contexts'][-1]} in steps of {one['step']} (the paper's steps are of 100 words). One trained model "
+            "of each kind: the first seed. Lengths can be compared within a group only."
         ),
         tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results))),
         figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
@@ -152,10 +152,7 @@ def _table(results: dict[int, dict[str, Any]]) -> Table:
             *(paper(f"paper_r{r}", f"r = {r}", "words") for r in fractions),
         ),
         rows=rows,
-        notes=(
-            "Intervals are over resamples of the positions, the standard error of the loss is over positions. ≥: the "
-            "loss still falls at the longest context.",
-        ),
+        notes=("Intervals are over resamples of the positions, the standard error of the loss is over positions.",),
     )
 
 
