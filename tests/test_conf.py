@@ -33,7 +33,16 @@ def test_every_choice_of_every_group_composes_and_gives_a_model(choice: str) -> 
     with torch.device("meta"):
         model = make_model(config, vocab_size=800_000)
     if isinstance(model, TransformerXL):
-        assert model.config.mem_len == (0 if choice == "memory=off" else config.data.segment_len)
+        assert config.memory.segments
+        full = config.memory.segments * config.data.segment_len
+        assert model.config.mem_len == (0 if choice == "memory=off" else full)
+
+
+def test_memory_follows_the_segment_unless_it_is_given() -> None:
+    lengths = [composed(*words).memory.mem_len for words in (["data.segment_len=32"], ["memory.segments=3"])]
+    assert lengths == [64, 192]
+    assert composed("memory=on", "memory.mem_len=40").memory.mem_len == 40
+    assert composed("memory=off", "memory.segments=3").memory.mem_len == 0
 
 
 @pytest.mark.parametrize("override", ["model.layers=3", "optimizer.lrate=1", "nonsense=1", "memory=sometimes"])
@@ -166,6 +175,7 @@ def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name
     config = composed(f"experiment={name}")
     assert (config.optimizer.name, config.optimizer.clip_norm, config.optimizer.schedule) == ("adam", 0.25, "cosine")
     assert (config.trainer.precision, config.trainer.num_threads) == ("bf16-mixed", None)
+    assert config.memory.mem_len == config.data.segment_len
     large = config.model.init_std != 0.02
     assert large == config.optimizer.decay_after_warmup == (config.memory.start == "zeros")
     assert config.optimizer.min_lr == pytest.approx(config.optimizer.lr / 100 if large else 0.0)

@@ -21,6 +21,7 @@ class Profile:
         needs: hardware, time and data in words, for `--plan`.
         seeds: seeds of the relative encoding with the full loss, with and without recurrence.
         seeds_others: seeds of the other arms that claims compare; the rest have the first of `seeds` only.
+        seeds_absolute: seeds of the arms with an absolute encoding; None for `seeds_others`.
         attention_lengths: grid of Table 6's evaluation, in tokens.
         recurrent: sizes of Table 8's baselines by model, for as many parameters as the Transformer-XL.
         evaluate, recl, speed, attention, generate: overrides of these commands.
@@ -57,6 +58,7 @@ class Profile:
     train: tuple[str, ...] = field(default=())
     leave_out: tuple[str, ...] = ()
     absolute: tuple[str, ...] = ()
+    seeds_absolute: tuple[int, ...] | None = None
 
     @property
     def accelerator(self) -> str:
@@ -130,6 +132,7 @@ LAPTOP = Profile(
     generate=("context=256", "n_tokens=500", "n_samples=2", "mem_len=256"),
     train=("evaluation.max_segments=10",),  # the tables score whole runs in jobs of their own
     absolute=("optimizer.lr=6e-3",),
+    seeds_absolute=(1,),  # far from the other arms
     leave_out=(
         "recurrence-relative-half_loss",
         "no_recurrence-shaw-full_loss",

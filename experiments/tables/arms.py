@@ -179,5 +179,8 @@ def trainings(arm: Arm, setup: Setup, one_seed: bool = False) -> list[Job]:
     """Return the training runs of an arm, one per seed of the profile for arms of its kind."""
     profile = setup.profile
     pair = replace(arm, recurrence=True, corpus=None) == Arm()
-    seeds = profile.seeds[:1] if one_seed else profile.seeds if pair else profile.seeds_others
+    others = profile.seeds_others
+    if profile.seeds_absolute is not None and not arm.baseline and kind_named(arm.encoding).absolute:
+        others = profile.seeds_absolute
+    seeds = profile.seeds[:1] if one_seed else profile.seeds if pair else others
     return [training(arm, seed, setup) for seed in seeds]

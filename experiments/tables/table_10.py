@@ -16,7 +16,7 @@ from experiments.paper import TABLE_10, Table10Row
 from experiments.report.cells import Text, number
 from experiments.report.sections import Row, Section, Table, label, ours, paper
 from experiments.tables import table_6
-from experiments.tables.arms import Arm, kept, trainings
+from experiments.tables.arms import Arm, kept, memory_of_training, trainings
 from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
 from experiments.tables.shared.length_sweep import SweepsBySeed, cells, columns, sweeps_by_seed, with_sweeps
 from experiments.tables.shared.scored_losses import compare, scored_runs
@@ -59,8 +59,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            "Segments without recurrence are longer by the paper's factor. The claim is judged at equal tokens: "
-            f"longer segments, fewer steps. {EQUAL_STEPS if any(arm.longer == 'equal steps' for arm in runs) else ''}"
+            "Segments without recurrence are longer by the paper's factor; with recurrence the memory has "
+            f"{memory_of_training(setup)} tokens. The claim is judged at equal tokens: longer segments, fewer steps. "
+            f"{EQUAL_STEPS if any(arm.longer == 'equal steps' for arm in runs) else ''}"
             "GPU memory was not measured or held equal."
         ),
         tables=(_table(runs, sweeps, unit, outcomes), comparisons_table("table_10", TITLE, unit, 3, found)),

@@ -45,7 +45,7 @@ def outputs(model: Any, stream: Tensor, segments: list[int]) -> Tensor:
     results, memory = [], None
     for tokens in stream.split(segments, dim=1):
         hidden, memory = model(tokens, memory)
-        results.append(torch.cat([hidden, model.log_probabilities(hidden)[..., :1]], dim=-1))
+        results.append(torch.cat([hidden, model.log_probabilities(hidden)[..., :1].to(hidden)], dim=-1))
     return torch.cat(results, dim=1)
 
 
@@ -276,6 +276,26 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     changed = "set up with autocast=torch.bfloat16 and is called with autocast=None; make a new"
     with torch.no_grad(), pytest.raises(RuntimeError, match=changed):
         cached(stream, memory)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_targets", [1, 3, 8])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n_targets):
+    model, stream = tiny_model(**ENCODINGS[name], **lengths), random_stream(2, 17)
+    targets = random_stream(2, 8)
+    for other in (model, CachedTransformerXL(model)):
+        hidden, memory = other(stream[:, :9])
+        hidden, memory = other(stream[:, 9:], memory)
+        expected = model.softmax(hidden, targets, model.embedding)[:, 8 - n_targets :]
+        _, again = other.score(stream[:, :9], targets[:, :1])
+        nll, after = other.score(stream[:, 9:], targets[:, 8 - n_targets :], again)
+        torch.testing.assert_close(nll, expected, rtol=0, atol=1e-12)
+        if isinstance(other, TransformerXL):
+            assert torch.equal(after.states, memory.states)
+        longer = [other.score(stream[:, :3], targets[:, :3], kept)[0] for kept in (memory, after)]
+        torch.testing.assert_close(longer[0], longer[1], rtol=0, atol=1e-12)
 
 
 def test_in_half_precision():

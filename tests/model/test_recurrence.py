@@ -151,6 +151,24 @@ def test_extended_context_is_fed_again_and_not_remembered():
     assert memory.length == 10
 
 
+@pytest.mark.parametrize("terms", ["", "a", "bd", "abcd"])
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_the_last_layer_projects_queries_of_the_scored_tokens_only(terms, pre_norm):
+    model, stream = tiny_model(terms=terms, pre_norm=pre_norm), random_stream(2, 9)
+    seen = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, arguments: seen.append((arguments[0].shape[1], len(arguments[3]))))
+    _, memory = model.score(stream[:, :3], stream[:, 1:4])
+    nll, _ = model.score(stream[:, 3:8], stream[:, 7:], memory)
+    assert seen == [(3, 3), (3, 3), (5, 5), (2, 2)]
+    gradients = torch.autograd.grad(nll.sum(), model.embedding.tables[0])
+    hidden, _ = model(stream[:, 3:8], memory)
+    whole = model.softmax(hidden[:, 3:], stream[:, 7:], model.embedding)
+    torch.testing.assert_close(nll, whole, rtol=0, atol=1e-12)
+    expected = torch.autograd.grad(whole.sum(), model.embedding.tables[0])
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-12)
+
+
 def test_zeros_of_the_start_are_attended_to():
     model, stream = tiny_model(mem_len=4), random_stream(2, 4)
     zeros = model.with_lengths(memory_start="zeros")

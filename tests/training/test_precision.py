@@ -10,7 +10,8 @@ import torch
 from tests.in_process import run_txl
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.errors import OptionError
-from txl_lightning.training.precision import cpu_has_bfloat16, resolve_precision
+from txl_lightning.runs.bfloat16 import cpu_has_bfloat16
+from txl_lightning.training.precision import resolve_precision
 from txl_lightning.training.run import train
 
 
@@ -50,12 +51,12 @@ def test_it_is_printed_and_written_and_a_run_of_the_other_precision_is_not_resum
 ) -> None:
     tiny_config(tmp_path)
     paths = [f"data.path={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}", "trainer.precision=auto"]
-    monkeypatch.setattr("txl_lightning.training.precision.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: True)
     ended = run_txl("train", *TINY, *paths, f"hydra.run.dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.err
     assert "trainer.precision=auto: trained with bf16-mixed on this machine" in ended.out
     assert "precision: bf16-mixed" in (tmp_path / "run/config.yaml").read_text()
-    monkeypatch.setattr("txl_lightning.training.precision.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: False)
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
     with pytest.raises(OptionError, match=r"trainer\.precision=32-true: must be bf16-mixed"):
         train(tiny_config(tmp_path, "trainer.precision=auto", "trainer.max_steps=20", resume), tmp_path / "other")

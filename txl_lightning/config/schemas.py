@@ -68,9 +68,13 @@ class EncodingConfig:
 
 @dataclass
 class MemoryConfig:
-    """Group `memory`: length of the memory in training (0 for no recurrence) and its start."""
+    """Group `memory`: length of the memory in training (0 for no recurrence) and its start.
+
+    `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+    """
 
     mem_len: int = MISSING
+    segments: int | None = None
     start: str = "empty"
 
 

@@ -64,13 +64,13 @@ class TokenSoftmax(nn.Module):
     def log_probabilities(
         self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
     ) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary."""
+        """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
         hidden = hidden_BTD.flatten(0, 1)
-        head = F.log_softmax(self._head(hidden, embedding), dim=-1)
+        head = _log_softmax(self._head(hidden, embedding))
         parts = [head[:, : embedding.edges[1]]]
         for cluster in range(1, embedding.n_clusters):
             column = embedding.edges[1] + cluster - 1
-            inside = F.log_softmax(self._logits(hidden, cluster, embedding), dim=-1)
+            inside = _log_softmax(self._logits(hidden, cluster, embedding))
             parts.append(head[:, column : column + 1] + inside)
         return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
 
@@ -89,3 +89,7 @@ class TokenSoftmax(nn.Module):
         weight = torch.cat([embedding.rows(0), self.cluster_weight])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
         return F.linear(self._project(hidden, 0, embedding), weight, bias)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))

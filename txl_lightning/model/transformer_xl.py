@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -78,15 +79,16 @@ class TransformerXL(nn.Module):
         return Memory(self.embedding.tables[0].new_zeros(shape), filled=length if zeros else 0)
 
     def forward(
-        self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None
-    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None, n_last: int | None = None
+    ) -> tuple[Float[Tensor, "B Q D"], Memory]:
         """Return the hidden states of the last layer, after dropout, and the memory for the next segment.
 
-        All T tokens are processed, extended context included.
+        All T tokens are processed, extended context included. The last layer has queries of Q tokens only.
 
         Args:
             tokens_BT: T consecutive tokens of B streams.
             memory: returned for the previous segment; None for the start of the streams.
+            n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
 
         Raises:
             ValueError: the memory is of another number of streams.
@@ -106,7 +108,12 @@ class TransformerXL(nn.Module):
         inputs: list[Tensor] = []
         for n, layer in enumerate(self.layers):
             inputs.append(self.encoding.layer_input(n, hidden_BTD))
-            hidden_BTD = layer(inputs[n], memory.states[n], positions[n], mask_TK)
+            states_BMD, queries_BTD, mask = memory.states[n], inputs[n], mask_TK
+            if n == config.n_layer - 1 and n_last is not None and n_last < T:
+                # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
+                before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
+                states_BMD, mask = torch.cat([states_BMD, before_BTD], dim=1), mask_TK[T - n_last :]
+            hidden_BTD = layer(queries_BTD, states_BMD, positions[n], mask)
         return self.dropout(hidden_BTD), memory.update(inputs, config.mem_len, config.ext_len)
 
     def score(
@@ -127,8 +134,7 @@ class TransformerXL(nn.Module):
         """
         if tokens_BT.shape[1] < targets_BT.shape[1]:
             raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
-        hidden_BTD, memory = self(tokens_BT, memory)
-        hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
+        hidden_BTD, memory = self(tokens_BT, memory, n_last=targets_BT.shape[1])
         return self.softmax(hidden_BTD, targets_BT, self.embedding), memory
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:

@@ -20,6 +20,7 @@ from txl_lightning.evaluation.generate.command import run, with_context
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import typed_prompt
 from txl_lightning.model import CachedTransformerXL, SlidingWindow
+from txl_lightning.model.inference import generation
 from txl_lightning.runs.trained import load_trained
 
 KINDS = ("relative", "absolute", "lstm", "words", "characters")
@@ -37,6 +38,26 @@ def generated(options: GenerateOptions, directory: Path, write: Callable[[str], 
     directory.mkdir(exist_ok=True)
     assert run(options, directory, write) == []
     return json.loads((directory / "generation.json").read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_bfloat16(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    types = []
+    sample = generation._sample
+
+    def noted(log_probabilities: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        types.append(log_probabilities.dtype)
+        return sample(log_probabilities, *others, **named)
+
+    monkeypatch.setattr(generation, "_sample", noted)
+    tokens = []
+    for precision in ("32-true", "bf16-mixed"):
+        chosen = {"precision": precision, "top_k": None, "n_tokens": 60, "temperature": 3.0}
+        results = generated(options(runs, kind, **chosen), tmp_path)
+        assert results["options"]["precision"] == precision
+        tokens.append(results["samples"][0]["tokens"])
+    assert set(types) == {torch.float32}
+    assert tokens[0] != tokens[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

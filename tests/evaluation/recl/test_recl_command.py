@@ -108,6 +108,19 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
     assert len(list(store.iterdir())) == 5
 
 
+def test_losses_of_another_precision_are_scored_again_and_close(runs: SmallRuns, tmp_path: Path) -> None:
+    results = {}
+    for precision in ("32-true", "bf16-mixed", "bf16-mixed"):
+        run_in(group(runs, tmp_path / "store", "relative", "lstm", precision=precision), tmp_path / "run")
+        results[precision] = json.loads((tmp_path / "run/recl.json").read_text())
+        assert results[precision]["precision"] == precision
+    exact, ours = ([model["nll"] for model in results[precision]["models"]] for precision in results)
+    assert [model["contexts_scored"] for model in results["bf16-mixed"]["models"]] == [0, 0]
+    assert len(list((tmp_path / "store").iterdir())) == 4
+    differences = np.abs(np.array(ours) - exact)
+    assert 0 < differences.max() < 0.01
+
+
 def test_a_longer_grid_scores_what_is_new(runs: SmallRuns, tmp_path: Path) -> None:
     for max_context, scored in ((12, 3), (16, 1)):
         run_in(group(runs, tmp_path / "store", "qrnn", max_context=max_context, n_positions=4), tmp_path / "run")

@@ -77,6 +77,7 @@ def test_seeds_by_kind_of_arm_at_laptop_size(tmp_path: Path) -> None:
         "no recurrence, ours, half loss, longer segments, equal steps",
         "LSTM",
         "QRNN",
+        *(f"no recurrence, {name}, {loss} loss" for name in ("Vaswani", "Al-Rfou") for loss in ("full", "half")),
     }
     rest = {arm for arm, numbers in seeds.items() if numbers == set(profile.seeds_others)}
     assert pair | single | rest == set(seeds)

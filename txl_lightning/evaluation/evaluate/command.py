@@ -7,6 +7,9 @@
     evaluation          memory:  mem_len, ext_len, same_length, clamp_len (none for a recurrent model), segment_len,
                                  batch_size, max_segments, cached
                         sliding: window (as far as the model sees), stride, clamp_len, batch_size (1), max_segments
+                        both:    precision
+    float32_difference  nll: mean loss in this precision minus that in float32, on the first tokens of split;
+                        tokens: how many; null with precision=32-true
     streams_start       context of the first token of every stream
     SPLIT               nll (nats per token), bpc or ppl, tokens (scored), seconds
         standard_error  nll, bpc or ppl (null for a single unit), over (name of a unit), units (how many)
@@ -53,8 +56,9 @@ from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus
 from txl_lightning.errors import require
 from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths
+from txl_lightning.evaluation.evaluate.float32_difference import float32_difference
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.evaluate.report import log_results, split_line, write_sweeps
+from txl_lightning.evaluation.evaluate.report import log_results, precision_lines, split_line, write_sweeps
 from txl_lightning.evaluation.evaluate.selection import Selection, first_tokens, memory_at_evaluation, write_losses
 from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
@@ -62,6 +66,7 @@ from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, SlidingW
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error, text_units
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_json
+from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
@@ -101,6 +106,9 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         lines = _score_splits(results, protocol, sweep, options, directory)
     else:
         lines = _select(results, protocol, sweep, options, directory)
+    scored = protocol if options.select_on is None else protocol.at_training_lengths()
+    results["float32_difference"] = float32_difference(scored, options.splits[0])
+    lines += precision_lines(results)
     write_json(directory / "evaluation.json", results)
     if sweep is not None:
         lines += write_sweeps(results, options.splits, directory)
@@ -205,14 +213,15 @@ def _check_selection(options: EvaluateOptions) -> None:
 
 def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> ScoringProtocol:
     """Return the protocol at the given lengths; the others are those of the run's own evaluation."""
+    precision = chosen_precision(options.precision, options.accelerator)
     if options.protocol == "sliding":
         sizes = (options.window, options.stride, options.clamp_len, options.max_segments)
-        return SlidingWindowProtocol(trained, corpus, *sizes)
+        return SlidingWindowProtocol(trained, corpus, *sizes, precision=precision)
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
     evaluation = replace(trained.config.evaluation, **chosen)
     clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
-    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped)
+    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, precision=precision)
 
 
 def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:

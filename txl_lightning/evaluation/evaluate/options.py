@@ -44,6 +44,8 @@ class EvaluateOptions:
         max_segments: stop after this many segments or windows; null for the whole split.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
         accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
         num_threads: CPU threads; null for torch's default.
         logger: group: none or wandb.
     """
@@ -71,5 +73,6 @@ class EvaluateOptions:
     max_segments: int | None = None
     cached: bool = True
     accelerator: str = "cpu"
+    precision: str = "32-true"
     num_threads: int | None = None
     logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))

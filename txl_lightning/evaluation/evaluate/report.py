@@ -33,6 +33,17 @@ def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) ->
     )
 
 
+def precision_lines(results: dict[str, Any]) -> list[str]:
+    """Return a line with the difference to float32; none if the scores are in float32."""
+    difference = results["float32_difference"]
+    if difference is None:
+        return []
+    return [
+        f"{results['evaluation']['precision']}: nll {difference['nll']:+.5f} beside float32 "
+        f"on the first {difference['tokens']:,} tokens of {difference['split']}"
+    ]
+
+
 def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
     """Write `attention_lengths.md` and, for every swept split, `attention_lengths_SPLIT.svg|png`.
 

@@ -26,6 +26,7 @@ from txl_lightning.model.inference.generation import GenerativeModel, check_samp
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
@@ -57,22 +58,24 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
     """
     _check_options(options)
     device = prepare_device(options.accelerator, options.num_threads)
+    precision = chosen_precision(options.precision, options.accelerator)
     trained = load_trained(options.checkpoint)
-    model, context = with_context(trained, options)
-    prompt = read_prompt(options, trained)
     trained.model.to(device)
-    tokens = draw(
-        model,
-        torch.tensor([prompt.tokens] * options.n_samples, dtype=torch.int64, device=device),
-        options.n_tokens,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        temperature=options.temperature,
-        seed=options.seed,
-        segment_len=trained.config.evaluation.segment_len,
-    )
-    drawn, seconds = _write_samples(tokens, prompt, trained.vocabulary, options.n_samples, write)
-    results = _describe(options, trained, prompt, context, drawn, seconds)
+    prompt = read_prompt(options, trained)
+    with autocast(precision, device):  # cached inference checks that it is used as it was set up
+        model, context = with_context(trained, options)
+        tokens = draw(
+            model,
+            torch.tensor([prompt.tokens] * options.n_samples, dtype=torch.int64, device=device),
+            options.n_tokens,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            temperature=options.temperature,
+            seed=options.seed,
+            segment_len=trained.config.evaluation.segment_len,
+        )
+        drawn, seconds = _write_samples(tokens, prompt, trained.vocabulary, options.n_samples, write)
+    results = _describe(options, precision, trained, prompt, context, drawn, seconds)
     write_json(directory / "generation.json", results, ensure_ascii=False)
     write_text(directory / "samples.txt", _layout(results, prompt.title))
     speed = results["tokens_per_second"]
@@ -148,6 +151,7 @@ def visible(text: str) -> str:
 
 def _describe(
     options: GenerateOptions,
+    precision: str,
     trained: TrainedModel,
     prompt: Prompt,
     context: str,
@@ -162,7 +166,7 @@ def _describe(
         "step": trained.step,
         "prompt": {**prompt.source, "text": vocabulary.decode(prompt.tokens), "tokens": prompt.tokens},
         "continuation": None if prompt.continuation is None else vocabulary.decode(prompt.continuation),
-        "options": {name: getattr(options, name) for name in names},
+        "options": {**{name: getattr(options, name) for name in names}, "precision": precision},
         "context": context,
         "samples": [{"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in drawn],
         "prompt_seconds": round(seconds[0], 4),

@@ -28,6 +28,8 @@ class GenerateOptions:
             are clamped.
         data_path: text file for `context` instead of the run's corpus, in the vocabulary of the checkpoint.
         accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
         num_threads: CPU threads; null for torch's default.
     """
 
@@ -45,4 +47,5 @@ class GenerateOptions:
     mem_len: int | None = None
     data_path: str | None = None
     accelerator: str = "cpu"
+    precision: str = "32-true"
     num_threads: int | None = None

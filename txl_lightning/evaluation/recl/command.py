@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 from txl_lightning.evaluation.recl.loss_store import LossStore, array_checksum
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
-from txl_lightning.evaluation.scoring.device import prepare_device
+from txl_lightning.evaluation.scoring.device import device_of, prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.windows import context_losses, evenly_spaced
 from txl_lightning.files import write_json
+from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.metrics import loss_metrics
 
 
@@ -41,6 +43,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     """
     contexts = _check_options(options)
     prepare_device(options.accelerator, options.num_threads)
+    options = replace(options, precision=chosen_precision(options.precision, options.accelerator))
     with process_group():
         started = time.perf_counter()
         members = load_group(options)
@@ -98,13 +101,15 @@ def _stored_losses(
         "positions": array_checksum(positions),
         "clamp_len": member.clamp_len,
         "segment_len": member.reader.segment_len,
+        "precision": options.precision,
     }
     rank, _ = rank_and_world_size()
     # Only the first rank reads the store: another rank could read it after the first has written to it.
     losses = all_gather(store.read(key) if rank == 0 else {})[0]
     missing = sorted({member.reader.visible(context) for context in contexts} - set(losses))
     for context in tqdm(missing, desc=member.name, unit="context", disable=True if rank else None, leave=False):
-        losses[context] = context_losses(member.reader, tokens, positions, context, options.batch_tokens)
+        with autocast(options.precision, device_of(member.reader.model)):
+            losses[context] = context_losses(member.reader, tokens, positions, context, options.batch_tokens)
         if rank == 0:
             store.write(key, losses)
     return np.stack([losses[member.reader.visible(context)] for context in contexts]), len(missing)
@@ -118,7 +123,7 @@ def _measure(
     lengths = relative_effective_context_lengths(
         losses, contexts, options.fractions, options.threshold, limits, options.bootstrap, options.seed
     )
-    names = ("split", "first_context", "step", "fractions", "threshold", "bootstrap", "seed")
+    names = ("split", "first_context", "step", "fractions", "threshold", "bootstrap", "seed", "precision")
     models = []
     for member in members:
         nll, error = mean_and_error(losses[member.name])

@@ -31,6 +31,8 @@ class ReclOptions:
         store: folder that keeps losses for later groups.
         batch_tokens: context tokens in a batch; null for the default of the device.
         accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
         num_threads: CPU threads; null for torch's default.
         logger: group: none or wandb.
     """
@@ -51,5 +53,6 @@ class ReclOptions:
     store: str = "~/.cache/txl_lightning/losses"
     batch_tokens: int | None = None
     accelerator: str = "cpu"
+    precision: str = "32-true"
     num_threads: int | None = None
     logger: LoggerConfig = field(default_factory=LoggerConfig)

@@ -10,16 +10,19 @@ from txl_lightning.config.schemas import check_logger
 from txl_lightning.data.corpora.corpus import SPLITS
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import chosen_device
+from txl_lightning.runs.bfloat16 import chosen_precision
 
 
 def check_common_options(options: Any) -> None:
-    """Check `accelerator` and `num_threads`; also `split`, `seed` and `logger` where the command has them.
+    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed` and `logger` where a command has them.
 
     Raises:
         OptionError: naming the option.
     """
     check_at_least_one(options, "num_threads")
     chosen_device(options.accelerator)
+    if hasattr(options, "precision"):
+        chosen_precision(options.precision, options.accelerator)
     if hasattr(options, "split"):
         require(options.split in SPLITS, "split", options.split, f"must be one of {', '.join(SPLITS)}")
     if hasattr(options, "seed"):

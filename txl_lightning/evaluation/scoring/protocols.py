@@ -21,11 +21,13 @@ from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXL
 from txl_lightning.data.corpora.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.evaluation.scoring.sliding import sliding_losses, visible_window
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses, token_losses
 from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.bfloat16 import autocast
 from txl_lightning.runs.trained import TrainedModel
 
 
@@ -39,11 +41,13 @@ class ScoringProtocol(ABC):
         trained: model and configuration of its run.
         corpus: corpus to score on.
         clamped: attention beyond the longest trained distance is clamped there (`trained_clamp`).
+        precision: `32-true` or `bf16-mixed`.
     """
 
     trained: TrainedModel
     corpus: Corpus
     clamped: bool = field(default=False, kw_only=True)
+    precision: str = field(default="32-true", kw_only=True)
 
     @property
     @abstractmethod
@@ -63,13 +67,30 @@ class ScoringProtocol(ABC):
     def at_training_lengths(self) -> ScoringProtocol:
         """Return a copy with the lengths of training: "PPL init" in Table 6."""
 
-    @abstractmethod
     def losses(self, split: str) -> TokenLosses:
-        """Score a split."""
+        """Score a split in the protocol's precision."""
+        with autocast(self.precision, device_of(self.trained.model)):
+            return self.score(split)
 
     @abstractmethod
+    def score(self, split: str) -> TokenLosses:
+        """Score a split in the precision of the caller's autocast."""
+
+    @abstractmethod
+    def first(self, n_tokens: int) -> ScoringProtocol:
+        """Return a copy that stops after about this many tokens, in whole segments or windows."""
+
     def settings(self) -> dict[str, Any]:
-        """Return all lengths, as `evaluation.json` states them.
+        """Return all lengths and the precision, as `evaluation.json` states them.
+
+        Raises:
+            OptionError: a length is not allowed.
+        """
+        return {**self.lengths(), "precision": self.precision}
+
+    @abstractmethod
+    def lengths(self) -> dict[str, Any]:
+        """Return all lengths.
 
         Raises:
             OptionError: a length is not allowed.
@@ -171,9 +192,14 @@ class StateReuse(ScoringProtocol):
         evaluation = replace(evaluation, mem_len=config.memory.mem_len, **lengths)
         return replace(self, evaluation=evaluation, clamped=False)
 
-    def losses(self, split: str) -> TokenLosses:
+    def score(self, split: str) -> TokenLosses:
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
         return token_losses(self.model(), streams, self.evaluation.max_segments)
+
+    def first(self, n_tokens: int) -> StateReuse:
+        given = self.evaluation
+        n_segments = -(-n_tokens // (given.batch_size * given.segment_len))
+        return replace(self, evaluation=replace(given, max_segments=min(n_segments, given.max_segments or n_segments)))
 
     def model(self) -> Any:
         """Return the model at these lengths."""
@@ -191,7 +217,7 @@ class StateReuse(ScoringProtocol):
         lengths = evaluation_lengths(self._config)
         return clamp_untrained(lengths, self._config) if self.clamped else lengths
 
-    def settings(self) -> dict[str, Any]:
+    def lengths(self) -> dict[str, Any]:
         names = ("segment_len", "batch_size", "max_segments")
         cached = self.cached and isinstance(self.trained.model, TransformerXL)
         lengths = self._lengths()
@@ -268,13 +294,17 @@ class SlidingWindowProtocol(ScoringProtocol):
         stride = max(1, window // 2) if self.stride is None else self.stride
         return visible_window(reader, window, stride), stride
 
-    def losses(self, split: str) -> TokenLosses:
+    def score(self, split: str) -> TokenLosses:
         tokens = self.corpus.splits[split]
         if split in self.corpus.sentences:  # the next sentence's <S> ends a sentence; none follows the last one
             tokens = np.append(tokens, tokens[0])
         return sliding_losses(self.reader(), tokens, *self.sizes(), max_windows=self.max_windows)
 
-    def settings(self) -> dict[str, Any]:
+    def first(self, n_tokens: int) -> SlidingWindowProtocol:
+        n_windows = -(-n_tokens // self.sizes()[1])
+        return replace(self, max_windows=min(n_windows, self.max_windows or n_windows))
+
+    def lengths(self) -> dict[str, Any]:
         window, stride = self.sizes()
         config: Any = getattr(self.reader().model, "config", None)
         lengths = {"window": window, "stride": stride, "clamp_len": getattr(config, "clamp_len", None)}

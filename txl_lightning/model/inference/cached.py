@@ -82,13 +82,14 @@ class CachedTransformerXL:
         return KeyValueMemory(buffer.contiguous(), batch_size, made_by=self, filled=length)
 
     def __call__(
-        self, tokens_BT: Int[Tensor, "B T"], memory: KeyValueMemory | None = None
-    ) -> tuple[Float[Tensor, "B T D"], KeyValueMemory]:
+        self, tokens_BT: Int[Tensor, "B T"], memory: KeyValueMemory | None = None, n_last: int | None = None
+    ) -> tuple[Float[Tensor, "B Q D"], KeyValueMemory]:
         """Return the hidden states of the last layer and the memory for the next segment.
 
         Args:
             tokens_BT: T consecutive tokens of B streams, extended context included.
             memory: returned by the previous call; None for the start of the streams.
+            n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
 
         Raises:
             RuntimeError: gradients are enabled, dropout is on, or the weights changed.
@@ -108,8 +109,13 @@ class CachedTransformerXL:
         hidden_BTD = model.encoding.embed(model.embedding(tokens_BT), config.clamp_len)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         for n, layer in enumerate(self._layers()):
-            attend = partial(_attend_cached, layer.attention, n, memory, positions[n], mask_TK)
-            hidden_BTD = layer.forward_with(attend, model.encoding.layer_input(n, hidden_BTD))
+            input_BTD = model.encoding.layer_input(n, hidden_BTD)
+            # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
+            Q = T if n_last is None or n < config.n_layer - 1 else n_last
+            before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
+            before_BTD = layer.attention_norm(before_BTD) if layer.pre_norm else before_BTD
+            attend = partial(_attend_cached, layer.attention, n, memory, positions[n], mask_TK[T - Q :], before_BTD)
+            hidden_BTD = layer.forward_with(attend, queries_BTD)
         memory.advance(T, config.mem_len, config.ext_len)
         return hidden_BTD, memory
 
@@ -127,8 +133,8 @@ class CachedTransformerXL:
         T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
         if T_targets > T:
             raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
-        hidden_BTD, memory = self(tokens_BT, memory)
-        return self.model.softmax(hidden_BTD[:, T - T_targets :], targets_BT, self.model.embedding), memory
+        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets)
+        return self.model.softmax(hidden_BTD, targets_BT, self.model.embedding), memory
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
@@ -193,10 +199,14 @@ def _attend_cached(
     memory: KeyValueMemory,
     positions: LayerPositions,
     mask_TK: Tensor,
+    before_BTD: Tensor,
     hidden_BTD: Tensor,
 ) -> Tensor:
-    """Attend from a segment to its own and the cached keys and values of layer n."""
-    q_HBTE, kv_PHBTE = attention.project(hidden_BTD)
+    """Attend from a segment to its own and the cached keys and values of layer n.
+
+    `before_BTD` are first tokens of the segment that have keys and values, but no queries.
+    """
+    q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
     groups = [
         attention.attend(
