@@ -22,8 +22,8 @@ TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
 ALT = "One line per claim: relative effect with its 95 % interval in this run, the paper's effect, the mark"
 CAPTION = (
     "Effect of each claim in percent with its 95 % interval, positive as the paper says. Losses: percent of the worse "
-    "loss (nats per token). Lengths, speeds: percent of the smaller one. Attention maps: percent of what is "
-    "subtracted. The axis is linear up to 2 % and logarithmic beyond."
+    "loss (nats). Lengths, speeds: percent of the smaller one. Attention maps: percent of what is subtracted. The "
+    "axis is linear up to 2 % and logarithmic beyond."
 )
 
 

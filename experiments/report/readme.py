@@ -15,7 +15,7 @@ from experiments.report.claims_picture import ALT, FILE
 from experiments.report.markdown import pipe_table, results_table
 from experiments.report.rendering import read_results
 from experiments.report.sections import Section, section_from_json
-from experiments.report.view import claim_view, duration, table_view
+from experiments.report.view import SIGNS, claim_view, duration, table_view
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
 
@@ -34,8 +34,13 @@ def run_part(results: dict[str, Any]) -> str:
     rows = [claim_view(claim) for claim in results["claims"]]
     if all("effect" in claim for claim in results["claims"]):
         png, alt = FILE, ALT
-        cells = [[row.claim, f"{row.relative} {row.relative_interval}".strip(), row.theirs, row.mark] for row in rows]
-        claims = pipe_table(["claim of the paper", "effect here [95 % interval]", "in the paper", ""], cells)
+        names = [claim.get("short", claim["claim"]) for claim in results["claims"]]
+        cells = [
+            [SIGNS[claim["mark"]], name, f"{row.relative} {row.relative_interval}".strip(), row.theirs]
+            for claim, name, row in zip(results["claims"], names, rows, strict=True)
+        ]
+        claims = pipe_table(["", "claim of the paper", "effect here [95 % interval]", "in the paper"], cells)
+        claims += "\n\n" + " · ".join(f"{sign} {mark}" for mark, sign in SIGNS.items())
     else:  # a run of an older version
         figure = _table_6(results).figures[0]
         png, alt = figure.png, figure.alt

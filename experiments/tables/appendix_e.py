@@ -34,8 +34,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{options['n_tokens']} tokens from the top {options['top_k']}, temperature {options['temperature']:g}, "
-            f"after {len(drawn['prompt']['tokens'])} tokens of the test split."
+            f"The model continues {len(drawn['prompt']['tokens'])} tokens of the test split. Each of the "
+            f"{options['n_tokens']} new tokens is drawn from the {options['top_k']} most likely ones, at temperature "
+            f"{options['temperature']:g}."
         ),
         samples=tuple(
             Sample(f"sample {i}", drawn["prompt"]["text"], drawn["continuation"] or "", sample["text"])

@@ -32,6 +32,7 @@ ROWS: dict[Arm, Table10Row] = {
     **{Arm(False, loss=row.loss, longer="equal steps"): row for row in TABLE_10 if not row.recurrence},
 }
 EQUAL_TOKENS = Arm(False, longer="equal tokens")
+EQUAL_STEPS = "A second line has as many steps as the rows with recurrence and so reads more tokens. "
 CLAIM = "recurrence_beats_longer_segments"
 
 
@@ -59,9 +60,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         paper=PAPER,
         here=(
             "Segments without recurrence are longer by the paper's factor; with recurrence the memory has "
-            f"{memory_of_training(setup)} tokens. The claim is judged at equal tokens: longer segments, fewer steps. A "
-            "second line has as many steps as the rows with recurrence and so reads more tokens. GPU memory was not "
-            "measured or held equal."
+            f"{memory_of_training(setup)} tokens. The claim is judged at equal tokens: longer segments, fewer steps. "
+            f"{EQUAL_STEPS if any(arm.longer == 'equal steps' for arm in runs) else ''}"
+            "GPU memory was not measured or held equal."
         ),
         tables=(_table(runs, sweeps, unit, outcomes), comparisons_table("table_10", TITLE, unit, 3, found)),
     )

@@ -61,11 +61,11 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}) in "
-            f"{one['positions']['blocks']} blocks spread evenly over the text, "
-            f"exactly c tokens of context from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} "
-            "(the paper's steps are of 100 words); the first seed of every model. Lengths can be compared within a "
-            f"group only.{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
+            f"Losses at {one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}), in "
+            f"{one['positions']['blocks']} blocks spread evenly over the text, each with exactly c tokens of context; c "
+            f"grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's steps are "
+            "of 100 words). One trained model of each kind: the first seed. Lengths can be compared within a group "
+            f"only.{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
         ),
         tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results))),
         figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
@@ -157,10 +157,7 @@ def _table(results: dict[int, dict[str, Any]]) -> Table:
             *(paper(f"paper_r{r}", f"r = {r}", "words") for r in fractions),
         ),
         rows=rows,
-        notes=(
-            "Intervals are over resamples of the blocks of positions, as is the standard error of the loss. ≥: the "
-            "loss still falls at the longest context.",
-        ),
+        notes=("Intervals are over resamples of the blocks of positions, as is the standard error of the loss.",),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from experiments.report import readme
 from experiments.report.claims_picture import FILE
 from experiments.report.rendering import read_results
-from experiments.report.view import duration
+from experiments.report.view import SIGNS, duration
 from txl_lightning.errors import UserError
 
 RESULTS = read_results(readme.ROOT / readme.LAPTOP / "results.json")
@@ -36,7 +36,8 @@ def test_both_files_get_their_parts_and_keep_the_rest(tmp_path: Path) -> None:
 def test_the_readme_shows_claims_and_their_picture_and_the_page_shows_table_6() -> None:
     front, page = readme.run_part(RESULTS), readme.tables_part(RESULTS)
     for claim in RESULTS["claims"]:
-        assert f"{claim['claim']} |" in front
+        assert f"| {SIGNS[claim['mark']]} | {claim['short']} | " in front
+    assert "\n✓ holds · ✗ does not hold · ≈ within noise\n" in front
     assert front.count(" |\n") == len(RESULTS["claims"]) + 2
     assert f"took {duration(RESULTS['seconds']['wall'])} on {RESULTS['machine']['cores']} cores" in front
     (table,) = (t for section in RESULTS["sections"] for t in section["tables"] if t["id"] == "table_6")
@@ -55,7 +56,7 @@ def test_a_run_shows_the_picture_of_its_claims_and_a_line_with_the_effect_of_eac
     claims = [{**claim, **numbers} for claim in RESULTS["claims"]]
     front = readme.run_part({**RESULTS, "claims": claims}).replace("\u00a0", " ")
     assert f'<img src="{readme.LAPTOP}/figures/claims.png" width="460" alt="' in front
-    assert front.count("| +4.2 % [+2.1, +6.3] | +2.7 % | ") == len(claims) == 10
+    assert front.count("| +4.2 % [+2.1, +6.3] | +2.7 % |\n") == len(claims) == 10
 
 
 @pytest.mark.parametrize("name", readme.PARTS)
