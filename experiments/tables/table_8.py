@@ -62,9 +62,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         paper=PAPER,
         here=(
             f"Losses at {one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}), in "
-            f"{one['positions']['blocks']} blocks spread evenly over the text, each with exactly c tokens of context; c "
-            f"grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's steps are "
-            "of 100 words). One trained model of each kind: the first seed. Lengths can be compared within a group "
+            f"{one['positions']['blocks']} blocks spread evenly over the text, each with exactly c tokens of context; "
+            f"c grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's are of "
+            "100 words). One trained model of each kind: the first seed. Lengths can be compared within a group "
             f"only.{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
         ),
         tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results))),

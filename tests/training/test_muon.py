@@ -111,3 +111,12 @@ def test_a_torch_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_optimizer(CONFIG)
     with pytest.raises(OptionError, match=r"needs torch >= 2\.9"):
         MuonWithAdam(MODELS["txl"](), lr=0.1)
+
+
+def test_the_private_list_operations_do_what_the_step_relies_on() -> None:
+    weights, gradients = [torch.ones(2), torch.ones(3)], [torch.zeros(2), torch.zeros(3)]
+    assert [w.tolist() for w in torch._foreach_lerp(weights, gradients, 0.5)] == [[0.5] * 2, [0.5] * 3]
+    torch._foreach_lerp_(weights, gradients, 0.25)
+    torch._foreach_mul_(weights, 2.0)
+    torch._foreach_add_(weights, [torch.ones(2, dtype=torch.bfloat16), torch.ones(3)], alpha=-1.0)
+    assert [w.tolist() for w in weights] == [[0.5] * 2, [0.5] * 3]
