@@ -24,7 +24,7 @@ from experiments.tables.arms import training as arm_training
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
 from experiments.tables.shared.intervals import of_repeats
 from experiments.tables.shared.job_results import copied_figure
-from experiments.tables.shared.published import largest_run
+from experiments.tables.shared.published_models import largest_run
 
 TITLE = "Figures 5 to 7: where the heads look"
 PAPER = (

@@ -16,7 +16,7 @@ from experiments.report.cells import Text, number
 from experiments.report.sections import Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, trainings
 from experiments.tables.shared.length_sweep import SweepsBySeed, cells, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.published import PUBLISHED, published_runs
+from experiments.tables.shared.published_models import PUBLISHED, published_runs
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (

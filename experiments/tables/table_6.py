@@ -33,7 +33,7 @@ from experiments.tables.shared.length_sweep import (
     sweeps_by_seed,
     with_sweeps,
 )
-from experiments.tables.shared.published import standard_run
+from experiments.tables.shared.published_models import standard_run
 from experiments.tables.shared.scored_losses import Losses, compare, compare_gains, scored_runs
 
 TITLE = "Table 6: recurrence, encoding, loss"

@@ -20,7 +20,7 @@ from experiments.report.sections import Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, trainings
 from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
 from experiments.tables.shared.length_sweep import OFF, ON, cells, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.published import one_billion_word
+from experiments.tables.shared.published_models import one_billion_word
 from experiments.tables.shared.scored_losses import compare, scored_runs
 from experiments.tables.shared.shuffled_lines import shuffled_lines
 

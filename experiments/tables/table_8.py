@@ -22,7 +22,7 @@ from experiments.tables.arms import Arm, kept, training
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
 from experiments.tables.shared.intervals import Interval, minus
 from experiments.tables.shared.job_results import copied_figure
-from experiments.tables.shared.published import standard_run
+from experiments.tables.shared.published_models import standard_run
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
 PAPER = (

@@ -16,7 +16,7 @@ from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_6, TABLE_7
 from experiments.tables import table_8
-from experiments.tables.arms import CORPUS_OPTIONS, Arm, OtherCorpus, check_overrides, training
+from experiments.tables.arms import CORPUS_OPTIONS, ENCODINGS, Arm, OtherCorpus, check_overrides, training
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.models import make_model
 
@@ -211,6 +211,20 @@ def estimate(profile: str, tmp_path: Path, found: list[Job]) -> float:
     """Return the hours that the jobs take one after the other."""
     runner = Runner(tmp_path, {}, [{}], lambda job: [])
     return sum(map(Estimate(PROFILES[profile], runner).seconds, found)) / 3600
+
+
+def test_the_smoke_run_has_every_encoding_both_losses_and_longer_segments(tmp_path: Path) -> None:
+    _, found = planned("smoke", tmp_path)
+    trained = {job.arm for job in found if job.command == "train"}
+    for part in (*ENCODINGS.values(), "full loss", "half loss", "longer segments", "shuffled lines", "LSTM", "QRNN"):
+        assert any(part in title for title in trained), part
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop"])
+def test_arms_left_out_are_arms(profile: str, tmp_path: Path) -> None:
+    setup = Setup(replace(PROFILES[profile], leave_out=()), (), tmp_path, planning=True)
+    every = [job for section in reproduce.SECTIONS.values() for job in section.jobs(setup)]
+    assert set(PROFILES[profile].leave_out) <= {job.name.partition("-seed")[0] for job in every}
 
 
 def test_the_evening_has_every_row_with_three_seeds_and_fits_into_three_hours(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from experiments.report.assemble import _optimizers
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS
 from experiments.tables.arms import Arm, training
-from experiments.tables.shared import published
+from experiments.tables.shared import published_models
 from experiments.tables.table_7 import _runs
 from tests.experiments.tables.sample_outcomes import write_outcomes
 
@@ -30,7 +30,7 @@ def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
 @pytest.fixture
 def lm1b_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def set_presence(present: bool) -> None:
-        monkeypatch.setattr(published, "at_hand", lambda data: present and data.name == "lm1b")
+        monkeypatch.setattr(published_models, "at_hand", lambda data: present and data.name == "lm1b")
 
     return set_presence
 
@@ -103,7 +103,7 @@ def test_another_corpus_has_the_model_of_the_ablation_instead(tmp_path: Path) ->
     own = training(Arm(), 1, setup).name
     assert own in jobs["recl-group1"].needs
     assert jobs["attention"].needs == (own,)
-    assert published.standard_run(setup) is published.largest_run(setup) is None
+    assert published_models.standard_run(setup) is published_models.largest_run(setup) is None
 
 
 def test_the_last_rows_of_table_6_stand_beside_the_papers(tmp_path: Path) -> None:
