@@ -116,7 +116,8 @@ def test_training_may_evaluate_with_extended_context_of_its_own(tmp_path: Path) 
 def test_the_sliding_window_scores_one_stream(runs: SmallRuns, tmp_path: Path) -> None:
     tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
     ours = result(runs, "characters", tmp_path, protocol="sliding", window=6, stride=1, losses=True)
-    assert ours["evaluation"] == {"window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
+    lengths = {"window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
+    assert ours["evaluation"] == {**lengths, "precision": "32-true"}
     assert ours["test"]["tokens"] == len(tokens) - 1
     with np.load(tmp_path / "losses_test.npz") as file:
         assert file["positions"].tolist() == list(range(1, len(tokens)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txl_lightning.data.streams.ordered import Streams
+from txl_lightning.data.streams.ordered import Segment, Streams
 from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.model.language_model import LanguageModel
+
+WINDOW_TOKENS = 4_096
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,31 @@ def token_losses(model: LanguageModel, streams: Streams, max_segments: int | Non
 
 @torch.no_grad()
 def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Iterator[Tensor]:
-    """Yield the nll of every segment, [B, T], in nats."""
-    device, state = device_of(model), None
-    for index in range(min(len(streams), max_segments or len(streams))):
-        segment = streams[index]
-        nll_BT, state = model.score(segment.tokens.to(device), segment.targets.to(device), state)
-        yield nll_BT
+    """Yield the nll of every segment, [B, T], in nats.
+
+    Without memory segments do not depend on each other: neighbours of equal shape are scored in one batch of about
+    `WINDOW_TOKENS` tokens.
+    """
+    device, state, size = device_of(model), None, 0
+    independent = getattr(getattr(model, "config", None), "mem_len", None) == 0
+    segments = (streams[index] for index in range(min(len(streams), max_segments or len(streams))))
+    for group in _groups(segments, WINDOW_TOKENS if independent else 0):
+        tokens = torch.cat([segment.tokens for segment in group]).to(device)
+        targets = torch.cat([segment.targets for segment in group]).to(device)
+        if independent and len(tokens) != size:  # otherwise the empty memory is passed on, to use its buffer again
+            state, size = None, len(tokens)
+        nll, state = model.score(tokens, targets, state)
+        yield from nll.chunk(len(group))
+
+
+def _groups(segments: Iterable[Segment], n_tokens: int) -> Iterator[list[Segment]]:
+    """Yield lists of neighbouring segments of equal shape, each with at most `n_tokens` tokens or one segment."""
+    group: list[Segment] = []
+    for segment in segments:
+        full = (len(group) + 1) * segment.tokens.numel() > n_tokens
+        if group and (full or segment.tokens.shape != group[0].tokens.shape):
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group

@@ -26,6 +26,7 @@ from txl_lightning.model.positions import attention_mask
 from txl_lightning.model.transformer_xl import TransformerXL
 
 CPU_SCORES_AT_ONCE = 1 << 21
+QUERIES_AT_ONCE = 64
 
 
 class CachedTransformerXL:
@@ -208,16 +209,37 @@ def _attend_cached(
     """
     q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
-    groups = [
-        attention.attend(
-            None if q_HBTE is None else q_HBTE[heads],
-            kv_PHBKE[:, heads],
-            LayerPositions(*(None if x is None else x[heads] for x in positions)),
-            mask_TK,
-        )
-        for heads in _head_groups(kv_PHBKE, T=hidden_BTD.shape[1])
-    ]
-    return attention.combine_heads(groups[0] if len(groups) == 1 else torch.cat(groups))
+    blocks = []
+    for queries, n_keys in _query_blocks(mask_TK):
+        seen, of_block = _nearest(positions, n_keys + 1), mask_TK[queries, :n_keys]
+        groups = [
+            attention.attend(
+                None if q_HBTE is None else q_HBTE[heads, :, queries],
+                kv_PHBKE[:, heads, :, :n_keys],
+                LayerPositions(*(None if x is None else x[heads] for x in seen)),
+                of_block,
+            )
+            for heads in _head_groups(kv_PHBKE, T=len(of_block))
+        ]
+        blocks.append(_joined(groups, dim=0))
+    return attention.combine_heads(_joined(blocks, dim=2))
+
+
+def _query_blocks(mask_TK: Tensor) -> Iterator[tuple[slice, int]]:
+    """Divide the queries into blocks: yield each with the number of keys up to its last query's own.
+
+    Later keys are hidden from the whole block. On CPU their scores cost more than the additional calls, unless most
+    keys are memory.
+    """
+    T, K = mask_TK.shape
+    n = QUERIES_AT_ONCE if mask_TK.device.type == "cpu" and K < 4 * T else max(1, T)
+    for first in range(0, T, n):
+        stop = min(first + n, T)
+        yield slice(first, stop), K - T + stop
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _head_groups(kv_PHBKE: Tensor, T: int) -> list[slice]:
