@@ -3,8 +3,8 @@
 Paper: for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400 for QRNN
 and LSTM of equal size, and 700 against 400, 300 and 128 in the ablation.
 Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. `txl recl` for each of both groups.
-Writes: the table with bootstrap intervals over blocks of positions, the differences, the gains (Figure 3) and the loss by
-context (Figure 4).
+Writes: the table with bootstrap intervals over blocks of positions, the differences, the gains (Figure 3) and the
+loss by context (Figure 4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.report.cells import DIGITS, Cell, Number, Text, number
 from experiments.report.sections import Figure, Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, trainings
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
-from experiments.tables.shared.intervals import Interval, minus
+from experiments.tables.shared.intervals import Interval
 from experiments.tables.shared.job_results import copied_figure
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
@@ -71,14 +71,19 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
-    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group."""
+    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
+
+    The models are scored at the same positions: the intervals are over the same resampled blocks.
+    """
     theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
     found = []
     for group, result in results.items():
-        lengths = {model["name"]: _interval(model["recl"]["0.1"]) for model in result["models"]}
+        lengths = {model["name"]: model["recl"]["0.1"] for model in result["models"]}
         longest, *others = lengths
         for name in others:
-            longer, reference = minus(lengths[longest], lengths[name]), max(1.0, lengths[name].effect)
+            ends = lengths[longest]["longer_than"].get(name, (None, None))
+            longer = Interval(lengths[longest]["value"] - lengths[name]["value"], *ends)
+            reference = max(1.0, lengths[name]["value"])
             found.append(
                 Comparison(
                     f"recl_order/{row_key(group, GROUPS[group][name])}",
@@ -89,11 +94,6 @@ def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
                 )
             )
     return found
-
-
-def _interval(recl: dict[str, Any]) -> Interval:
-    """RECL with its bootstrap interval; 0 if no context helps."""
-    return Interval(recl["value"] or 0, recl.get("low"), recl.get("high"))
 
 
 def _runs(group: int, setup: Setup) -> dict[str, Job]:
