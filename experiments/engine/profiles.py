@@ -124,7 +124,7 @@ LAPTOP = Profile(
         "qrnn": ("model.hidden_dropout=0", "optimizer.lr=6e-3"),
     },
     evaluate=("batch_size=16", "max_segments=200", "sweep_tokens=50000"),
-    recl=("first_context=16", "step=16", "max_context=192", "n_positions=2000"),
+    recl=("first_context=16", "step=16", "max_context=192", "n_positions=10000"),
     speed=("levels=[char]", "n_layer=3", "d_model=96", "n_head=4", "d_inner=384", "rounds=5", "budget_seconds=70"),
     attention=("mem_len=128", "max_segments=40"),
     generate=("context=256", "n_tokens=500", "n_samples=2", "mem_len=256"),
