@@ -135,18 +135,18 @@ LAPTOP = Profile(
     needs="two CPU cores, 4 GB of memory, 0.5 GB of disk",
     seeds=(1, 2, 3),
     seeds_others=(1, 2),
-    attention_lengths=(32, 64, 128, 192, 256),
+    attention_lengths=(64, 128, 192, 256),
     recurrent={
         "lstm": ("model.hidden_dropout=0", "optimizer.lr=6e-3"),
         "qrnn": ("model.hidden_dropout=0", "optimizer.lr=6e-3"),
     },
-    evaluate=("batch_size=16", "max_segments=200", "sweep_tokens=50000"),
-    recl=("first_context=16", "step=16", "max_context=192", "n_positions=2000"),
+    evaluate=("batch_size=32", "max_segments=null", "sweep_tokens=50000", "precision=auto"),
+    recl=("first_context=16", "step=16", "max_context=256", "n_positions=2000", "precision=auto"),
     speed=("levels=[char]", "n_layer=3", "d_model=96", "n_head=4", "d_inner=384", "rounds=5", "budget_seconds=70"),
     attention=("mem_len=128", "max_segments=40"),
     generate=("context=256", "n_tokens=500", "n_samples=2", "mem_len=256"),
     train=("evaluation.max_segments=10",),  # the tables score whole runs in jobs of their own
-    absolute=("optimizer.lr=6e-3",),
+    absolute=("optimizer.lr=4e-3",),
     seeds_absolute=(1,),  # far from the other arms
     leave_out=(
         "recurrence-relative-half_loss",
@@ -156,7 +156,7 @@ LAPTOP = Profile(
         "no_recurrence-relative-half_loss-longer_segments_equal_steps",
         "shuffled_lines-recurrence-shaw-full_loss",
     ),
-    tokens_per_second=16_000,
+    tokens_per_second=20_000,
     measured="one of two cores of an Intel Xeon, bfloat16, two runs at once",
     seconds={"train": 8, "evaluate": 20, "recl": 60, "speed": 30, "attention": 15, "generate": 8},
 )

@@ -20,7 +20,7 @@ from experiments.report.cells import DIGITS, Cell, Number, Text, number
 from experiments.report.sections import Figure, Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, training
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
-from experiments.tables.shared.intervals import Interval, minus
+from experiments.tables.shared.intervals import Interval
 from experiments.tables.shared.job_results import copied_figure
 from experiments.tables.shared.published_models import standard_run
 
@@ -73,14 +73,19 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
-    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group."""
+    """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
+
+    The models are scored at the same positions: the intervals are over the same resampled blocks.
+    """
     theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
     found = []
     for group, result in results.items():
-        lengths = {model["name"]: _interval(model["recl"]["0.1"]) for model in result["models"]}
+        lengths = {model["name"]: model["recl"]["0.1"] for model in result["models"]}
         longest, *others = lengths
         for name in others:
-            longer, reference = minus(lengths[longest], lengths[name]), max(1.0, lengths[name].effect)
+            ends = lengths[longest]["longer_than"].get(name, (None, None))
+            longer = Interval(lengths[longest]["value"] - lengths[name]["value"], *ends)
+            reference = max(1.0, lengths[name]["value"])
             found.append(
                 Comparison(
                     f"recl_order/{row_key(group, GROUPS[group][name])}",
@@ -91,11 +96,6 @@ def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
                 )
             )
     return found
-
-
-def _interval(recl: dict[str, Any]) -> Interval:
-    """RECL with its bootstrap interval; 0 if no context helps."""
-    return Interval(recl["value"] or 0, recl.get("low"), recl.get("high"))
 
 
 def _runs(group: int, setup: Setup) -> dict[str, Job]:

@@ -131,22 +131,6 @@ def of_repeats(values: Sequence[float] | Array) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def minus(one: Interval, other: Interval) -> Interval:
-    """Return one estimate minus another from their own intervals.
-
-    With low = d - √((one - one_low)² + (other_high - other)²) and high likewise (Zou and Donner 2008), which allows
-    intervals that are longer on one side. An estimate without ends counts as exact.
-    """
-    effect = one.effect - other.effect
-    if one.low is None and other.low is None:
-        return Interval(effect)
-    one_low, one_high = (one.effect if end is None else end for end in (one.low, one.high))
-    other_low, other_high = (other.effect if end is None else end for end in (other.low, other.high))
-    down = float(np.hypot(one.effect - one_low, other_high - other.effect))
-    up = float(np.hypot(one_high - one.effect, other.effect - other_low))
-    return Interval(effect, effect - down, effect + up)
-
-
 def student(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution, by bisection of its integral."""
     draws = np.linspace(0.0, np.pi / 2, 20001)  # t = √freedom · tan(angle): the density becomes cos(angle)^(freedom-1)

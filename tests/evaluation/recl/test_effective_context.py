@@ -37,7 +37,7 @@ def by_the_paper(
     seed=st.integers(0, 10**6),
     n_models=st.integers(1, 4),
     n_contexts=st.integers(2, 7),
-    n_positions=st.integers(1, 40),
+    n_positions=st.integers(1, 200),
     first=st.integers(1, 50),
     step=st.integers(1, 100),
     r=st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]),
@@ -142,6 +142,9 @@ def test_a_model_that_is_worse_everywhere_changes_nothing() -> None:
     with_worse = {"worse": np.tile(best_P + 0.1, (5, 1)), **losses}
     ours = relative_effective_context_lengths(with_worse, CONTEXTS, bootstrap=100)
     assert ours.pop("worse")[1.0].value == 10
+    for by_fraction in ours.values():
+        for length in by_fraction.values():
+            length.longer_than.pop("worse")
     assert ours == relative_effective_context_lengths(losses, CONTEXTS, bootstrap=100)
 
 
@@ -155,7 +158,7 @@ def test_positions_that_tie_for_the_last_places_share_them() -> None:
 def test_the_interval_is_that_of_resampled_positions() -> None:
     losses = group(n_models=2, n_positions=40)
     ours = relative_effective_context_lengths(losses, CONTEXTS, [0.5], threshold=0.2, bootstrap=200, seed=3)
-    counts_SP = np.concatenate(list(resampled(np.arange(40), 200, seed=3))).astype(int)
+    counts_SP = np.concatenate(list(resampled(40, 200, seed=3))).astype(int)
     assert set(counts_SP.sum(axis=1)) == {40}
     for name in losses:
         values = []
@@ -168,20 +171,24 @@ def test_the_interval_is_that_of_resampled_positions() -> None:
 
 
 def test_resampled_blocks_keep_their_positions_together() -> None:
-    blocks = np.repeat([0, 1, 2], [3, 1, 2])
-    counts_SP = np.concatenate(list(resampled(blocks, 50, seed=2)))
-    assert (counts_SP[:, :3] == counts_SP[:, :1]).all()
-    assert (counts_SP[:, 4] == counts_SP[:, 5]).all()
-    assert set(counts_SP[:, [0, 3, 4]].sum(axis=1)) == {3}
-    losses = {name: x[:, :6] for name, x in group(n_models=2).items()}
-    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.5], 0.2, bootstrap=50, seed=2, blocks=blocks)
+    blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
+    counts_SP = np.concatenate(list(resampled(9, 50, seed=2)))[:, blocks]
+    losses = group(n_models=2, n_positions=300)
+    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.3], 0.6, bootstrap=50, seed=2, blocks=blocks)
+    values: dict[str, list[int]] = {"m0": [], "m1": []}
+    for counts in counts_SP.astype(int):
+        drawn = {name: np.repeat(x, counts, axis=1).tolist() for name, x in losses.items()}
+        for name in losses:
+            values[name].append(by_the_paper(drawn, CONTEXTS, 0.3, 0.6, name) or CONTEXTS[-1])
+
+    def ends(of_samples: np.ndarray) -> list[int]:
+        return np.quantile(of_samples, [0.025, 0.975], method="inverted_cdf").tolist()
+
     for name in losses:
-        values = []
-        for counts in counts_SP.astype(int):
-            drawn = {n: np.repeat(x, counts, axis=1).tolist() for n, x in losses.items()}
-            values.append(by_the_paper(drawn, CONTEXTS, 0.5, 0.2, name) or CONTEXTS[-1])
-        ends = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
-        assert (ours[name][0.5].low, ours[name][0.5].high) == tuple(ends)
+        assert [ours[name][0.3].low, ours[name][0.3].high] == ends(np.array(values[name]))
+    difference = np.array(values["m0"]) - np.array(values["m1"])
+    assert ours["m0"][0.3].longer_than == {"m1": ends(difference)}
+    assert len(set(difference)) > 1
 
 
 def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not() -> None:
@@ -195,7 +202,7 @@ def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not()
 
     def coverage(blocks: np.ndarray) -> tuple[float, float]:
         mean, error = mean_and_error(losses_CP, blocks)
-        counts_SP = np.concatenate(list(resampled(blocks, 500, seed=1)))
+        counts_SP = np.concatenate(list(resampled(blocks[-1] + 1, 500, seed=1)))[:, blocks]
         means_SC = counts_SP @ losses_CP.T / counts_SP.sum(axis=1, keepdims=True)
         low, high = np.quantile(means_SC, [0.025, 0.975], axis=0)
         return float((abs(mean) < 1.96 * error).mean()), float(((low < 0) & (high > 0)).mean())
@@ -206,9 +213,9 @@ def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not()
 
 
 def test_a_thousand_resamples_take_seconds() -> None:
-    losses = group(n_models=4, n_contexts=16, n_positions=1000)
+    losses = group(n_models=4, n_contexts=16, n_positions=10_000)
     started = time.perf_counter()
-    relative_effective_context_lengths(losses, list(range(16, 257, 16)))
+    relative_effective_context_lengths(losses, list(range(16, 257, 16)), blocks=np.arange(10_000) // 64)
     assert time.perf_counter() - started < 20
 
 

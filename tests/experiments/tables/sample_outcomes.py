@@ -129,11 +129,14 @@ def write_losses(folder: Path, job: Job) -> None:
 
 
 def _recl(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
-    names = next(word for word in job.overrides if word.startswith("names="))
+    word = next(word for word in job.overrides if word.startswith("names="))
+    names = word.removeprefix("names=[").removesuffix("]").replace("'", "").split(",")
     models = []
-    for name in names.removeprefix("names=[").removesuffix("]").replace("'", "").split(","):
+    for name in names:
         value = {"Transformer-XL": 64}.get(name, 64 - 24 * world.sign)
         bounds = {"low": value - 8, "high": value + 8} if name != "LSTM" else {"low": None, "high": None}
+        difference = value - (64 - 24 * world.sign)
+        bounds["longer_than"] = {other: [difference - 11, difference + 11] for other in names if other != name}
         models.append(
             {
                 "name": name,

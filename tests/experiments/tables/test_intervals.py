@@ -8,7 +8,6 @@ from experiments.tables.shared.intervals import (
     Interval,
     difference,
     mean_over_seeds,
-    minus,
     of_repeats,
     pooled_spread,
     student,
@@ -88,8 +87,5 @@ def test_students_quantiles_and_intervals_of_repeats() -> None:
     assert of_repeats([1.0]) == Interval(1.0)
 
 
-def test_a_difference_of_two_intervals_keeps_their_shape() -> None:
-    found = minus(Interval(10, 9, 14), Interval(5, 2, 6))
-    assert (found.effect, found.low, found.high) == (5, pytest.approx(5 - 2**0.5), pytest.approx(10.0))
-    assert minus(Interval(3), Interval(1)) == Interval(2)
+def test_a_change_of_unit_moves_effect_and_ends() -> None:
     assert Interval(2, 1, 3).times(10) == Interval(20, 10, 30)

@@ -1,7 +1,8 @@
 """Definition of relative effective context length, RECL (section 4.3 and appendix C), on measured losses.
 
 The models of a group are scored at the same P positions with exactly c tokens of context, for every c of a grid
-c_0, c_0 + Δ, …. Shape letters: I models, C contexts, P positions, S bootstrap samples.
+c_0, c_0 + Δ, …. Shape letters: I models, C contexts, P positions in B blocks,
+S bootstrap samples.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from txl_lightning.errors import require
 
 Array = NDArray[np.float64]
 INTERVAL = 0.95
-SAMPLED_AT_ONCE = 100_000
+SAMPLED_AT_ONCE = 1_000_000
+BUCKET = 64  # positions, about
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class EffectiveContext:
         low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
+        longer_than: ends of the interval of RECL minus that of each other model, over the same resamples, by model;
+            empty without resamples.
         limit: number of tokens the model can see; None for no limit.
         relative_gains: g(c, c') for every c of the grid but the last, with c' = c + Δ.
         perplexity_gains: exp f(c, c) - exp f(c, c') at these c (Figure 3).
@@ -41,6 +45,7 @@ class EffectiveContext:
     low: int
     high: int
     high_at_least: bool
+    longer_than: dict[str, list[int]]
     limit: int | None
     relative_gains: list[float]
     perplexity_gains: list[float]
@@ -93,30 +98,32 @@ def relative_effective_context_lengths(
         require(len(blocks) == P, "blocks", f"{len(blocks)} numbers", f"must be {P}, one for each position")
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
-    all_once = np.ones((1, P))
-    point = {r: _mean_losses(losses_ICP, r, all_once) for r in fractions}
+    names, block_P = np.unique(np.arange(P) if blocks is None else blocks, return_inverse=True)
+    all_once = np.ones((1, len(names)))
+    point = {r: _mean_losses(losses_ICP, r, all_once, block_P) for r in fractions}
     samples: dict[float, list[Array]] = {r: [] for r in fractions}
-    for counts_SP in resampled(np.arange(P) if blocks is None else blocks, bootstrap, seed):
+    for counts_SB in resampled(len(names), bootstrap, seed):
         for r in fractions:
-            samples[r].append(_relative_gain(*_mean_losses(losses_ICP, r, counts_SP)))
+            samples[r].append(_relative_gain(*_mean_losses(losses_ICP, r, counts_SB, block_P)))
     for r in fractions:
         short_SC, long_SIC = point[r]
         gains_IC = _relative_gain(short_SC, long_SIC)[0]
         sampled_SIC = np.concatenate(samples[r]) if bootstrap else gains_IC[None]
+        limit_of = {name: (limits or {}).get(name) for name in losses}
+        sampled = {n: _first_below(sampled_SIC[:, i], contexts, threshold, limit_of[n]) for i, n in enumerate(losses)}
         for i, name in enumerate(losses):
-            limit = (limits or {}).get(name)
-            value, at_least = _first_below(gains_IC[None, i], contexts, threshold, limit)
-            values_S, at_least_S = _first_below(sampled_SIC[:, i], contexts, threshold, limit)
-            # Use observed values, not interpolations: RECL is always a context of the grid.
-            ends = [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2]
-            low, high = np.quantile(values_S, ends, method="inverted_cdf")
+            others = {other: of_other_S for other, (of_other_S, _) in sampled.items() if other != name and bootstrap}
+            value, at_least = _first_below(gains_IC[None, i], contexts, threshold, limit_of[name])
+            values_S, at_least_S = sampled[name]
+            low, high = _interval(values_S)
             results[name][r] = EffectiveContext(
                 value=int(value[0]),
                 at_least=bool(at_least[0]),
-                low=int(low),
-                high=int(high),
+                low=low,
+                high=high,
                 high_at_least=bool(at_least_S[values_S >= high].any()),
-                limit=limit,
+                longer_than={other: _interval(values_S - of_other_S) for other, of_other_S in others.items()},
+                limit=limit_of[name],
                 relative_gains=gains_IC[i].tolist(),
                 perplexity_gains=(np.exp(short_SC[0]) - np.exp(long_SIC[0, i])).tolist(),
                 perplexities=np.exp(short_SC[0]).tolist(),
@@ -140,43 +147,76 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     require(bootstrap >= 0, "bootstrap", bootstrap, "must be an integer >= 0")
 
 
-def _hardest(losses_P: Array, fraction: float, counts_SP: Array) -> Array:
-    """Return T, the fraction r of positions with the largest losses, as weights [S, P] with sum 1.
+def _mean_losses(
+    losses_ICP: Array, fraction: float, counts_SB: Array, block_P: NDArray[np.int64]
+) -> tuple[Array, Array]:
+    """Return f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats.
 
-    T has r·n of a sample's n positions, rounded (halves up), at least one. Positions that tie for the last places
-    share them equally; the order of positions does not matter.
-
-    Args:
-        losses_P: b(c, t).
-        fraction: r.
-        counts_SP: count of each position in each sample.
+    T has r·n of a sample's n positions, rounded (halves up), at least one.
     """
-    size_S1 = np.maximum(1, np.floor(fraction * counts_SP.sum(axis=1, keepdims=True) + 0.5))
-    order = np.argsort(-losses_P, kind="stable")
-    sorted_P = losses_P[order]
-    is_first = np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]])
-    tie_P = np.cumsum(is_first) - 1
-    counts = counts_SP[:, order]
-    totals = np.add.reduceat(counts, np.flatnonzero(is_first), axis=1)
-    taken = np.clip(size_S1 - (np.cumsum(totals, axis=1) - totals), 0, totals)
-    shares = taken / np.maximum(totals, 1)
-    weights_SP = np.empty_like(counts)
-    weights_SP[:, order] = counts * shares[:, tie_P] / size_S1
-    return weights_SP
-
-
-def _mean_losses(losses_ICP: Array, fraction: float, counts_SP: Array) -> tuple[Array, Array]:
-    """Return f(c, c), [S, C-1], common to all models, and f_i(c, c'), [S, I, C-1], in nats."""
     I, C, _ = losses_ICP.shape  # noqa: E741
-    short_SC = np.empty((len(counts_SP), C - 1))
-    long_SIC = np.empty((len(counts_SP), I, C - 1))
+    size_S = np.maximum(1, np.floor(fraction * (counts_SB @ np.bincount(block_P)) + 0.5))
+    short_SC = np.empty((len(counts_SB), C - 1))
+    long_SIC = np.empty((len(counts_SB), I, C - 1))
     for c in range(C - 1):
         best_P = losses_ICP[:, c].min(axis=0)
-        weights_SP = _hardest(best_P, fraction, counts_SP)
-        short_SC[:, c] = weights_SP @ best_P
-        for i in range(I):  # one model at a time: rounding must not depend on the rest of the group
-            long_SIC[:, i, c] = weights_SP @ np.minimum(best_P, losses_ICP[i, c + 1])
+        values = [best_P, *(np.minimum(best_P, losses_ICP[i, c + 1]) for i in range(I))]
+        short_SC[:, c], *longs = (total_S / size_S for total_S in _sums(best_P, values, size_S, counts_SB, block_P))
+        long_SIC[:, :, c] = np.stack(longs, axis=1)
     return short_SC, long_SIC
+
+
+def _sums(
+    losses_P: Array, values: list[Array], size_S: Array, counts_SB: Array, block_P: NDArray[np.int64]
+) -> list[Array]:
+    """Return the sum of each of `values`, [P], over the `size_S` positions of each sample with the largest losses.
+
+    Positions are sorted into buckets. All positions of the buckets before the last one of T are summed by blocks;
+    only within the last bucket are the positions of each sample counted.
+    """
+    order = np.argsort(-losses_P, kind="stable")
+    sorted_P = losses_P[order]
+    firsts = np.flatnonzero(np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]]))  # equal losses share a bucket
+    starts_K = firsts[np.unique(firsts // BUCKET, return_index=True)[1]]
+    bucket_P = np.searchsorted(starts_K, np.arange(len(order)), side="right") - 1
+    shape = (counts_SB.shape[1], len(starts_K) + 1)
+    cell_P = block_P[order] * shape[1] + bucket_P + 1
+
+    def before(values_P: Array | None = None) -> Array:
+        """Sum over all positions before each bucket, [S, K]."""
+        sums_BK = np.bincount(cell_P, values_P, minlength=shape[0] * shape[1]).reshape(shape)
+        sums_SK: Array = counts_SB @ sums_BK.cumsum(axis=1)[:, :-1]
+        return sums_SK
+
+    counted_SK = before()
+    last_S = (counted_SK <= size_S[:, None]).sum(axis=1) - 1
+    of_last = (np.arange(len(last_S)), last_S)
+    left_S, totals = size_S - counted_SK[of_last], [before(values_P[order])[of_last] for values_P in values]
+    for k in np.unique(last_S):
+        here = np.flatnonzero(last_S == k)
+        inside = order[bucket_P == k]
+        weights_SP = _hardest(losses_P[inside], left_S[here], counts_SB[here][:, block_P[inside]])
+        for total_S, values_P in zip(totals, values, strict=True):  # rounding must not depend on the other values
+            total_S[here] += weights_SP @ values_P[inside]
+    return totals
+
+
+def _hardest(sorted_P: Array, size_S: Array, counts_SP: Array) -> Array:
+    """Return how often each position is in T, [S, P]: the `size_S` positions with the largest losses.
+
+    Positions that tie for the last places share them equally; the order of positions does not matter.
+
+    Args:
+        sorted_P: losses, descending.
+        size_S: positions in T, in each sample.
+        counts_SP: count of each position in each sample.
+    """
+    is_first = np.concatenate([[True], sorted_P[1:] != sorted_P[:-1]])
+    totals = np.add.reduceat(counts_SP, np.flatnonzero(is_first), axis=1)
+    taken = np.clip(size_S[:, None] - (np.cumsum(totals, axis=1) - totals), 0, totals)
+    shares = taken / np.maximum(totals, 1)
+    weights_SP: Array = counts_SP * shares[:, np.cumsum(is_first) - 1]
+    return weights_SP
 
 
 def _relative_gain(short_SC: Array, long_SIC: Array) -> Array:
@@ -197,12 +237,16 @@ def _first_below(
     return np.minimum(values, limit), at_least & (values < limit)
 
 
-def resampled(blocks: NDArray[np.int64], n_samples: int, seed: int) -> Iterator[Array]:
-    """Yield the counts [S, P] of P positions whose blocks are drawn with replacement, for some samples at a time."""
+def _interval(values_S: NDArray[np.int64]) -> list[int]:
+    """Return the ends of the percentile interval: observed values, for RECL is always a context of the grid."""
+    ends = np.quantile(values_S, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], method="inverted_cdf")
+    return [int(end) for end in ends]
+
+
+def resampled(n_blocks: int, n_samples: int, seed: int) -> Iterator[Array]:
+    """Yield the counts [S, B] of B blocks drawn with replacement, for some samples at a time."""
     generator = np.random.default_rng(seed)
-    at_once = max(1, SAMPLED_AT_ONCE // len(blocks))
-    names, block_P = np.unique(blocks, return_inverse=True)
-    evenly = np.full(len(names), 1 / len(names))
+    at_once = max(1, SAMPLED_AT_ONCE // n_blocks)
+    evenly = np.full(n_blocks, 1 / n_blocks)
     for start in range(0, n_samples, at_once):
-        drawn = generator.multinomial(len(names), evenly, size=min(at_once, n_samples - start))
-        yield drawn[:, block_P].astype(np.float64)
+        yield generator.multinomial(n_blocks, evenly, size=min(at_once, n_samples - start)).astype(np.float64)
