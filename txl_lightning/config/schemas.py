@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from txl_lightning.errors import require
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+# `${product:a,b}` in a config; here, because every process that reads a config imports the schemas.
+OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 
 
 @dataclass
