@@ -19,7 +19,7 @@ class Profile:
         name: name of the file in `conf/profile`.
         note: first sentence of the report: how far its numbers can be trusted.
         needs: hardware, time and data in words, for `--plan`.
-        seeds: seeds of the relative encoding with the full loss, with and without recurrence.
+        seeds: seeds of the relative encoding with the full loss, with and without recurrence, on the profile's text.
         seeds_others: seeds of the other arms that claims compare.
         seeds_uncompared: seeds of the arms whose losses no claim compares.
         seeds_absolute: seeds of the arms with an absolute encoding that claims compare; None for `seeds_others`.
