@@ -39,6 +39,7 @@ NOT_RUN = {  # a word of the command: why it is only composed
     "--help": "tests/test_cli.py has a test of it",
 }
 NOT_TXL = {  # the first word of a command other than txl: why it is not run
+    "benchmarks/gpu.sh": "needs a GPU; tests/benchmarks has a dry run",
     "make": "targets and arguments are checked; tests/experiments runs a reproduction",
     "source": "a word of the shell",
     "export": "a word of the shell; the test sets the variable",

@@ -95,7 +95,9 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     if config.checkpoint.enabled:
         options = (config.checkpoint.every_n_steps, _val_interval(config))
         stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step)
-    skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints)
+    skipped = SkippedSteps(
+        config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints, config.trainer.log_every_n_steps
+    )
     record = {
         "config": plain(config),
         "vocabulary": data.corpus.vocabulary.state_dict(),
