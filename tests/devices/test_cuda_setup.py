@@ -82,7 +82,9 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
-    monkeypatch.setattr(dist, "init_process_group", lambda name, rank, world_size: calls.append((name, rank, world_size)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda name, rank, world_size: calls.append((name, rank, world_size))
+    )
     monkeypatch.setattr(dist, "new_group", lambda backend, timeout=timedelta(1): backend)
     monkeypatch.setenv("MASTER_ADDR", "")
     monkeypatch.setenv("MASTER_PORT", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,8 +23,8 @@ from txl_lightning.training.module import LanguageModelModule
 @pytest.fixture(autouse=True)
 def _without_kernels_or_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Allow fused Adam on meta, whose kernel only checks the devices there; replace the read of the softmax."""
-    module = "torch.optim.optimizer._get_fused_kernels_supported_devices"
-    monkeypatch.setattr(module, lambda: ["cpu", "cuda", "meta"])
+    module = sys.modules[torch.optim.Optimizer.__module__]
+    monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name in ("_fused_adam_", "_fused_adamw_"):
         library.impl(name, _check_devices)
@@ -125,4 +126,3 @@ def test_a_planted_read_raises(read: Any, monkeypatch: pytest.MonkeyPatch) -> No
     module.score = reading
     with pytest.raises((RuntimeError, NotImplementedError)):
         train(module, optimizer)
-

@@ -62,7 +62,8 @@ class TokenEmbedding(nn.Module):
         if self.div_val == 1:
             embedded = F.embedding(tokens_BT, self.tables[0])
             if self.projections:
-                embedded = F.linear(embedded, self.projections[0])
+                # Autocast projects in its own type; residual sums and norms stay in that of the weights.
+                embedded = F.linear(embedded, self.projections[0]).to(self.tables[0].dtype)
             return embedded * self.d_model**0.5
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)

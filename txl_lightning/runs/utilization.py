@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from typing import Any
 
 import torch
 
@@ -45,10 +46,10 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
     if isinstance(model, TransformerXL):
         config, terms = model.config, model.config.active_terms
         M, width = config.mem_len, config.n_head * config.d_head
-        attention = [layer.attention for layer in model.layers]
-        distances = sum(one.position.weight.numel() for one in attention if one.position is not None)  # type: ignore[union-attr]
+        attention: list[Any] = [layer.attention for layer in model.layers]
+        distances = sum(one.position.weight.numel() for one in attention if one.position is not None)
         matrices -= distances
-        keys_and_values = sum((one.n_key + 1) * width * D for one in attention)  # type: ignore[union-attr, operator]
+        keys_and_values = sum((one.n_key + 1) * width * D for one in attention)
         per_step += 4 * (batch_size * M * keys_and_values + (M + segment_len) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
         n_visible = M if config.same_length and M else M + (segment_len + 1) / 2
