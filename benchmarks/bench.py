@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Task:
     Args:
         measure: returns the record of the case.
         minutes: expected time.
-        identity: everything that the record depends on.
+        identity: everything that the record depends on, as JSON.
     """
 
     measure: Callable[[], dict[str, Any]]
@@ -54,8 +55,8 @@ def comparisons() -> dict[str, Comparison]:
     named = {f"{group}/{name}": case for group, cases in COMPARISONS.items() for name, case in cases.items()}
     for axis, values in AXES.items():
         for value in values:
-            sizes = scaled(axis, value)
-            named[f"scaling/{case_name(axis, value)}"] = Comparison("training", sizes, ("ours float32",), 0.08, 3)
+            own = Comparison("training", scaled(axis, value), ("ours float32",), minutes=0.08, rounds=3)
+            named[f"scaling/{case_name(axis, value)}"] = own
     return named
 
 
@@ -64,20 +65,26 @@ def tasks(options: argparse.Namespace) -> dict[str, Task]:
     common = {"package": package_checksum(), "torch": torch.__version__, "processor": processor()}
     found: dict[str, Task] = {}
     for name, case in comparisons().items():
-        rounds = min(options.rounds, case.rounds or options.rounds)
+        most = case.rounds or ROUNDS
+        rounds = min(options.rounds, most)
         turns = tuple(t for t in case.turns if options.huggingface or not t.startswith("huggingface"))
         steps = case.sizes.steps * (CUDA_STEPS if options.device == "cuda" else 1)
         sizes = replace(case.sizes, threads=options.threads, device=options.device, steps=steps)
-        own = replace(case, sizes=sizes, turns=turns)
-        minutes = case.minutes * (rounds + WARMUP) / ((case.rounds or ROUNDS) + WARMUP)
-        identity = {**common, "sizes": asdict(sizes), "turns": list(turns), "rounds": rounds}
-        found[name] = Task(lambda own=own, rounds=rounds: measure(own, rounds, WARMUP), minutes, identity)  # type: ignore[misc]
+        own = partial(measure, replace(case, sizes=sizes, turns=turns), rounds, WARMUP)
+        identity = {**common, "rounds": rounds, "turns": turns, "sizes": asdict(sizes)}
+        found[name] = Task(own, case.minutes * (rounds + WARMUP) / (most + WARMUP), as_json(identity))
     if options.device == "cpu":
         for name, (command, most, minutes) in COMMANDS.items():
             rounds = min(options.rounds, most)
-            run = lambda command=command, rounds=rounds: in_scratch(command, rounds)  # noqa: E731
-            found[name] = Task(run, minutes * rounds / most, {**common, "rounds": rounds})
-    return {name: task for name, task in found.items() if chosen(name, options.only)}
+            own = partial(in_scratch, command, rounds)
+            found[name] = Task(own, minutes * rounds / most, {**common, "rounds": rounds})
+    order = sorted(found, key=lambda name: name.startswith("scaling/"))  # the picture is the least urgent
+    return {name: found[name] for name in order if chosen(name, options.only)}
+
+
+def as_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a value as it is read from a file: tuples become lists."""
+    return json.loads(json.dumps(value))
 
 
 def chosen(name: str, only: Sequence[str]) -> bool:
@@ -97,26 +104,11 @@ def package_checksum() -> str:
     return hashlib.sha256("".join(map(file_checksum, files)).encode()).hexdigest()
 
 
-def is_done(task: Task, record: Mapping[str, Any] | None, again: bool) -> bool:
-    """Return whether a record is of this task; the sizes in a record are lists where they were tuples."""
-    if record is None or again:
-        return False
-    kept = record["identity"]
-    return {**kept, "sizes": _listed(kept.get("sizes"))} == {
-        **task.identity,
-        "sizes": _listed(task.identity.get("sizes")),
-    }
-
-
-def _listed(sizes: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in (sizes or {}).items()}
-
-
 def expected_minutes(task: Task, record: Mapping[str, Any] | None) -> float:
     """Return the time of the last measurement, for as many rounds, or else the usual one."""
     if record is None:
         return task.minutes
-    return float(record["minutes"]) * (task.identity["rounds"] + WARMUP) / (record["rounds"] + WARMUP)
+    return float(record["minutes"]) * (task.identity["rounds"] + WARMUP) / (record["identity"]["rounds"] + WARMUP)
 
 
 def plan(left: Mapping[str, Task], records: Mapping[str, Any]) -> list[str]:
@@ -137,18 +129,10 @@ def measure_all(left: Mapping[str, Task], records: dict[str, Any], path: Path, b
         print(f"bench: {i + 1}/{len(left)} {name}, about {expected:.1f} min; {used:.1f} min so far", file=sys.stderr)
         result = task.measure()
         taken = (time.monotonic() - start) / 60 - used
-        records[name] = {
-            **{"identity": task.identity, "date": datetime.date.today().isoformat(), "processor": processor()},
-            **{"threads": torch_threads(task), "minutes": round(taken, 2), "rounds": task.identity["rounds"]},
-            **{"sizes": task.identity.get("sizes"), **result},
-        }
+        facts = {"identity": task.identity, "date": datetime.date.today().isoformat(), "minutes": round(taken, 2)}
+        records[name] = {**facts, **result}
         write_json(path, records)
     return late
-
-
-def torch_threads(task: Task) -> int:
-    """Return the threads of the workers; commands choose their own."""
-    return (task.identity.get("sizes") or {}).get("threads", 2)
 
 
 def write_page(records: Mapping[str, Any], page: Path, results: Path) -> None:

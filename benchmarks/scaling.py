@@ -36,7 +36,7 @@ def curves(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Curve]:
     for axis, values in AXES.items():
         present = [value for value in values if case_name(axis, value) in records]
         own = [records[case_name(axis, value)] for value in present]
-        seconds = [median(record["seconds"]["ours float32"]) / record["sizes"]["steps"] for record in own]
+        seconds = [median(record["seconds"]["ours float32"]) / record["identity"]["sizes"]["steps"] for record in own]
         if len(present) > 1:
             found[axis] = (present, seconds, [scaled(axis, value).training_flops for value in present])
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -54,7 +54,7 @@ def ratios(record: Record, ours: str, theirs: str) -> list[float]:
 
 def shares_of_limit(record: Record, precision: str) -> list[float]:
     """Return, for each round, the needed work of our turn per second / the rate of the machine in that round."""
-    seconds, sizes = record["seconds"], BenchmarkCase(**record["sizes"])
+    seconds, sizes = record["seconds"], BenchmarkCase(**record["identity"]["sizes"])
     if f"matrix {precision}" in seconds:
         limit, needed = f"matrix {precision}", sizes.training_flops
     elif "bandwidth float32" in seconds:
@@ -79,7 +79,7 @@ def comparison_table(records: Records, in_steps: bool = False) -> str:
     header += ["ratio, float32", "ratio, bf16", "ours bf16 / Hugging Face float32"]
     rows = [[*header, "of the limit, float32", "of the limit, bf16", "memory"]]
     for name, record in records.items():
-        sizes = BenchmarkCase(**record["sizes"])
+        sizes = BenchmarkCase(**record["identity"]["sizes"])
         per_step = {turn: median(taken) / sizes.steps for turn, taken in record["seconds"].items()}
         shown = {t: f"{1000 * s:,.1f}" if in_steps else f"{sizes.tokens / s:,.0f}" for t, s in per_step.items()}
         peaks = [record["peak_bytes"].get(turns[i]) for i in (0, 2)]
@@ -127,14 +127,14 @@ def sizes_of(cases: Records) -> list[str]:
     """Return a line for each case with its sizes, steps, rounds and parameters."""
     lines = []
     for name, record in cases.items():
-        sizes = record["sizes"]
+        sizes = record["identity"]["sizes"]
         counts = sorted({w["parameters"] for w in record["workers"].values() if "parameters" in w})
         lines.append(
             f"- {name}: "
             "{n_layer} layers, d_model {d_model}, {n_head} heads, d_inner {d_inner}, segment {segment}, "
             "memory {memory}, batch {batch_size}, ".format(**sizes)
             + (f"adaptive softmax of {sizes['vocab_size']:,} tokens, " if sizes["cutoffs"] else "")
-            + f"{' and '.join(f'{count:,}' for count in counts)} parameters; {record['rounds']} rounds of "
+            + f"{' and '.join(f'{count:,}' for count in counts)} parameters; {record['identity']['rounds']} rounds of "
             f"{sizes['steps']} steps"
         )
     return lines
@@ -217,16 +217,20 @@ def section(name: str, records: Records) -> str:
 
 def facts(records: Sequence[Record], groups: Sequence[str]) -> list[str]:
     """Return lines with date, machine, versions and command."""
-    versions = {
-        key: " and ".join(sorted({str(w[key]) for r in records for w in r.get("workers", {}).values() if w.get(key)}))
-        for key in ("accelerator", "torch", "transformers")
-    }
+    workers = [worker for record in records for worker in record.get("workers", {}).values()]
+    identities = [record["identity"] for record in records]
+    threads = joined(f"{i['sizes']['threads']} threads" for i in identities if "sizes" in i)
     lines = {
-        "date": " to ".join(sorted({min(r["date"] for r in records), max(r["date"] for r in records)})),
-        "CPU": f"{' and '.join(sorted({r['processor'] for r in records}))}, {records[0]['threads']} threads",
-        "GPU": versions["accelerator"],
-        "torch": versions["torch"],
-        "transformers": versions["transformers"],
+        "date": joined(record["date"] for record in records),
+        "CPU": ", ".join(filter(None, [joined(i["processor"] for i in identities), threads])),
+        "GPU": joined(worker.get("accelerator") for worker in workers),
+        "torch": joined(i["torch"] for i in identities),
+        "transformers": joined(worker.get("transformers") for worker in workers),
         "command": f"`make bench ARGS='--only {','.join(groups)}'`",
     }
     return [f"- {name}: {fact}" for name, fact in lines.items() if fact]
+
+
+def joined(values: Iterable[str | None]) -> str:
+    """Return the different values, each once."""
+    return " and ".join(sorted({value for value in values if value}))

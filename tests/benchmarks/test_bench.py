@@ -28,8 +28,9 @@ def record(**more: Any) -> dict[str, Any]:
     workers = {turn: {"torch": "2", "transformers": None, "parameters": 10} for turn in SECONDS}
     workers["matrix float32"] = {"torch": "2", "work": 1e6}
     peaks = {turn: 100 if turn.startswith("ours") else 200 for turn in SECONDS}
-    common = {"date": "today", "processor": "CPU", "threads": 2, "rounds": 2, "minutes": 1.0, "identity": {}}
-    return {**common, "sizes": SIZES, "seconds": SECONDS, "workers": workers, "peak_bytes": peaks, **more}
+    identity = {"sizes": SIZES, "rounds": 2, "processor": "CPU", "torch": "2"}
+    common = {"date": "today", "minutes": 1.0, "identity": identity}
+    return {**common, "seconds": SECONDS, "workers": workers, "peak_bytes": peaks, **more}
 
 
 def test_ratios_and_shares_are_of_the_same_round() -> None:
@@ -56,13 +57,12 @@ def test_every_section_is_made_of_its_records() -> None:
     records = {
         **{f"{group}/one": record() for group in ("training", "evaluation", "token", "generation")},
         **{f"scaling/{case_name('segment', value)}": record() for value in (32, 64)},
-        "startup": record(help=[0.1, 0.2], first_step=[5.0, 6.0], sizes=None, workers={}),
-        "recl": record(seconds=[7.0, 8.0], sizes=None, workers={}),
+        "startup": record(help=[0.1, 0.2], first_step=[5.0, 6.0]),
+        "recl": record(seconds=[7.0, 8.0]),
         "preparation": record(
             corpora={"text, byte": {"first": [3], "cached": [1], "first_peak": [2**20], "cached_peak": [2**20]}},
-            workers={},
         ),
-        "checkpoints": record(every=2, steps=4, bytes=1e6, workers={}, **{"with": [2.0], "without": [1.0]}),
+        "checkpoints": record(every=2, steps=4, bytes=1e6, **{"with": [2.0], "without": [1.0]}),
     }
     shown = {name: section(name, records) for name in SECTIONS}
     assert "takes 1.000% and 1.500% of a step of one" in shown["training"]
@@ -85,7 +85,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def pretended(case: Comparison, rounds: int, warmup: int) -> dict[str, Any]:
         names.append(["training/a", "training/b"][len(names) % 2])
-        kept = ("sizes", "seconds", "workers", "peak_bytes")
+        kept = ("seconds", "workers", "peak_bytes")
         return {name: value for name, value in record().items() if name in kept}
 
     monkeypatch.setattr(bench, "measure", pretended)
