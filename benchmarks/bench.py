@@ -186,7 +186,11 @@ def main() -> int:
         parser.error("--device cuda: torch finds no GPU")
     path = options.results or RESULTS / f"{options.device}.json"
     records = json.loads(path.read_text()) if path.exists() else {}
-    left = {name: task for name, task in tasks(options).items() if not is_done(task, records.get(name), options.again)}
+    left = {
+        name: task
+        for name, task in tasks(options).items()
+        if options.again or records.get(name, {}).get("identity") != task.identity
+    }
     if options.plan:
         print("\n".join(plan(left, records)))
         return 0
