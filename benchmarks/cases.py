@@ -107,6 +107,7 @@ def _training(sizes: BenchmarkCase, minutes: float, *more: str) -> Comparison:
 
 COMPARISONS = {
     "training": {
+        "tiny": Comparison("training", TINY, BOTH, 0.2, 1),  # measured only where it is named
         "small": _training(SMALL, 0.7, "loader float32"),
         "large": _training(LARGE, 1.3),
         "base": _training(BASE, 1.7),
