@@ -143,7 +143,8 @@ class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
-    over that many parts of each process's columns. `max_nonfinite_steps` skipped steps in a row end the run.
+    over that many parts of each process's columns. `num_threads` null means the number that trains a model of this size
+    fastest on the CPU, stated in `config.yaml`. `max_nonfinite_steps` skipped steps in a row end the run.
     `progress_file` writes `progress.json` about once a second.
     """
 
