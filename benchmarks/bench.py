@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases import AXES, COMPARISONS, Comparison
+from benchmarks.bench_sections import SECTIONS, of_section, section
+from benchmarks.cases import AXES, COMPARISONS, TurnTaking
 from benchmarks.commands import COMMANDS
 from benchmarks.page import PAGE, ROOT, write_section
 from benchmarks.rounds import TRANSFORMERS, measure
 from benchmarks.scaling import case_name, draw, scaled
-from benchmarks.sections import SECTIONS, of_section, section
 from txl_lightning.files import file_checksum, write_json
 from txl_lightning.reporting.machine import processor
 
@@ -50,12 +50,12 @@ class Task:
     identity: dict[str, Any]
 
 
-def comparisons() -> dict[str, Comparison]:
+def comparisons() -> dict[str, TurnTaking]:
     """Return all cases in which processes take turns, by section/case."""
     named = {f"{group}/{name}": case for group, cases in COMPARISONS.items() for name, case in cases.items()}
     for axis, values in AXES.items():
         for value in values:
-            own = Comparison("training", scaled(axis, value), ("ours float32",), minutes=0.08, rounds=3)
+            own = TurnTaking("training", scaled(axis, value), ("ours float32",), minutes=0.08, rounds=3)
             named[f"scaling/{case_name(axis, value)}"] = own
     return named
 

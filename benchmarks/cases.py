@@ -76,7 +76,7 @@ class BenchmarkCase:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TurnTaking:
     """Processes that take turns on one case.
 
     Args:
@@ -101,28 +101,28 @@ BASE = BenchmarkCase(n_layer=12, d_model=512, n_head=8, d_inner=2048, segment=51
 LONG = replace(BASE, segment=128, memory=3800, batch_size=1)
 
 
-def _training(sizes: BenchmarkCase, minutes: float, *more: str) -> Comparison:
-    return Comparison("training", replace(sizes, dropout=0.1), (*BOTH, *PRODUCTS, *more), minutes)
+def _training(sizes: BenchmarkCase, minutes: float, *more: str) -> TurnTaking:
+    return TurnTaking("training", replace(sizes, dropout=0.1), (*BOTH, *PRODUCTS, *more), minutes)
 
 
 COMPARISONS = {
     "training": {
-        "tiny": Comparison("training", TINY, BOTH, 0.2, 1),  # measured only where it is named
+        "tiny": TurnTaking("training", TINY, BOTH, 0.2, 1),  # measured only where it is named
         "small": _training(SMALL, 0.7, "loader float32"),
         "large": _training(LARGE, 1.3),
         "base": _training(BASE, 1.7),
         "words": _training(replace(LARGE, vocab_size=20_000, cutoffs=(2_000, 8_000)), 1.7),
     },
     "evaluation": {
-        "one stream": Comparison("evaluation", LONG, BOTH, 0.8),
-        "four streams": Comparison("evaluation", replace(LONG, batch_size=4), BOTH, 2.0),
+        "one stream": TurnTaking("evaluation", LONG, BOTH, 0.8),
+        "four streams": TurnTaking("evaluation", replace(LONG, batch_size=4), BOTH, 2.0),
     },
     "token": {
-        "one stream": Comparison("evaluation", replace(LONG, segment=1, steps=2), (*BOTH, *READS), 0.8),
-        "eight streams": Comparison("evaluation", replace(LONG, segment=1, batch_size=8), (*BOTH, *READS), 2.0, 5),
+        "one stream": TurnTaking("evaluation", replace(LONG, segment=1, steps=2), (*BOTH, *READS), 0.8),
+        "eight streams": TurnTaking("evaluation", replace(LONG, segment=1, batch_size=8), (*BOTH, *READS), 2.0, 5),
     },
     "generation": {
-        "one stream": Comparison("generation", replace(LARGE, segment=1, memory=512, batch_size=1, steps=20), BOTH, 0.7)
+        "one stream": TurnTaking("generation", replace(LARGE, segment=1, memory=512, batch_size=1, steps=20), BOTH, 0.7)
     },
 }
 

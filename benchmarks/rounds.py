@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import BenchmarkCase, Comparison
+from benchmarks.cases import BenchmarkCase, TurnTaking
 from benchmarks.page import ROOT
 
 OWN, TRANSFORMERS = Path(sys.executable), ROOT / ".venv-transformers" / "bin" / "python"
@@ -71,7 +71,7 @@ class Worker:
             self.process.kill()
 
 
-def measure(comparison: Comparison, rounds: int, warmup: int) -> dict[str, Any]:
+def measure(comparison: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
     """Run rounds in which every process takes one turn, in alternating order.
 
     Returns:

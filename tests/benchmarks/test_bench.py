@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from benchmarks import bench
-from benchmarks.cases import TINY, Comparison
+from benchmarks.bench_sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
+from benchmarks.cases import TINY, TurnTaking
 from benchmarks.page import aligned, spread, write_section
 from benchmarks.rounds import measure
 from benchmarks.scaling import case_name, curves, draw, scaled, slope
-from benchmarks.sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
 
 SIZES = {**vars(TINY), "steps": 2}
 SECONDS = {
@@ -79,11 +79,11 @@ def test_every_section_is_made_of_its_records() -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Pretended cases: names in the order in which they are measured."""
     names: list[str] = []
-    cases = {name: Comparison("training", TINY, ("ours float32",), 2.0) for name in ("training/a", "training/b")}
+    cases = {name: TurnTaking("training", TINY, ("ours float32",), 2.0) for name in ("training/a", "training/b")}
     monkeypatch.setattr(bench, "comparisons", lambda: cases)
     monkeypatch.setattr(bench, "COMMANDS", {})
 
-    def pretended(case: Comparison, rounds: int, warmup: int) -> dict[str, Any]:
+    def pretended(case: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
         names.append(["training/a", "training/b"][len(names) % 2])
         kept = ("seconds", "workers", "peak_bytes")
         return {name: value for name, value in record().items() if name in kept}
@@ -106,7 +106,7 @@ def test_a_stopped_bench_continues_and_a_finished_one_has_nothing_left(
     assert not measured
     original = bench.measure
 
-    def stopped(case: Comparison, rounds: int, warmup: int) -> dict[str, Any]:
+    def stopped(case: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
         if measured:
             raise KeyboardInterrupt
         return original(case, rounds, warmup)
@@ -149,7 +149,7 @@ def test_a_budget_leaves_cases_for_the_next_call(
 @pytest.mark.slow
 def test_workers_take_turns() -> None:
     turns = ("ours float32", "ours bf16", "loader float32")
-    measured = measure(Comparison("training", TINY, turns, 1.0), rounds=2, warmup=1)
+    measured = measure(TurnTaking("training", TINY, turns, 1.0), rounds=2, warmup=1)
     assert {turn: len(taken) for turn, taken in measured["seconds"].items()} == dict.fromkeys(turns, 2)
     assert measured["peak_bytes"]["ours float32"] > 1 << 20
     assert measured["workers"]["ours bf16"]["parameters"] > 10_000
