@@ -11,7 +11,8 @@ TRANSFORMERS := .venv-transformers
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
-	@echo "make test | test-transformers | lint | format | bench | clean"
+	@echo "make bench [ARGS='--plan | --only CASES | --rounds N | --budget MINUTES | --again']   measure speed; continues where it was stopped"
+	@echo "make test | test-transformers | lint | format | clean"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
@@ -49,8 +50,7 @@ $(TRANSFORMERS)/.ready: $(READY)
 	touch $@
 
 bench: $(TRANSFORMERS)/.ready
-	$(BIN)/python -m benchmarks.bench
-	$(BIN)/python -m benchmarks.checkpoint_cost
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(TRANSFORMERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,7 +85,7 @@ class Attention(nn.Module):
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        scores_XTK = self._scores(q_HBTE, kv_PHBKE, positions.of_terms(terms), mask_TK, terms)
+        scores_XTK = self._scores(q_HBTE, kv_PHBKE.unbind(), positions.of_terms(terms), mask_TK, terms)
         return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
     def project_with_memory(
@@ -105,7 +105,10 @@ class Attention(nn.Module):
         P = 2 is keys and values; P = 1 is values alone, where no term needs keys.
         """
         parts = self.qkv(hidden_BTD).unflatten(-1, (-1, self.n_head, self.d_head)).permute(2, 3, 0, 1, 4)
-        return parts[0] if self.n_query else None, parts[self.n_query :]
+        if not self.n_query:
+            return None, parts
+        q_1HBTE, kv_PHBTE = parts.split([1, len(parts) - 1])  # slices would fill their gradients with zeros
+        return q_1HBTE.squeeze(0), kv_PHBTE
 
     def attend(
         self,
@@ -115,8 +118,9 @@ class Attention(nn.Module):
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, or for those heads that are given."""
-        scores_XTK = self._scores(q_HBTE, kv_PHBKE, positions, mask_TK, self.terms)
-        v_HBKE = kv_PHBKE[-1]
+        keys_values = kv_PHBKE.unbind()
+        scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
+        v_HBKE = keys_values[-1]
         probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
 
@@ -143,7 +147,7 @@ class Attention(nn.Module):
     def _scores(
         self,
         q_HBTE: Tensor | None,
-        kv_PHBKE: Tensor,
+        keys_values: tuple[Tensor, ...],
         positions: LayerPositions,
         mask_TK: Tensor,
         terms: str,
@@ -152,8 +156,8 @@ class Attention(nn.Module):
         scale = self.d_head**-0.5  # applied to the factors, which are smaller than the scores
         u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
         q = q_HBTE if q_HBTE is None else q_HBTE * scale
-        k = kv_PHBKE[0] if self.n_key else None
-        H, B = kv_PHBKE.shape[1:3]
+        k = keys_values[0] if self.n_key else None
+        H, B = keys_values[-1].shape[:2]
         mask_XTK = mask_TK.expand(H * B, -1, -1)
         content_XTK = content_scores(q if "a" in terms else None, u, k, mask_XTK)
         r_HSE = self._distance_vectors(positions)
