@@ -161,12 +161,11 @@ def arms(dry_run: bool) -> dict[str, tuple[str, ...]]:
 
 def bench_words(session: GpuSession) -> list[str]:
     """Return the command of `make bench` for training on this device."""
-    theirs = ",huggingface" if TRANSFORMERS.exists() else ""
-    files = ["--markdown", str(session.output / "bench.md"), "--output", str(session.output / "bench.json")]
-    tiny = ["--cases", "tiny", "--rounds", "1", "--warmup", "0", "--dropout", "0", "--implementations", "ours"]
-    full = ["--cases", "small,large", "--device", "cuda", "--precision", "bf16", "--rounds", "3", "--dropout", "0.1"]
-    own = tiny if session.dry_run else [*full, "--implementations", f"ours{theirs}"]
-    return ["-m", "benchmarks.bench", "training", *own, *files]
+    files = ["--markdown", str(session.output / "bench.md"), "--results", str(session.output / "bench.json")]
+    alone = session.dry_run or not TRANSFORMERS.exists()
+    full = ["--only", "training/small,training/large", "--device", "cuda", "--rounds", "3"]
+    own = ["--only", "training/tiny"] if session.dry_run else full
+    return ["-m", "benchmarks.bench", *own, *(["--no-huggingface"] if alone else []), *files]
 
 
 def measure(session: GpuSession) -> None:
