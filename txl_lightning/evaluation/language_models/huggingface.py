@@ -79,7 +79,7 @@ class HuggingFaceModel(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Number of tokens that the model predicts."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
+        return int(self.model.config.get_text_config().vocab_size)
 
     def _with_begin(self, tokens_BT: Tensor) -> Tensor:
         if self.begin_of_text is None:

@@ -195,51 +195,73 @@ def _measure(
     definition |= {"limits": limits, "blocks": blocks}
     lengths = lengths_in_groups(losses, contexts, labels, **definition)
     without = lengths_without_one(losses, contexts, labels, **definition)
-    names = ("split", "context_unit", "first_context", "step", "fractions", "threshold", "bootstrap", "seed", "precision")
     models = []
     for member in members:
-        nll, error = mean_and_error(losses[member.name], blocks)
-        units = [loss_metrics(value, text.level) for value in nll.tolist()]
-        unit = next(name for name in units[0] if name != "nll")
-        values = [of_context[unit] for of_context in units]
-        # d ppl = ppl · d nll; d bpc = d nll / ln 2
-        scale = np.asarray(values) if unit == "ppl" else np.full(len(values), 1 / np.log(2))
+        losses_CP = losses[member.name]
+        recl = {
+            str(float(r)): {**vars(length), "without": _without(without[member.name], r)}
+            for r, length in lengths[member.name].items()
+        }
         models.append(
             {
-                "name": member.name,
-                "checkpoint": str(member.path),
-                "sha256": member.checksum,
-                "step": member.trained.step if member.trained else None,
-                "tokens_trained": member.tokens_trained,
-                "kind": member.kind,
-                "begin_of_text": member.begin_of_text,
-                "scoring": "one pass" if member.reader.one_pass else "direct",
-                "parameters": sum(p.numel() for p in getattr(member.reader.model, "parameters", list)()),
-                "limit": member.reader.limit,
-                "clamp_len": member.clamp_len,
-                "nll": nll.tolist(),
-                "nll_standard_error": error.tolist(),
-                unit: values,
-                f"{unit}_standard_error": (scale * error).tolist(),
-                **context_gains(losses[member.name], contexts, blocks),
-                "token_classes": _token_classes(member, text, losses[member.name], contexts, positions),
+                **_identity(member),
+                **_mean_losses(losses_CP, blocks, text.level),
+                **context_gains(losses_CP, contexts, blocks),
+                "token_classes": _token_classes(member, text, losses_CP, contexts, positions),
                 "group": labels[member.name],
-                "recl": {
-                    str(float(r)): {**vars(length), "without": _without(without[member.name], r)}
-                    for r, length in lengths[member.name].items()
-                },
+                "recl": recl,
             }
         )
+    names = ("split", "context_unit", "first_context", "step", "precision")
     return {
         "schema_version": SCHEMA_VERSION,
         "citation": CITATION,
-        "unit": unit,
+        "unit": next(iter(set(loss_metrics(0.0, text.level)) - {"nll"})),
         "contexts": contexts,
-        **{name: getattr(options, name) for name in names},
+        **{name: getattr(options, name) for name in (*names, "fractions", "threshold", "bootstrap", "seed")},
         "models": models,
         "differences": loss_differences(losses, blocks),
         "groups": group_summaries(lengths, losses, labels),
     }
+
+
+def _identity(member: Member) -> dict[str, Any]:
+    """Return the entries of a model that say which it is and how it was read."""
+    return {
+        "name": member.name,
+        "checkpoint": str(member.path),
+        "sha256": member.checksum,
+        "step": member.trained.step if member.trained else None,
+        "tokens_trained": member.tokens_trained,
+        "kind": member.kind,
+        "begin_of_text": member.begin_of_text,
+        "scoring": "one pass" if member.reader.one_pass else "direct",
+        "parameters": sum(p.numel() for p in getattr(member.reader.model, "parameters", list)()),
+        "limit": member.reader.limit,
+        "clamp_len": member.clamp_len,
+    }
+
+
+def _mean_losses(losses_CP: Array, blocks: NDArray[np.int64], level: str) -> dict[str, Any]:
+    """Return the mean loss at each context with its standard error, in nats and in the unit of the level."""
+    nll, error = mean_and_error(losses_CP, blocks)
+    units = [loss_metrics(value, level) for value in nll.tolist()]
+    unit = next(name for name in units[0] if name != "nll")
+    values = [of_context[unit] for of_context in units]
+    # d ppl = ppl · d nll; d bpc = d nll / ln 2
+    scale = np.asarray(values) if unit == "ppl" else np.full(len(values), 1 / np.log(2))
+    return {
+        "nll": nll.tolist(),
+        "nll_standard_error": error.tolist(),
+        unit: values,
+        f"{unit}_standard_error": (scale * error).tolist(),
+    }
+
+
+def _without(by_left_out: dict[str, dict[float, EffectiveContext]], fraction: float) -> dict[str, dict[str, Any]]:
+    """Return RECL and whether it is only a lower bound, by the model that is left out of the group."""
+    found = {left_out: lengths[fraction] for left_out, lengths in by_left_out.items()}
+    return {left_out: {"value": length.value, "at_least": length.at_least} for left_out, length in found.items()}
 
 
 def _token_classes(
@@ -249,9 +271,3 @@ def _token_classes(
     if text.pieces is not None:
         return None
     return token_classes(losses_CP, contexts, text.of_member[member.name].tokens, positions)
-
-
-def _without(by_left_out: dict[str, dict[float, EffectiveContext]], fraction: float) -> dict[str, dict[str, Any]]:
-    """Return RECL and whether it is only a lower bound, by the model that is left out of the group."""
-    found = {left_out: lengths[fraction] for left_out, lengths in by_left_out.items()}
-    return {left_out: {"value": length.value, "at_least": length.at_least} for left_out, length in found.items()}

@@ -17,7 +17,12 @@ UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 def write_report(
     results: dict[str, Any], directory: Path, logger: LoggerConfig, config: dict[str, Any] | None = None
 ) -> list[str]:
-    """Write `recl.md`, `recl.tex`, `gains_*.svg|png` (Figure 3, a file for each r and group) and `contexts.svg|png` (Figure 4).
+    """Write the table and the figures.
+
+        recl.md, recl.tex        Table 8; in Markdown also comparisons
+        gains_*.svg|png          Figure 3, a file for each r and group
+        contexts.svg|png         Figure 4
+        recl_by_tokens_*.png     RECL during training, if there are several checkpoints of a folder
 
     Args:
         results: contents of `recl.json`.
