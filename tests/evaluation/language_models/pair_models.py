@@ -34,7 +34,8 @@ class Pairs:
     """One token for each pair; at an odd beginning, half a pair is dropped by whoever cuts the context."""
 
     def encode(self, content: bytes) -> tuple[list[int], list[int]]:
-        assert content[0] in FIRST and len(content) % 2 == 0
+        assert content[0] in FIRST
+        assert len(content) % 2 == 0
         tokens = [FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(content[::2], content[1::2], strict=True)]
         return tokens, [2] * len(tokens)
 
@@ -58,8 +59,12 @@ class PairBytes:
         return torch.tensor(np.array(nll)), None
 
     def _of(self, read: list[int], target: int) -> float:
+        if target in SECOND and read[-1] in SECOND:
+            return 1.0  # beyond the end of the text, where its last byte is repeated
         start = 1 if read[0] in SECOND else 0
-        pairs = [FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(read[start::2], read[start + 1 :: 2], strict=False)]
+        pairs = [
+            FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(read[start::2], read[start + 1 :: 2], strict=False)
+        ]
         p = pair_probabilities(pairs).reshape(16, 16)
         if target in FIRST:
             return float(p[FIRST.index(target)].sum())

@@ -1,5 +1,6 @@
 """Models of transformers, tiny and random: the library's own losses, one pass, states, limits, and refusals."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from txl_lightning.evaluation.scoring.windows import WindowReader, context_losse
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
     pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(hasattr(transformers, "TransfoXLLMHeadModel"), reason="this release is too old for the extra hf"),
+    pytest.mark.skipif(
+        hasattr(transformers, "TransfoXLLMHeadModel"), reason="this release is too old for the extra hf"
+    ),
 ]
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 300)
@@ -112,10 +115,11 @@ def test_tokens_know_their_bytes(tmp_path: Path) -> None:
     text = loaded.tokenize(content)
     assert text.n_bytes == len(content)
     assert 0 not in text.tokens  # the begin-of-text token
-    assert text.starts is not None and text.starts[0] == 0
+    assert text.starts is not None
+    assert text.starts[0] == 0
     assert len(text.starts) == len(text.tokens) > len(set(text.starts.tolist()))  # € has several tokens
     bounds = np.append(np.unique(text.starts), len(content))
-    pieces = [content[a:b].decode() for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [content[a:b].decode() for a, b in pairwise(bounds)]
     assert "€" in pieces
     assert len(pieces) < len(content) * 0.7
 
@@ -172,5 +176,5 @@ def test_a_tokenizer_without_a_begin_of_text_token(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.bos_token = None
     tokenizer.save_pretrained(folder)
-    with pytest.raises(OptionError, match="begin_of_text=True: .* has no such token"):
+    with pytest.raises(OptionError, match=r"begin_of_text=True: .* has no such token"):
         load_huggingface(folder, True, "float32")

@@ -45,7 +45,7 @@ def test_models_of_one_label_form_a_group_of_their_own() -> None:
 def test_the_group_without_each_other_model() -> None:
     ours = lengths_without_one(LOSSES, CONTEXTS, dict.fromkeys("abc", "all"), **DEFINITION)
     assert {name: set(found) for name, found in ours.items()} == {"a": {"b", "c"}, "b": {"a", "c"}, "c": {"a", "b"}}
-    pair = relative_effective_context_lengths({n: LOSSES[n] for n in "ac"}, CONTEXTS, [0.5, 1.0], bootstrap=0)
+    pair = relative_effective_context_lengths({n: LOSSES[n] for n in "ac"}, CONTEXTS, **{**DEFINITION, "bootstrap": 0})
     assert ours["a"]["b"] == pair["a"]
     assert ours["c"]["b"] == pair["c"]
     assert lengths_without_one(LOSSES, CONTEXTS, {"a": "x", "b": "y", "c": "z"}, **DEFINITION) == {n: {} for n in "abc"}
@@ -76,7 +76,8 @@ def test_a_group_has_the_mean_and_the_range_of_its_models() -> None:
     lengths = lengths_in_groups(LOSSES, CONTEXTS, labels, **DEFINITION)
     x, y = group_summaries(lengths, LOSSES, labels)
     values = [lengths[name][1.0].value for name in "ab"]
-    assert x["recl"]["1.0"] == {"mean": sum(values) / 2, "low": min(values), "high": max(values), "at_least": False}
+    at_least = any(lengths[name][1.0].at_least for name in "ab")
+    assert x["recl"]["1.0"] == {"mean": sum(values) / 2, "low": min(values), "high": max(values), "at_least": at_least}
     means = np.array([LOSSES[name].mean(axis=1) for name in "ab"])
     np.testing.assert_allclose(x["nll"], means.mean(axis=0))
     np.testing.assert_allclose(x["nll_standard_error_over_models"], np.abs(means[0] - means[1]) / 2)

@@ -68,9 +68,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert np.isfinite(context_losses(window_reader(config.model), tokens, positions, 16)).all()
 
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    figures = {
-        f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")
-    }
+    figures = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
     assert files == {"recl.json", "recl.md", "recl.tex", "losses.npz", *figures}
     table = "\n".join(lines)
     assert (tmp_path / "run/recl.md").read_text().startswith(table + "\n\n## ")

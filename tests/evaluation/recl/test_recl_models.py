@@ -130,11 +130,11 @@ def test_models_are_named_after_the_end_of_their_reference() -> None:
     ]
 
 
+@pytest.mark.filterwarnings("default")
 class TestHuggingFace:
-    pytestmark = pytest.mark.filterwarnings("default")
-
     @pytest.fixture(scope="class")
-    def folders(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    @classmethod
+    def folders(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         transformers = pytest.importorskip("transformers", reason="needs the extra hf")
         made = {kind: save_tiny(transformers, tmp_path_factory.mktemp(kind), kind) for kind in ("gpt2", "mamba")}
         other = tmp_path_factory.mktemp("other")
@@ -166,7 +166,9 @@ class TestHuggingFace:
         assert all(np.isfinite(model["bpc"]).all() for model in result["models"])
 
     def test_a_context_beyond_the_positions_of_all_models(self, folders: dict[str, str], tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=f"max_context=64: must be at most {POSITIONS}, the tokens that hf:.*can see"):
+        with pytest.raises(
+            UserError, match=f"max_context=64: must be at most {POSITIONS}, the tokens that hf:.*can see"
+        ):
             recl(tmp_path, **self.options(folders, "gpt2", split="train", max_context=64))
         result = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train", max_context=64))
         gpt2, mamba = result["models"]

@@ -118,7 +118,9 @@ def _notes(results: dict[str, Any]) -> list[str]:
     if results["bootstrap"]:
         lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.")
     if any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values()):
-        lines.append(f"≥: steps still counted at {contexts[-1]} {results['context_unit']}s, where the grid ends (max_context).")
+        lines.append(
+            f"≥: steps still counted at {contexts[-1]} {results['context_unit']}s, where the grid ends (max_context)."
+        )
     if any(model["limit"] for model in models):
         lines.append("Sees at most: the positions that a model has or was trained with.")
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
