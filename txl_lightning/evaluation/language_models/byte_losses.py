@@ -49,7 +49,7 @@ def byte_losses(
     shape = (len(contexts), len(positions))
     begins_CP = np.searchsorted(text.starts, positions - np.asarray(contexts)[:, None])
     begins_CP = np.minimum(begins_CP, first_P - 1)
-    spans = (np.broadcast_to(tokens_P, shape).ravel() for tokens_P in (begins_CP, first_P, stop_P))
-    losses_CP = span_losses(reader, text.tokens, *spans, batch_tokens=batch_tokens).reshape(shape)
+    begins, firsts, stops = (np.broadcast_to(of_P, shape).ravel() for of_P in (begins_CP, first_P, stop_P))
+    losses_CP = span_losses(reader, text.tokens, begins, firsts, stops, batch_tokens).reshape(shape)
     sizes_P: Array = (pieces[piece_P + 1] - pieces[piece_P]).astype(np.float64)
     return losses_CP / sizes_P

@@ -21,9 +21,9 @@ class HuggingFaceModel(nn.Module):
         begin_of_text: token read before the first token of a text, in addition to its context; None for none.
     """
 
-    def __init__(self, model: nn.Module, begin_of_text: int | None = None) -> None:
+    def __init__(self, model: Any, begin_of_text: int | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.begin_of_text = begin_of_text
         self._accepted = inspect.signature(model.forward).parameters
         names = [name for name in (*RECURRENT_STATES, "past_key_values") if name in self._accepted]

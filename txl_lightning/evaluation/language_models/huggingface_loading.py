@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel
@@ -92,7 +91,7 @@ def _reason(error: Exception) -> str:
     return f"cannot be loaded ({text.split('. ')[0]})"
 
 
-def _is_causal(model: nn.Module) -> bool:
+def _is_causal(model: Any) -> bool:
     """Return whether another last token leaves the predictions before it as they are, up to rounding."""
     weights = model.get_input_embeddings().weight
     tokens_BT = (torch.arange(6) * 7 + 1).repeat(2, 1) % len(weights)

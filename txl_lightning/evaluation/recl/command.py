@@ -16,16 +16,16 @@ from txl_lightning.config.schemas import plain
 from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.language_models.byte_losses import byte_losses
-from txl_lightning.evaluation.recl.comparisons import (
+from txl_lightning.evaluation.recl.context_gains import block_gains, context_gains, token_classes
+from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, check_definition
+from txl_lightning.evaluation.recl.figures import gain_maps
+from txl_lightning.evaluation.recl.group import Member, load_group, references
+from txl_lightning.evaluation.recl.group_comparisons import (
     group_summaries,
     lengths_in_groups,
     lengths_without_one,
     loss_differences,
 )
-from txl_lightning.evaluation.recl.context_gains import block_gains, context_gains, token_classes
-from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, check_definition
-from txl_lightning.evaluation.recl.figures import gain_maps
-from txl_lightning.evaluation.recl.group import Member, load_group, references
 from txl_lightning.evaluation.recl.group_text import CONTEXT_UNITS, GroupText, group_text
 from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 from txl_lightning.evaluation.recl.loss_store import LossStore, array_checksum, write_losses
@@ -101,9 +101,9 @@ def _check_options(options: ReclOptions) -> list[int]:
     if options.groups is not None:
         fits = len(options.groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in options.groups)
         require(fits, "groups", options.groups, f"must be {n_models} labels of letters, digits and _.+-, one per model")
-    for name, allowed in (("context_unit", CONTEXT_UNITS), ("dtype", DTYPES)):
+    for name, choices in {"context_unit": CONTEXT_UNITS, "dtype": DTYPES}.items():
         value = getattr(options, name)
-        require(value in allowed, name, value, f"must be one of {', '.join(allowed)}")
+        require(value in choices, name, value, f"must be one of {', '.join(choices)}")
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
     allowed = "must be an integer >= 2 (for a standard error)"

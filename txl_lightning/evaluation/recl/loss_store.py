@@ -75,10 +75,15 @@ def write_losses(
 
     Arrays: `models` [I], `contexts` [C], `positions` [P], `blocks` [P], and `nll` [I, C, P] in nats, in float32.
     """
-    arrays = {"models": np.asarray(list(losses)), "contexts": np.asarray(contexts), "positions": positions}
-    stacked = np.stack(list(losses.values())).astype(np.float32)
     content = io.BytesIO()
-    np.savez_compressed(content, blocks=blocks, nll=stacked, **arrays)
+    np.savez_compressed(
+        content,
+        models=np.asarray(list(losses)),
+        contexts=np.asarray(contexts),
+        positions=positions,
+        blocks=blocks,
+        nll=np.stack(list(losses.values())).astype(np.float32),
+    )
     write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
 
 

@@ -9,13 +9,13 @@ import pytest
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.recl.command import run
-from txl_lightning.evaluation.recl.comparisons import (
+from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
+from txl_lightning.evaluation.recl.group_comparisons import (
     group_summaries,
     lengths_in_groups,
     lengths_without_one,
     loss_differences,
 )
-from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
 from txl_lightning.evaluation.recl.options import ReclOptions
 
 CONTEXTS = [4, 8, 12, 16, 20]
