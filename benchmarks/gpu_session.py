@@ -161,12 +161,11 @@ def arms(dry_run: bool) -> dict[str, tuple[str, ...]]:
 
 def bench_words(session: GpuSession) -> list[str]:
     """Return the command of `make bench` for training on this device."""
-    theirs = ",huggingface" if TRANSFORMERS.exists() else ""
-    files = ["--markdown", str(session.output / "bench.md"), "--output", str(session.output / "bench.json")]
-    tiny = ["--cases", "tiny", "--rounds", "1", "--warmup", "0", "--dropout", "0", "--implementations", "ours"]
-    full = ["--cases", "small,large", "--device", "cuda", "--precision", "bf16", "--rounds", "3", "--dropout", "0.1"]
-    own = tiny if session.dry_run else [*full, "--implementations", f"ours{theirs}"]
-    return ["-m", "benchmarks.bench", "training", *own, *files]
+    files = ["--markdown", str(session.output / "bench.md"), "--results", str(session.output / "bench.json")]
+    tiny = ["--only", "training/tiny", "--rounds", "1", "--no-huggingface"]
+    full = ["--only", "training/base,training/words", "--device", "cuda", "--rounds", "3"]
+    ours_alone = [] if TRANSFORMERS.exists() else ["--no-huggingface"]
+    return ["-m", "benchmarks.bench", *(tiny if session.dry_run else [*full, *ours_alone]), *files]
 
 
 def measure(session: GpuSession) -> None:
