@@ -139,7 +139,8 @@ class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
-    over that many parts of each process's columns. `max_nonfinite_steps` skipped steps in a row end the run.
+    over that many parts of each process's columns. `attention` is the kernel of training and validation: eager, flex,
+    triton, or auto for the fastest known. `max_nonfinite_steps` skipped steps in a row end the run.
     `progress_file` writes `progress.json` about once a second.
     """
 
@@ -151,6 +152,7 @@ class TrainerConfig:
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
+    attention: str = "auto"
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -46,6 +48,22 @@ def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]
     """
     X, T, S = scores_XTS.shape
     return scores_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
+
+
+class VisibleKeys(NamedTuple):
+    """Keys to which T queries, the last of K tokens, may attend: as a mask, and as the bounds that it was made of.
+
+    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len.
+
+    Args:
+        mask_TK: 0 where a query may attend to a key, -inf elsewhere.
+        first_key: number of keys, counted from the farthest, that are hidden from all queries.
+        attention_len: number of keys that a query sees, itself included; None for all.
+    """
+
+    mask_TK: Tensor
+    first_key: int
+    attention_len: int | None
 
 
 def attention_mask(
