@@ -95,7 +95,9 @@ class AttentionStep:
         return (time.perf_counter() - start) / steps
 
 
-def measure_kernels(case: AttentionCase, precision: str, kernels: list[str], device: str, rounds: int) -> dict[str, Any]:
+def measure_kernels(
+    case: AttentionCase, precision: str, kernels: list[str], device: str, rounds: int
+) -> dict[str, Any]:
     """Return the results of all kernels on one case, by kernel."""
     exact = AttentionStep(case, torch.float32, device)
     exact.attention.eval()

@@ -19,7 +19,9 @@ def test_kernels_are_timed_and_compared_and_a_failure_is_named() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="takes minutes on a GPU")
-def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_the_command_prints_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(sys, "argv", ["kernels", "--rounds", "1", "--output", str(tmp_path / "out.json")])
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     kernels.main()

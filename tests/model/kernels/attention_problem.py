@@ -72,4 +72,7 @@ def assert_equals_eager(problem: Problem, kernel: str, gradients: bool = True) -
     ours, eager = problem.run(kernel, torch.float32, gradients), problem.run("eager", torch.float64, gradients)
     assert ours.keys() == eager.keys()
     for name, expected in eager.items():
-        torch.testing.assert_close(ours[name].double(), expected, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+        atol = 3e-5 * max(1.0, expected.abs().max().item())  # gradients of weights are sums over all tokens
+        torch.testing.assert_close(
+            ours[name].double(), expected, rtol=1e-4, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
+        )

@@ -7,6 +7,8 @@ from tests.model.kernels.attention_problem import DEVICE, Problem, assert_equals
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.errors import OptionError
 
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on the CPU
+
 
 @pytest.mark.parametrize(
     "problem",

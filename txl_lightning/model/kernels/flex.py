@@ -33,14 +33,12 @@ def attend_flex(
     require(not (on_cpu and differentiated), "attention", "flex", "has no gradients on the CPU; use eager")
     _, H, B, K, E = kv_PHBKE.shape
     query = kv_PHBKE.new_zeros(H, B, n_queries, E) if query_HBTE is None else query_HBTE
-
-    def add_score_of_distance(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        column = (n_queries - i + j).clamp(max=K)  # beyond K are hidden keys
-        return score + by_distance_HBTS[h, b, i, column]  # type: ignore[index]
-
+    add_by_distance = None
+    if by_distance_HBTS is not None:  # columns beyond K belong to hidden keys
+        add_by_distance = lambda score, b, h, i, j: score + by_distance_HBTS[h, b, i, (n_queries - i + j).clamp(max=K)]  # noqa: E731
     out_BHTE = (flex_attention if on_cpu else _compiled())(
         *(x.transpose(0, 1) for x in (query, kv_PHBKE[0], kv_PHBKE[-1])),
-        score_mod=None if by_distance_HBTS is None else add_score_of_distance,
+        score_mod=add_by_distance,
         block_mask=_block_mask(n_queries, K, first_key, attention_len, kv_PHBKE.device),
         scale=1.0,
     )
@@ -54,16 +52,13 @@ def _compiled() -> Any:
 
 @torch.compiler.disable
 @lru_cache(maxsize=8)  # equal in all layers, and in all steps once the memory is full
-def _block_mask(
-    n_queries: int, n_keys: int, first_key: int, attention_len: int, device: torch.device
-) -> BlockMask:
+def _block_mask(n_queries: int, n_keys: int, first_key: int, attention_len: int, device: torch.device) -> BlockMask:
     """Return the blocks of keys that some query sees, and the exact mask inside them."""
-
     with torch.inference_mode(False):  # validation may come first, and training keeps the mask for its gradients
         first, length = (torch.tensor(value, device=device) for value in (first_key, attention_len))
-
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = n_keys - n_queries + i - j
-            return (distance >= 0) & (distance < length) & (j >= first)
-
-        return create_block_mask(seen, None, None, n_queries, n_keys, device=device)
+        newest = n_keys - n_queries
+        return create_block_mask(
+            lambda b, h, i, j: (j <= newest + i) & (newest + i - j < length) & (j >= first),
+            *(None, None, n_queries, n_keys),
+            device=device,
+        )

@@ -128,7 +128,14 @@ class _Call:
         grid = (triton.cdiv(n_rows, self.rows), self.n_matrices)
         with torch.cuda.device_of(out):
             kernel[grid](
-                *self.inputs, *others, self.seed, self.dropout, *self.strides, *out.stride()[:3], *self.sizes, **self.flags
+                *self.inputs,
+                *others,
+                self.seed,
+                self.dropout,
+                *self.strides,
+                *out.stride()[:3],
+                *self.sizes,
+                **self.flags,
             )
 
 
