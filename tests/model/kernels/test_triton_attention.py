@@ -1,7 +1,11 @@
 """Triton's kernels against eager attention: outputs and all gradients, in the interpreter or on a GPU."""
 
 import itertools
+import os
+import subprocess
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy in the interpreter: -inf - 0, wrapping of hashes
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+ROOT = Path(__file__).parents[3]
 SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
 
 
@@ -159,3 +164,12 @@ def test_other_types_than_16_and_32_bits_are_refused() -> None:
         model.score(
             torch.zeros(1, 3, dtype=torch.long, device=DEVICE), torch.zeros(1, 3, dtype=torch.long, device=DEVICE)
         )
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.model.kernels.compile_for_a_gpu"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 6
