@@ -162,10 +162,10 @@ def arms(dry_run: bool) -> dict[str, tuple[str, ...]]:
 def bench_words(session: GpuSession) -> list[str]:
     """Return the command of `make bench` for training on this device."""
     files = ["--markdown", str(session.output / "bench.md"), "--results", str(session.output / "bench.json")]
-    alone = session.dry_run or not TRANSFORMERS.exists()
-    full = ["--only", "training/small,training/large", "--device", "cuda", "--rounds", "3"]
-    own = ["--only", "training/tiny"] if session.dry_run else full
-    return ["-m", "benchmarks.bench", *own, *(["--no-huggingface"] if alone else []), *files]
+    tiny = ["--only", "training/tiny", "--rounds", "1", "--no-huggingface"]
+    full = ["--only", "training/base,training/words", "--device", "cuda", "--rounds", "3"]
+    ours_alone = [] if TRANSFORMERS.exists() else ["--no-huggingface"]
+    return ["-m", "benchmarks.bench", *(tiny if session.dry_run else [*full, *ours_alone]), *files]
 
 
 def measure(session: GpuSession) -> None:

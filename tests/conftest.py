@@ -6,7 +6,10 @@ import torch
 from hypothesis import settings
 
 # Before the package is imported anywhere: from here on every annotated shape of the model is checked.
-jaxtyping.install_import_hook("txl_lightning.model", "beartype.beartype")
+# But not Triton's kernels, whose functions are text for its compiler.
+hook = jaxtyping.install_import_hook("txl_lightning.model", "beartype.beartype").hook
+of_the_model = hook.should_instrument
+hook.should_instrument = lambda module: of_the_model(module) and not module.endswith(".triton_kernels")
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_session
-from benchmarks.gpu_session import GpuSession, arms, measure, n_steps, speeds, table
+from benchmarks.bench import arguments
+from benchmarks.gpu_session import GpuSession, arms, bench_words, measure, n_steps, speeds, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +69,11 @@ def test_the_first_third_of_the_log_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("\n".join([*lines, "9,,"]))
     assert speeds(tmp_path) == {"tokens_per_second": 16, "mfu": 0.1}
     assert speeds(tmp_path / "none") == {}
+
+
+def test_the_bench_understands_its_command(tmp_path: Path) -> None:
+    words = bench_words(GpuSession(tmp_path, 570, dry_run=False))
+    assert arguments().parse_args(words[2:]).device == "cuda"
 
 
 def test_two_precisions_and_compilation_are_measured() -> None:

@@ -16,7 +16,7 @@ from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import attention_mask, relative_shift, sinusoid, sinusoids_of_distances
+from txl_lightning.model.positions import VisibleKeys, attention_mask, relative_shift, sinusoid, sinusoids_of_distances
 
 
 def R(distance: float, D: int) -> Tensor:
@@ -82,6 +82,10 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -
     return torch.stack(outputs).view(B, T, -1)
 
 
+def visible_keys(T: int, M: int, filled: int, attention_len: int | None, like: Tensor) -> VisibleKeys:
+    return VisibleKeys(attention_mask(T, M, filled, attention_len, like), M - filled, attention_len)
+
+
 SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
 
 
@@ -140,8 +144,8 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
         table_HSE=w.table[:, distances] if shaw and "b" in terms else None,
         bias_HS=w.bias[:, distances] if shaw and "d" in terms else None,
     )
-    mask = attention_mask(T, M, problem["filled"], problem["attention_len"], hidden)
-    fast = torch.func.functional_call(attention, state, (hidden, memory, positions, mask))
+    visible = visible_keys(T, M, problem["filled"], problem["attention_len"], hidden)
+    fast = torch.func.functional_call(attention, state, (hidden, memory, positions, visible))
     naive = naive_attention(hidden, memory, w, problem)
     torch.testing.assert_close(fast, naive, rtol=1e-10, atol=1e-10)
 
@@ -228,7 +232,7 @@ def test_gradient_reaches_key_and_value_weights_through_the_memory():
     def gradient_of_keys_and_values(states: Tensor) -> Tensor:
         """Only memory is visible, so nothing but its states can carry a gradient into W_k and W_v."""
         mask = torch.tensor([[0.0] * 4 + [-math.inf]], dtype=torch.float64)
-        output = layer(inputs, states, model.encoding(5, -1, inputs)[0], mask)
+        output = layer(inputs, states, model.encoding(5, -1, inputs)[0], VisibleKeys(mask, 0, None))
         (gradient,) = torch.autograd.grad(output.square().sum(), layer.qkv.weight)
         return gradient[width:]
 

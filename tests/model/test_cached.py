@@ -302,7 +302,7 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatch):
     widths = []
-    attend = cached_inference.Attention.attend
+    attend = cached_inference.Attention.attend_eager
 
     def noted(self, q_HBTE, kv_PHBKE, positions, mask_TK):
         widths.append(tuple(mask_TK.shape))
@@ -311,7 +311,7 @@ def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatc
     monkeypatch.setattr(cached_inference, "QUERIES_AT_ONCE", 2)
     for options in ({"terms": terms}, {"terms": terms, "encoding": "shaw", "table_len": 5}):
         assert_same(tiny_model(**options, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
-    monkeypatch.setattr(cached_inference.Attention, "attend", noted)
+    monkeypatch.setattr(cached_inference.Attention, "attend_eager", noted)
     with torch.no_grad():
         CachedTransformerXL(tiny_model(terms=terms, mem_len=0))(random_stream(2, 5))
     assert widths == [(2, 2), (2, 4), (1, 5)] * 2

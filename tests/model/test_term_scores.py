@@ -41,7 +41,7 @@ def caught(**options: object) -> tuple[list[tuple[Attention, AttentionInputs]], 
 def test_scores_of_the_terms_add_up_to_the_score(name):
     for attention, inputs in caught(**MODELS[name])[0]:
         whole = attention.scores(*inputs)
-        hidden = torch.isinf(inputs.mask_TK).expand_as(whole)
+        hidden = torch.isinf(inputs.visible.mask_TK).expand_as(whole)
         singles = [attention.scores(*inputs, terms=term) for term in attention.terms]
         torch.testing.assert_close(sum(singles), whole, rtol=0, atol=1e-12)
         for scores in (whole, *singles):
@@ -49,7 +49,7 @@ def test_scores_of_the_terms_add_up_to_the_score(name):
             torch.testing.assert_close(scores.softmax(-1).sum(-1), torch.ones(scores.shape[:-1]).double())
         for n in range(len(attention.terms)):
             for terms in map("".join, itertools.combinations(attention.terms, n)):
-                several = sum((attention.scores(*inputs, terms=t) for t in terms), start=inputs.mask_TK)
+                several = sum((attention.scores(*inputs, terms=t) for t in terms), start=inputs.visible.mask_TK)
                 torch.testing.assert_close(attention.scores(*inputs, terms=terms), several.expand_as(whole))
 
 

@@ -15,6 +15,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training import module as module_file
+from txl_lightning.training.checks import check_config
 from txl_lightning.training.run import train
 
 
@@ -114,6 +115,34 @@ def test_a_resumed_run_must_keep_its_options(tmp_path: Path, override: str, word
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
     with pytest.raises(OptionError, match=words):
         train(tiny_config(tmp_path, resume, "trainer.max_steps=20", override), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("trainer.attention=fast",), "trainer.attention=fast: must be one of eager, flex, triton, auto"),
+        (("trainer.attention=flex",), "trainer.attention=flex: trains on GPUs only"),
+        (("trainer.attention=flex", "trainer.accelerator=gpu", "model=lstm"), "is for a Transformer-XL, not for lstm"),
+        (
+            ("trainer.attention=flex", "trainer.accelerator=gpu", "trainer.precision=64-true"),
+            "trainer.attention=flex: has at most 32 bits a number",
+        ),
+        (
+            ("trainer.attention=flex", "trainer.accelerator=gpu", "model.attention_dropout=0.1"),
+            "trainer.attention=flex: has no dropout of attention probabilities: set model.attention_dropout=0",
+        ),
+    ],
+)
+def test_an_attention_that_cannot_train_is_refused(tmp_path: Path, overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        check_config(tiny_config(tmp_path, *overrides))
+
+
+def test_a_run_may_resume_with_another_attention(tmp_path: Path) -> None:
+    """`eager` and `auto` are the same on the CPU, and neither is part of the run's identity."""
+    train(tiny_config(tmp_path, "trainer.attention=eager"), tmp_path / "run")
+    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    train(tiny_config(tmp_path, resume, "trainer.max_steps=13", "trainer.attention=auto"), tmp_path / "b")
 
 
 def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ class TrainerConfig:
 
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
     over that many parts of each process's columns. `num_threads` null means the number that trains a model of this size
-    fastest on the CPU, stated in `config.yaml`. `max_nonfinite_steps` skipped steps in a row end the run.
+    fastest on the CPU, stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
+    triton, or auto for the fastest known. `max_nonfinite_steps` skipped steps in a row end the run.
     `progress_file` writes `progress.json` about once a second.
     """
 
@@ -156,6 +157,7 @@ class TrainerConfig:
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
+    attention: str = "auto"
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None

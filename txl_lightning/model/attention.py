@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.positions import relative_shift
+from txl_lightning.model.kernels.choice import attend_fused, kernel_on
+from txl_lightning.model.positions import VisibleKeys, relative_shift
 
 
 class Attention(nn.Module):
@@ -27,6 +28,9 @@ class Attention(nn.Module):
 
     Args:
         config: sizes, terms and dropout.
+
+    Attributes:
+        kernel: eager, flex, triton or auto (see `model.kernels`).
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -40,15 +44,16 @@ class Attention(nn.Module):
         self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
         self.output = nn.Linear(width, config.d_model, bias=False)
         self.dropout = Dropout(config.attention_dropout)
+        self.kernel = "eager"
 
     def forward(
         self,
         hidden_BTD: Float[Tensor, "B T D"],
         memory_BMD: Float[Tensor, "B M D"],
         positions: LayerPositions,
-        mask_TK: Float[Tensor, "T K"],
+        visible: VisibleKeys,
     ) -> Float[Tensor, "B T D"]:
-        """Attend from every token of the segment to the keys that `mask_TK` leaves visible.
+        """Attend from every token of the segment to the keys that it may attend to.
 
         Gradients reach the weights of keys and values through the memory, but not the memory itself.
 
@@ -56,17 +61,17 @@ class Attention(nn.Module):
             hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
             memory_BMD: earlier inputs of the layer, after the same LayerNorm.
             positions: u, v and the encoding of the distances K, …, 0.
-            mask_TK: 0 where a query may attend to a key, -inf elsewhere.
+            visible: keys that the queries may attend to.
         """
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        return self.combine_heads(self.attend(q_HBTE, kv_PHBKE, positions, mask_TK))
+        return self.combine_heads(self.attend(q_HBTE, kv_PHBKE, positions, visible))
 
     def scores(
         self,
         hidden_BTD: Float[Tensor, "B T D"],
         memory_BMD: Float[Tensor, "B M D"],
         positions: LayerPositions,
-        mask_TK: Float[Tensor, "T K"],
+        visible: VisibleKeys,
         terms: str | None = None,
     ) -> Float[Tensor, "H B T K"]:
         """Return the argument of the softmax in `forward`: A_ij / sqrt(E), and -inf where a key is hidden.
@@ -75,7 +80,7 @@ class Attention(nn.Module):
             hidden_BTD: input of the layer, as in `forward`.
             memory_BMD: earlier inputs of the layer.
             positions: u, v and the encoding of the distances.
-            mask_TK: 0 or -inf.
+            visible: keys that the queries may attend to.
             terms: only these terms (Figure 7); the scores of single terms add up to the whole score.
 
         Raises:
@@ -85,7 +90,7 @@ class Attention(nn.Module):
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        scores_XTK = self._scores(q_HBTE, kv_PHBKE.unbind(), positions.of_terms(terms), mask_TK, terms)
+        scores_XTK = self._scores(q_HBTE, kv_PHBKE.unbind(), positions.of_terms(terms), visible.mask_TK, terms)
         return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
     def project_with_memory(
@@ -115,9 +120,24 @@ class Attention(nn.Module):
         q_HBTE: Float[Tensor, "H B T E"] | None,
         kv_PHBKE: Float[Tensor, "P H B K E"],
         positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "H B T E"]:
+        """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
+        kernel = kernel_on(kv_PHBKE.device, self.kernel)
+        if kernel == "eager":
+            return self.attend_eager(q_HBTE, kv_PHBKE, positions, visible.mask_TK)
+        query, by_distance = self._factors(q_HBTE, positions, self.terms)
+        p = self.dropout.p if self.dropout.training else 0.0
+        return attend_fused(kernel, query, kv_PHBKE, by_distance, visible, p)
+
+    def attend_eager(
+        self,
+        q_HBTE: Float[Tensor, "H B T E"] | None,
+        kv_PHBKE: Float[Tensor, "P H B K E"],
+        positions: LayerPositions,
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "H B T E"]:
-        """Return Σ_j softmax(A_i)_j v_j for all heads, or for those heads that are given."""
+        """Return Σ_j softmax(A_i)_j v_j for the heads that are given, by torch's own operations."""
         keys_values = kv_PHBKE.unbind()
         scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
         v_HBKE = keys_values[-1]
@@ -153,66 +173,64 @@ class Attention(nn.Module):
         terms: str,
     ) -> Float[Tensor, "X T K"]:
         """Add the two halves of the score. `positions` has None for terms that are left out."""
-        scale = self.d_head**-0.5  # applied to the factors, which are smaller than the scores
-        u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
-        q = q_HBTE if q_HBTE is None else q_HBTE * scale
-        k = keys_values[0] if self.n_key else None
+        query, by_distance = self._factors(q_HBTE, positions, terms)
         H, B = keys_values[-1].shape[:2]
-        mask_XTK = mask_TK.expand(H * B, -1, -1)
-        content_XTK = content_scores(q if "a" in terms else None, u, k, mask_XTK)
-        r_HSE = self._distance_vectors(positions)
-        position = position_scores(q if "b" in terms else None, v, r_HSE, bias, len(mask_TK))
-        if position is None:
+        content_XTK = content_scores(query, keys_values[0], mask_TK.expand(H * B, -1, -1))
+        if by_distance is None:
             return content_XTK
-        if "b" in terms:
+        position = position_scores(by_distance, len(mask_TK))
+        if len(position) == len(content_XTK):
             return content_XTK.add_(position)
         return (content_XTK.unflatten(0, (H, B)) + position[:, None]).flatten(0, 1)
 
+    def _factors(
+        self, q_HBTE: Tensor | None, positions: LayerPositions, terms: str
+    ) -> tuple[Float[Tensor, "H _B _T E"] | None, Float[Tensor, "H _BT S"] | None]:
+        """Return what is multiplied with the keys, and the scores by distance; None for a half without terms.
+
+        These are (q_i + u) / sqrt(E) and (q_i + v)·r_s / sqrt(E) of the distances s = K, …, 0. Streams and tokens
+        have size 1 in a half that no query enters.
+        """
+        scale = self.d_head**-0.5  # applied to the factors, which are smaller than the scores
+        u, v, bias = (x if x is None else x * scale for x in (positions.u_HE, positions.v_HE, positions.bias_HS))
+        q = q_HBTE if q_HBTE is None else q_HBTE * scale
+        query = _sum(q if "a" in terms else None, None if u is None else u[:, None, None])
+        rows = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
+        by_distance = None if bias is None else bias[:, None]
+        r_HSE = self._distance_vectors(positions)
+        if rows is not None and r_HSE is not None:
+            product = torch.bmm(rows.flatten(1, 2), r_HSE.transpose(1, 2))
+            by_distance = product if by_distance is None else product.add_(by_distance)
+        return query, by_distance
+
 
 def content_scores(
-    q_HBTE: Tensor | None, u_HE: Tensor | None, k_HBKE: Tensor | None, mask_XTK: Tensor
+    query: Float[Tensor, "H _B _T E"] | None, k_HBKE: Float[Tensor, "H B K E"], mask_XTK: Float[Tensor, "X T K"]
 ) -> Float[Tensor, "X T K"]:
-    """Terms (a) + (c): (q_i + u)·k_j, plus the mask.
+    """Terms (a) + (c): (q_i + u)·k_j / sqrt(E), plus the mask.
 
     Args:
-        q_HBTE: scaled queries; None without term (a).
-        u_HE: scaled global content bias; None without term (c).
-        k_HBKE: keys; None if neither term needs them.
+        query: (q_i + u) / sqrt(E); None without both terms.
+        k_HBKE: keys; not read without a query.
         mask_XTK: 0 or -inf.
     """
-    query = _sum(q_HBTE, None if u_HE is None else u_HE[:, None, None])
-    if query is None or k_HBKE is None:
+    if query is None:
         return mask_XTK.clone()
     rows = query.expand(-1, k_HBKE.shape[1], -1, -1).flatten(0, 1)
     keys = k_HBKE.flatten(0, 1).transpose(1, 2)
-    if q_HBTE is None:
+    if rows.shape[1] < mask_XTK.shape[1]:
         return mask_XTK + torch.bmm(rows, keys)  # u has one row for all T queries
     return torch.baddbmm(mask_XTK, rows, keys)
 
 
-def position_scores(
-    q_HBTE: Tensor | None, v_HE: Tensor | None, r_HSE: Tensor | None, bias_HS: Tensor | None, n_queries: int
-) -> Float[Tensor, "X_or_H T K"] | None:
-    """Terms (b) + (d): (q_i + v)·r_{i-j}; H instead of H·B matrices if no query enters it.
+def position_scores(by_distance: Float[Tensor, "H _BT S"], n_queries: int) -> Float[Tensor, "X_or_H T K"]:
+    """Terms (b) + (d) by key, from those by distance; H instead of H·B matrices if no query enters them.
 
     Args:
-        q_HBTE: scaled queries; None without term (b).
-        v_HE: scaled global positional bias; None where term (d) is missing or is `bias_HS`.
-        r_HSE: vectors of the distances K, …, 0.
-        bias_HS: scaled biases of these distances, in place of v·r.
+        by_distance: (q_i + v)·r_s / sqrt(E) of the distances K, …, 0.
         n_queries: T.
-
-    Returns:
-        The scores by key, or None if the attention has neither term.
     """
-    query = _sum(q_HBTE, None if v_HE is None else v_HE[:, None, None])
-    by_distance = None if bias_HS is None else bias_HS[:, None]
-    if query is not None and r_HSE is not None:
-        product = torch.bmm(query.flatten(1, 2), r_HSE.transpose(1, 2))
-        by_distance = product if by_distance is None else product.add_(by_distance)
-    if by_distance is None:
-        return None
-    if q_HBTE is None:
+    if by_distance.shape[1] == 1:
         by_distance = by_distance.expand(-1, n_queries, -1).contiguous()
     return relative_shift(by_distance.view(-1, n_queries, by_distance.shape[2]))
 

@@ -11,6 +11,7 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import VisibleKeys
 
 
 class FeedForward(nn.Sequential):
@@ -50,7 +51,7 @@ class TransformerXLLayer(nn.Module):
         hidden_BTD: Float[Tensor, "B T D"],
         memory_BMD: Float[Tensor, "B M D"],
         positions: LayerPositions,
-        mask_TK: Float[Tensor, "T K"],
+        visible: VisibleKeys,
     ) -> Float[Tensor, "B T D"]:
         """Compute the layer's output from its input and the memory of its earlier inputs.
 
@@ -58,10 +59,10 @@ class TransformerXLLayer(nn.Module):
             hidden_BTD: input of the layer.
             memory_BMD: its inputs in earlier segments.
             positions: u, v and the encoding of the distances.
-            mask_TK: 0 where a query may attend to a key, -inf elsewhere.
+            visible: keys that the queries may attend to.
         """
         memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
-        return self.forward_with(lambda queries: self.attention(queries, memory, positions, mask_TK), hidden_BTD)
+        return self.forward_with(lambda queries: self.attention(queries, memory, positions, visible), hidden_BTD)
 
     def forward_with(
         self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]

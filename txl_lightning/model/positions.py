@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -65,6 +65,22 @@ class _RelativeShift(torch.autograd.Function):
         grad[:, :T] = 0
         grad[:, T:].view(X, T, K).copy_(grad_XTK)
         return grad.view(X, T, K + 1)
+
+
+class VisibleKeys(NamedTuple):
+    """Keys to which T queries, the last of K tokens, may attend: as a mask, and as the bounds that it was made of.
+
+    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len.
+
+    Args:
+        mask_TK: 0 where a query may attend to a key, -inf elsewhere.
+        first_key: number of keys, counted from the farthest, that are hidden from all queries.
+        attention_len: number of keys that a query sees, itself included; None for all.
+    """
+
+    mask_TK: Tensor
+    first_key: int
+    attention_len: int | None
 
 
 def attention_mask(

@@ -10,14 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.initialization import initialize
+from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.model.layers import TransformerXLLayer
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import attention_mask
+from txl_lightning.model.positions import VisibleKeys, attention_mask
 from txl_lightning.model.softmax import TokenSoftmax
 
 
@@ -64,6 +66,22 @@ class TransformerXL(nn.Module):
         view.config = replace(self.config, **lengths)
         return view
 
+    def use_attention(self, kernel: str) -> None:
+        """Choose the implementation of attention in `forward` and `score`; weights and results stay the same.
+
+        Models that share layers with this one (`with_lengths`) use it too. Cached inference is always eager.
+
+        Args:
+            kernel: eager, flex, triton or auto (see `model.kernels`).
+
+        Raises:
+            OptionError: there is no such kernel, or its package is not installed.
+        """
+        check_kernel(kernel)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.kernel = kernel
+
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
 
@@ -104,16 +122,18 @@ class TransformerXL(nn.Module):
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD)
         attention_len = config.mem_len if config.same_length and config.mem_len else None
         mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
+        visible = VisibleKeys(mask_TK, M - memory.filled, attention_len)
 
         inputs: list[Tensor] = []
         for n, layer in enumerate(self.layers):
             inputs.append(self.encoding.layer_input(n, hidden_BTD))
-            states_BMD, queries_BTD, mask = memory.states[n], inputs[n], mask_TK
+            states_BMD, queries_BTD = memory.states[n], inputs[n]
             if n == config.n_layer - 1 and n_last is not None and n_last < T:
                 # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
-                states_BMD, mask = torch.cat([states_BMD, before_BTD], dim=1), mask_TK[T - n_last :]
-            hidden_BTD = layer(queries_BTD, states_BMD, positions[n], mask)
+                states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
+                visible = visible._replace(mask_TK=mask_TK[T - n_last :])
+            hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
         return self.dropout(hidden_BTD), memory.update(inputs, config.mem_len, config.ext_len)
 
     def score(

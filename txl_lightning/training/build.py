@@ -21,6 +21,7 @@ from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text
+from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads import resolve_threads
@@ -127,6 +128,8 @@ def _build_module(
 ) -> LanguageModelModule:
     vocabulary = data.corpus.vocabulary
     model = make_model(config, len(vocabulary))
+    if isinstance(model, TransformerXL):
+        model.use_attention(config.trainer.attention)
     lengths = evaluation_lengths(config)
     try:
         model.with_lengths(**lengths)

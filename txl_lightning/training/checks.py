@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, check_logger, from_plain, plain
+from txl_lightning.config.schemas import Config, TransformerXLModelConfig, check_logger, from_plain, plain
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
 from txl_lightning.training.optimization import check_optimizer
@@ -49,6 +51,7 @@ def check_config(config: Config) -> None:
     for option in ("devices", "num_nodes", "column_chunks", "max_nonfinite_steps"):
         value = getattr(trainer, option)
         require(value >= 1, f"trainer.{option}", value, "must be an integer >= 1")
+    _check_attention(config)
     n_gpus = torch.cuda.device_count()
     require(
         trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
@@ -85,6 +88,19 @@ def check_config(config: Config) -> None:
     }.items():
         require(value is None or value >= 1, option, value, "must be an integer >= 1")
     check_logger(config.logger, ("wandb", "csv", "none"))
+
+
+def _check_attention(config: Config) -> None:
+    kernel, model = config.trainer.attention, config.model
+    check_kernel(kernel, "trainer.attention")
+    if kernel not in ("flex", "triton"):
+        return
+    check = partial(require, option="trainer.attention", value=kernel)
+    check(isinstance(model, TransformerXLModelConfig), allowed=f"is for a Transformer-XL, not for {model.name}")
+    check(config.trainer.accelerator == "gpu", allowed="trains on GPUs only; eager trains on the CPU")
+    check(config.trainer.precision != "64-true", allowed="has at most 32 bits a number; eager has 64")
+    drops = kernel == "flex" and getattr(model, "attention_dropout", 0.0) > 0
+    check(not drops, allowed="has no dropout of attention probabilities: set model.attention_dropout=0")
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

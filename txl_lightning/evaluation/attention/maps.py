@@ -23,6 +23,7 @@ from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ALL_TERMS = "all"
@@ -115,7 +116,7 @@ class AttentionInputs(NamedTuple):
     hidden_BTD: Tensor
     memory_BMD: Tensor
     positions: LayerPositions
-    mask_TK: Tensor
+    visible: VisibleKeys
 
 
 @contextmanager

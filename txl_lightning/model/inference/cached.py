@@ -213,7 +213,7 @@ def _attend_cached(
     for queries, n_keys in _query_blocks(mask_TK):
         seen, of_block = _nearest(positions, n_keys + 1), mask_TK[queries, :n_keys]
         groups = [
-            attention.attend(
+            attention.attend_eager(
                 None if q_HBTE is None else q_HBTE[heads, :, queries],
                 kv_PHBKE[:, heads, :, :n_keys],
                 LayerPositions(*(None if x is None else x[heads] for x in seen)),

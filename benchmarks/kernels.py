@@ -1,0 +1,174 @@
+"""Attention kernels beside eager attention: seconds and memory of forward and backward, and the largest difference.
+
+    python -m benchmarks.kernels [--rounds N] [--output FILE]
+
+Prints JSON: the device, and for each case, precision and kernel the median milliseconds, those of eager divided by
+them (`speedup`, the median over rounds in which all kernels take turns), the peak of memory in MiB, and `error`: the
+largest difference of output and gradients from eager attention in float32, divided by the largest number there. A
+kernel that fails has the error's text in place of numbers.
+
+On a GPU the cases have the sizes of the published base models and every kernel runs; elsewhere they are tiny. The
+fastest on a device belongs into `txl_lightning.model.kernels.choice.FASTEST`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from txl_lightning import TransformerXLConfig
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import VisibleKeys, attention_mask
+
+STEPS = 10  # of a round
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Sizes of one attention: `segment` queries, `memory` more keys."""
+
+    name: str
+    batch_size: int
+    segment: int
+    memory: int
+    n_head: int
+    d_head: int
+    dropout: float = 0.0
+
+
+GPU_CASES = (
+    AttentionCase("enwik8 base", 22, 512, 512, 8, 64),
+    AttentionCase("enwik8 base, attention dropout", 22, 512, 512, 8, 64, dropout=0.1),
+    AttentionCase("wt103 base", 60, 150, 150, 10, 41),
+)
+TINY_CASES = (AttentionCase("tiny", 2, 20, 12, 2, 8),)
+PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class AttentionStep:
+    """Forward and backward of one attention between its projections, with all four terms.
+
+    Args:
+        case: sizes.
+        dtype: of queries, keys, values and positions.
+        device: type of device.
+    """
+
+    def __init__(self, case: AttentionCase, dtype: torch.dtype, device: str) -> None:
+        B, T, M, H, E = case.batch_size, case.segment, case.memory, case.n_head, case.d_head
+        generator = torch.Generator().manual_seed(0)
+
+        def leaf(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+
+        sizes = {"d_model": 2, "n_head": H, "d_head": E, "attention_dropout": case.dropout}
+        self.attention = Attention(TransformerXLConfig(1, **sizes)).to(device)  # type: ignore[arg-type]
+        self.q_HBTE, self.kv_PHBKE = leaf(H, B, T, E), leaf(2, H, B, M + T, E)
+        self.positions = LayerPositions(leaf(H, E), leaf(H, E), table_HSE=leaf(H, M + T + 1, E))
+        self.visible = VisibleKeys(attention_mask(T, M, M, None, self.q_HBTE.detach()), 0, None)
+        self.d_out_HBTE = leaf(H, B, T, E).detach()
+
+    def run(self, kernel: str) -> list[Tensor]:
+        """Return the output and the gradients of queries, keys and values, u, v and r."""
+        self.attention.kernel = kernel
+        out_HBTE = self.attention.attend(self.q_HBTE, self.kv_PHBKE, self.positions, self.visible)
+        leaves = [x for x in (self.q_HBTE, self.kv_PHBKE, *self.positions) if x is not None]
+        return [out_HBTE.detach(), *torch.autograd.grad(out_HBTE, leaves, self.d_out_HBTE)]
+
+    def seconds(self, kernel: str, steps: int) -> float:
+        """Return the time of a step."""
+        _wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.run(kernel)
+        _wait()
+        return (time.perf_counter() - start) / steps
+
+
+def measure_kernels(
+    case: AttentionCase, precision: str, kernels: list[str], device: str, rounds: int
+) -> dict[str, Any]:
+    """Return the results of all kernels on one case, by kernel."""
+    exact = AttentionStep(case, torch.float32, device)
+    exact.attention.eval()
+    expected = exact.run("eager")
+    step, results = AttentionStep(case, PRECISIONS[precision], device), {}
+    for kernel in kernels:
+        try:
+            results[kernel] = {"error": _error(step, kernel, expected), "peak_mib": _peak_mib(step, kernel)}
+        except Exception as error:  # the table names what does not run; the others still do
+            results[kernel] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
+    running = [kernel for kernel in kernels if "failed" not in results[kernel]]
+    taken: dict[str, list[float]] = {kernel: [] for kernel in running}
+    for n in range(rounds):
+        for kernel in running if n % 2 else reversed(running):
+            taken[kernel].append(step.seconds(kernel, STEPS))
+    for kernel, values in taken.items():
+        ratios = [eager / own for eager, own in zip(taken["eager"], values, strict=True)]
+        results[kernel] |= {"milliseconds": 1000 * median(values), "speedup": median(ratios)}
+    return results
+
+
+def _error(step: AttentionStep, kernel: str, expected: list[Tensor]) -> float:
+    """Return the largest relative difference from `expected`, without dropout."""
+    step.attention.eval()
+    differences = [
+        ((x.float() - y).abs().max() / y.abs().max()).item() for x, y in zip(step.run(kernel), expected, strict=True)
+    ]
+    step.attention.train()
+    return max(differences)
+
+
+def _peak_mib(step: AttentionStep, kernel: str) -> float | None:
+    """Return the peak of GPU memory above the inputs in one step; compiles what the measurement needs."""
+    step.run(kernel)
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step.run(kernel)
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Measure all cases and print them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
+    options = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    device, cases = ("cuda", GPU_CASES) if on_gpu else ("cpu", TINY_CASES)
+    kernels = ["eager", *(["triton", "flex"] if on_gpu else ["triton"] if os.environ.get("TRITON_INTERPRET") else [])]
+    results = [
+        {
+            "case": asdict(case),
+            "precision": precision,
+            "kernels": measure_kernels(case, precision, kernels, device, options.rounds),
+        }
+        for case in cases
+        for precision in (PRECISIONS if on_gpu else ["float32"])
+    ]
+    name = torch.cuda.get_device_name() if on_gpu else "CPU"
+    text = json.dumps({"device": name, "torch": torch.__version__, "results": results}, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""One attention with random weights and inputs, and its output and gradients by any kernel."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from txl_lightning import TransformerXLConfig
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import VisibleKeys, attention_mask, sinusoids_of_distances
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes and options; neither T nor K is a multiple of a block of 16."""
+
+    T: int = 21
+    M: int = 13
+    filled: int = 7
+    attention_len: int | None = None
+    terms: str = "abcd"
+    encoding: str = "relative"
+    clamp_len: int = -1
+    E: int = 5
+    B: int = 2
+    H: int = 2
+    D: int = 6
+
+    def visible(self, like: Tensor) -> VisibleKeys:
+        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
+        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len)
+
+    def attention(self) -> Attention:
+        sizes = {"d_model": self.D, "n_head": self.H, "d_head": self.E, "table_len": 64}
+        return Attention(TransformerXLConfig(1, encoding=self.encoding, terms=self.terms, **sizes))
+
+    def run(self, kernel: str, dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
+        """The output and, by name, the gradient of everything that has one."""
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            x = torch.randn(shape, generator=generator).to(DEVICE, dtype)
+            return x.requires_grad_(gradients)
+
+        attention = self.attention().to(DEVICE, dtype).eval()
+        attention.kernel = kernel
+        weights = {name: random(*weight.shape) for name, weight in attention.named_parameters()}
+        hidden, memory = random(self.B, self.T, self.D), random(self.B, self.M, self.D)
+        u, v, S, shaw = random(self.H, self.E), random(self.H, self.E), self.M + self.T + 1, self.encoding == "shaw"
+        table, bias, cotangent = random(self.H, S, self.E), random(S, self.H), random(self.B, self.T, self.D)
+        positions = LayerPositions(
+            u_HE=u,
+            v_HE=None if shaw else v,
+            sinusoids_SD=None if shaw else sinusoids_of_distances(S - 1, self.D, self.clamp_len, hidden),
+            table_HSE=table if shaw else None,
+            bias_HS=bias.T if shaw else None,
+        ).of_terms(self.terms)
+        inputs = (hidden, memory, positions, self.visible(hidden))
+        output = torch.func.functional_call(attention, weights, inputs)
+        if not gradients:
+            return {"output": output}
+        named = {**weights, "hidden": hidden, "memory": memory, "u": u, "v": v, "table": table, "bias": bias}
+        found = torch.autograd.grad(output, list(named.values()), cotangent.detach(), allow_unused=True)
+        return {"output": output, **{name: g for name, g in zip(named, found, strict=True) if g is not None}}
+
+
+def assert_equals_eager(problem: Problem, kernel: str, gradients: bool = True) -> None:
+    """In float32, beside eager attention in float64."""
+    ours, eager = problem.run(kernel, torch.float32, gradients), problem.run("eager", torch.float64, gradients)
+    assert ours.keys() == eager.keys()
+    for name, expected in eager.items():
+        atol = 3e-5 * max(1.0, expected.abs().max().item())  # gradients of weights are sums over all tokens
+        torch.testing.assert_close(
+            ours[name].double(), expected, rtol=1e-4, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
+        )
