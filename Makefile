@@ -6,12 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRANSFORMERS := .venv-transformers
+HF := .venv-hf
 
-.PHONY: help reproduce test test-transformers lint format bench clean
+.PHONY: help reproduce test test-hf test-transformers lint format bench clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
-	@echo "make test | test-transformers | lint | format | bench | clean"
+	@echo "make bench [ARGS='--plan | --only CASES | --rounds N | --budget MINUTES | --again']   measure speed; continues where it was stopped"
+	@echo "make test | test-hf | test-transformers | lint | format | clean"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +28,11 @@ reproduce: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The tests of the extra hf, in its own environment: torchmetrics imports transformers wherever it is installed, so in
+# .venv every command would start seconds later.
+test-hf: $(HF)/.ready
+	$(HF)/bin/python -m pytest tests/evaluation/language_models tests/evaluation/recl/test_recl_models.py
 
 # The tests that need Hugging Face's class, in its own environment.
 test-transformers: $(TRANSFORMERS)/.ready
@@ -48,9 +55,14 @@ $(TRANSFORMERS)/.ready: $(READY)
 	$(TRANSFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' 'regex==2026.11.15'
 	touch $@
 
+$(HF)/.ready: $(READY)
+	$(PYTHON) -m venv --clear $(HF)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
+	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
+	touch $@
+
 bench: $(TRANSFORMERS)/.ready
-	$(BIN)/python -m benchmarks.bench
-	$(BIN)/python -m benchmarks.checkpoint_cost
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(TRANSFORMERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRANSFORMERS) $(HF) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
@@ -32,11 +31,6 @@ def aligned(rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
         lines.append([*(cell.ljust(w) for cell, w in left), *(cell.rjust(w) for cell, w in right)])
     lines[0], lines[1] = lines[1], lines[0]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def versions(results: Sequence[dict[str, Any]], key: str) -> list[str]:
-    """Return the values of `key` in the descriptions of all workers, each once."""
-    return sorted({worker[key] for result in results for worker in result["workers"].values()} - {None})
 
 
 def write_section(path: Path, name: str, text: str) -> None:

@@ -9,17 +9,15 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases import BenchmarkCase, TurnTaking
 from benchmarks.page import ROOT
-from benchmarks.worker import BenchmarkCase
 
 OWN, TRANSFORMERS = Path(sys.executable), ROOT / ".venv-transformers" / "bin" / "python"
-PYTHONS = {"ours": OWN, "hidden": OWN, "huggingface": TRANSFORMERS}
 PAUSE_SECONDS = 0.2  # before each turn, until the threads of the other worker sleep
 
 
@@ -27,24 +25,29 @@ class Worker:
     """Process that runs steps of one implementation on request and is idle otherwise.
 
     Args:
-        workload: training or evaluation.
-        implementation: key of `PYTHONS`.
-        case: sizes.
+        workload: key of `WORKLOADS`.
+        turn: implementation and precision, such as `ours bf16`.
+        sizes: sizes of the case.
 
     Attributes:
         description: number of parameters, versions and device.
     """
 
-    def __init__(self, workload: str, implementation: str, case: BenchmarkCase) -> None:
-        self.implementation = implementation
-        words = [workload, implementation, json.dumps(asdict(case))]
+    def __init__(self, workload: str, turn: str, sizes: BenchmarkCase) -> None:
+        self.turn = turn
+        implementation, precision = turn.split()
+        python = TRANSFORMERS if implementation == "huggingface" else OWN
+        words = [workload, implementation, json.dumps(asdict(replace(sizes, precision=precision)))]
         self.process = subprocess.Popen(
-            [PYTHONS[implementation], "-m", "benchmarks.worker", *words],
+            [python, "-m", "benchmarks.worker", *words],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def start(self) -> None:
+        """Wait until the process is ready."""
         self.description = self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -52,15 +55,15 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait()
-            raise SystemExit(f"bench: the worker for {self.implementation} failed; its error is above")
+            raise SystemExit(f"bench: the worker for {self.turn} failed; its error is above")
         return json.loads(line)
 
-    def run(self, steps: int) -> float:
-        """Run steps and return their seconds."""
+    def run(self, steps: int) -> dict[str, Any]:
+        """Run steps and return their `seconds`, and the `peak_bytes` of the process so far."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
         self.process.stdin.flush()
-        return self._answer()["seconds"]
+        return self._answer()
 
     def stop(self) -> None:
         """Kill the process and wait for its end."""
@@ -68,36 +71,27 @@ class Worker:
             self.process.kill()
 
 
-def measure(
-    workload: str, implementations: Sequence[str], case: BenchmarkCase, rounds: int, warmup: int
-) -> dict[str, Any]:
-    """Run rounds in which every implementation takes one turn, in alternating order.
+def measure(comparison: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
+    """Run rounds in which every process takes one turn, in alternating order.
 
     Returns:
-        `setup` (the case), `workers` (their descriptions) and, with a number for each round after the warm-up,
-        `tokens_per_second` and `ratios` (our speed / the speed of each other implementation).
+        `workers` (their descriptions), `peak_bytes` and, with a number for each round after the warm-up, `seconds`;
+        all by turn.
     """
+    sizes = comparison.sizes
     with ExitStack() as stack:
-        workers = {}
-        for name in implementations:
-            workers[name] = Worker(workload, name, case)
-            stack.callback(workers[name].stop)
-        seconds: dict[str, list[float]] = {name: [] for name in workers}
-        order = list(workers)
-        for _ in range(warmup + rounds):
-            for name in order:
+        workers = [Worker(comparison.workload, turn, sizes) for turn in comparison.turns]
+        for worker in workers:
+            stack.callback(worker.stop)
+        for worker in workers:
+            worker.start()
+        answers: dict[str, list[dict[str, Any]]] = {worker.turn: [] for worker in workers}
+        for i in range(warmup + rounds):
+            for worker in workers if i % 2 == 0 else reversed(workers):
                 time.sleep(PAUSE_SECONDS)
-                seconds[name].append(workers[name].run(case.steps))
-            order.reverse()
-    tokens = case.steps * case.batch_size * case.segment
-    speeds = {name: [tokens / taken for taken in values[warmup:]] for name, values in seconds.items()}
+                answers[worker.turn].append(worker.run(sizes.steps))
     return {
-        "setup": asdict(case),
-        "workers": {name: worker.description for name, worker in workers.items()},
-        "tokens_per_second": speeds,
-        "ratios": {
-            name: [a / b for a, b in zip(speeds["ours"], values, strict=True)]
-            for name, values in speeds.items()
-            if "ours" in speeds and name != "ours"
-        },
+        "workers": {worker.turn: worker.description for worker in workers},
+        "peak_bytes": {turn: given[-1]["peak_bytes"] for turn, given in answers.items()},
+        "seconds": {turn: [answer["seconds"] for answer in given[warmup:]] for turn, given in answers.items()},
     }

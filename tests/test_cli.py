@@ -125,7 +125,7 @@ def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     assert "memory: off, on" in groups
     assert "n_layer" in groups
     assert "paper/table6" in groups
-    assert "checkpoints: ???" in run_txl("recl", "--help").out
+    assert "checkpoints: []" in run_txl("recl", "--help").out
     assert "mem_len: 7" in run_txl("train", "memory.mem_len=7", "--help").out
     assert run_txl().status == 2
 

@@ -19,7 +19,7 @@ class Profile:
         name: name of the file in `conf/profile`.
         note: first sentence of the report: how far its numbers can be trusted.
         needs: hardware, time and data in words, for `--plan`.
-        seeds: seeds of the relative encoding with the full loss, with and without recurrence.
+        seeds: seeds of the relative encoding with the full loss, with and without recurrence, on the profile's text.
         seeds_others: seeds of the other arms that claims compare.
         seeds_uncompared: seeds of the arms whose losses no claim compares.
         seeds_absolute: seeds of the arms with an absolute encoding that claims compare; None for `seeds_others`.
@@ -140,7 +140,12 @@ LAPTOP = Profile(
         "lstm": ("model.hidden_dropout=0", "optimizer.lr=6e-3"),
         "qrnn": ("model.hidden_dropout=0", "optimizer.lr=6e-3"),
     },
-    evaluate=("batch_size=32", "max_segments=null", "sweep_tokens=50000", "precision=auto"),
+    evaluate=(
+        "batch_size=32",
+        "max_segments=1000000",  # all
+        "sweep_tokens=50000",
+        "precision=auto",
+    ),
     recl=("first_context=16", "step=16", "max_context=256", "n_positions=2000", "precision=auto"),
     speed=("levels=[char]", "n_layer=3", "d_model=96", "n_head=4", "d_inner=384", "rounds=5", "budget_seconds=70"),
     attention=("mem_len=128", "max_segments=40"),

@@ -190,7 +190,7 @@ def trainings(arm: Arm, setup: Setup, compared: bool = True) -> list[Job]:
         compared: a claim compares its losses.
     """
     profile = setup.profile
-    pair = replace(arm, recurrence=True, corpus=None) == Arm()
+    pair = replace(arm, recurrence=True) == Arm()
     compared_seeds = profile.seeds if pair else profile.seeds_others
     if profile.seeds_absolute is not None and not arm.baseline and kind_named(arm.encoding).absolute:
         compared_seeds = profile.seeds_absolute

@@ -1,51 +1,168 @@
-"""Benchmarks: workloads, sections of the page, and the command line, at tiny size."""
+"""The bench: its command line, what it keeps, how it continues, and its sections."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import bench, checkpoint_cost
+from benchmarks import bench
+from benchmarks.bench_sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
+from benchmarks.cases import TINY, TurnTaking
 from benchmarks.page import aligned, spread, write_section
 from benchmarks.rounds import measure
-from benchmarks.worker import WORKLOADS
-from tests.training.small_run import tiny_config
+from benchmarks.scaling import case_name, curves, draw, scaled, slope
+
+SIZES = {**vars(TINY), "steps": 2}
+SECONDS = {
+    "ours float32": [2.0, 1.0],
+    "ours bf16": [1.0, 1.0],
+    "huggingface float32": [4.0, 3.0],
+    "huggingface bf16": [3.0, 1.5],
+    "matrix float32": [0.5, 0.25],
+    "loader float32": [0.02, 0.01],
+}
 
 
-@pytest.mark.parametrize(
-    ("workload", "implementation"), [("training", "ours"), ("evaluation", "ours"), ("evaluation", "hidden")]
-)
-def test_our_workloads_run_and_carry_their_memory(workload: str, implementation: str) -> None:
-    running = WORKLOADS[workload](implementation, bench.TINY)
-    assert running.run(2) > 0
-    first = running.memory
-    running.run(1)
-    assert first is not None
-    assert running.memory is not first
-    assert running.describe()["parameters"] > 10_000
+def record(**more: Any) -> dict[str, Any]:
+    workers = {turn: {"torch": "2", "transformers": None, "parameters": 10} for turn in SECONDS}
+    workers["matrix float32"] = {"torch": "2", "work": 1e6}
+    peaks = {turn: 100 if turn.startswith("ours") else 200 for turn in SECONDS}
+    identity = {"sizes": SIZES, "rounds": 2, "processor": "CPU", "torch": "2"}
+    common = {"date": "today", "minutes": 1.0, "identity": identity}
+    return {**common, "seconds": SECONDS, "workers": workers, "peak_bytes": peaks, **more}
+
+
+def test_ratios_and_shares_are_of_the_same_round() -> None:
+    assert ratios(record(), "ours float32", "huggingface float32") == [2.0, 3.0]
+    first, second = shares_of_limit(record(), "float32")
+    assert first == pytest.approx(TINY.training_flops * 2 / 2.0 / (1e6 / 0.5))
+    assert second == pytest.approx(first)
+    assert shares_of_limit(record(), "bf16") == []
+
+
+def test_a_table_has_the_speeds_ratios_and_the_memory() -> None:
+    header, _, row = comparison_table({"tiny": record()}).splitlines()
+    cells = dict(zip(header.split(" | "), row.split(" | "), strict=True))
+    shown = {name.strip("| "): cell.strip("| ") for name, cell in cells.items()}
+    assert shown["ours float32, tokens/s"] == f"{TINY.tokens * 2 / 1.5:,.0f}"
+    assert shown["ratio, float32"] == "2.50 (2.00–3.00)"
+    assert shown["ours bf16 / Hugging Face float32"] == "3.50 (3.00–4.00)"
+    assert shown["memory"] == "0.50"
+    assert "of the limit, bf16" not in shown
+    assert "ms a step" in comparison_table({"tiny": record()}, in_steps=True)
+
+
+def test_every_section_is_made_of_its_records() -> None:
+    records = {
+        **{f"{group}/one": record() for group in ("training", "evaluation", "token", "generation")},
+        **{f"scaling/{case_name('segment', value)}": record() for value in (32, 64)},
+        "startup": record(help=[0.1, 0.2], first_step=[5.0, 6.0]),
+        "recl": record(seconds=[7.0, 8.0]),
+        "preparation": record(
+            corpora={"text, byte": {"first": [3], "cached": [1], "first_peak": [2**20], "cached_peak": [2**20]}},
+        ),
+        "checkpoints": record(every=2, steps=4, bytes=1e6, **{"with": [2.0], "without": [1.0]}),
+    }
+    shown = {name: section(name, records) for name in SECTIONS}
+    assert "takes 1.000% and 1.500% of a step of one" in shown["training"]
+    assert "- limits of the machine: 0 GFLOP/s in float32" in shown["training"]
+    assert shown["evaluation"].count("| case ") == 3
+    assert "| segment | 32, 64 |" in shown["scaling"]
+    assert "5.50 (5.00–6.00)" in shown["commands"]
+    assert "| prepare text, byte" in shown["commands"]
+    assert "| every 2 of 4 steps |" in shown["checkpoints"]
+    assert not section("training", {})
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pretended cases: names in the order in which they are measured."""
+    names: list[str] = []
+    cases = {name: TurnTaking("training", TINY, ("ours float32",), 2.0) for name in ("training/a", "training/b")}
+    monkeypatch.setattr(bench, "comparisons", lambda: cases)
+    monkeypatch.setattr(bench, "COMMANDS", {})
+
+    def pretended(case: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
+        names.append(["training/a", "training/b"][len(names) % 2])
+        kept = ("seconds", "workers", "peak_bytes")
+        return {name: value for name, value in record().items() if name in kept}
+
+    monkeypatch.setattr(bench, "measure", pretended)
+    return names
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> int:
+    files = ("--results", str(folder / "results.json"), "--markdown", str(folder / "page.md"), "--no-huggingface")
+    monkeypatch.setattr("sys.argv", ["bench", *files, *words])
+    return bench.main()
+
+
+def test_a_stopped_bench_continues_and_a_finished_one_has_nothing_left(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, "--plan") == 0
+    assert "2 cases, about 4 minutes" in capsys.readouterr().out
+    assert not measured
+    original = bench.measure
+
+    def stopped(case: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
+        if measured:
+            raise KeyboardInterrupt
+        return original(case, rounds, warmup)
+
+    monkeypatch.setattr(bench, "measure", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, tmp_path)
+    assert list(json.loads((tmp_path / "results.json").read_text())) == ["training/a"]
+    monkeypatch.setattr(bench, "measure", original)
+    assert run(monkeypatch, tmp_path) == 0
+    assert measured == ["training/a", "training/b"]
+    assert "## Training speed" in (tmp_path / "page.md").read_text()
+    capsys.readouterr()
+    assert run(monkeypatch, tmp_path, "--plan") == 0
+    assert "0 cases, about 0 minutes" in capsys.readouterr().out
+    assert run(monkeypatch, tmp_path, "--again") == 0
+    assert len(measured) == 4
+
+
+def test_a_case_is_measured_again_when_the_package_or_its_rounds_changed(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in ([], [], ["--rounds", "3"]):
+        assert run(monkeypatch, tmp_path, *words) == 0
+    assert len(measured) == 4
+    monkeypatch.setattr(bench, "package_checksum", lambda: "other")
+    assert run(monkeypatch, tmp_path, "--rounds", "3", "--only", "training/a") == 0
+    assert len(measured) == 5
+
+
+def test_a_budget_leaves_cases_for_the_next_call(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path, "--budget", "2.5", "--only", "training/a") == 0
+    assert run(monkeypatch, tmp_path, "--budget", "1") == 3
+    assert "left for the next call (--budget 1): training/b" in capsys.readouterr().err
+    assert measured == ["training/a"]
 
 
 @pytest.mark.slow
-def test_workers_take_turns_and_a_section_shows_their_ratio() -> None:
-    measured = measure("evaluation", ["ours", "hidden"], bench.TINY, rounds=2, warmup=1)
-    speeds, (ratio, _) = measured["tokens_per_second"], measured["ratios"]["hidden"]
-    assert [len(values) for values in speeds.values()] == [2, 2]
-    assert ratio == pytest.approx(speeds["ours"][0] / speeds["hidden"][0])
-    report = {"section": "evaluation", "date": "today", "processor": "CPU", "command": "bench", "rounds": 2}
-    shown = bench.section({**report, "results": [{"case": "tiny", **measured}]})
-    assert f" {spread(measured['ratios']['hidden'])} |" in shown
-    assert "transformers: not measured" in shown
+def test_workers_take_turns() -> None:
+    turns = ("ours float32", "ours bf16", "loader float32")
+    measured = measure(TurnTaking("training", TINY, turns, 1.0), rounds=2, warmup=1)
+    assert {turn: len(taken) for turn, taken in measured["seconds"].items()} == dict.fromkeys(turns, 2)
+    assert measured["peak_bytes"]["ours float32"] > 1 << 20
+    assert measured["workers"]["ours bf16"]["parameters"] > 10_000
 
 
-@pytest.mark.slow
-def test_the_cost_of_checkpoints_is_measured_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    tiny_config(tmp_path)  # writes the text
-    data = ("data=file", f"data.path={tmp_path}/text.txt", f"data.cache_dir={tmp_path}/cache")
-    sizes = ("model=txl_smoke", "data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2")
-    (result,) = checkpoint_cost.measure(2, 4, 1, 1, *data, *sizes)
-    assert result["ratio"] == result["with"] / result["without"]
-    assert result["bytes"] > 1000
-    assert "| every 2 of 4 steps |" in checkpoint_cost.section([result], 2, 4, 1)
+def test_the_slope_of_a_power_is_its_exponent_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    assert slope([2, 8], [3 * 2**1.5, 3 * 8**1.5]) == pytest.approx(1.5)
+    assert case_name("segment", 64) == case_name("batch_size", 16) == "base"
+    assert scaled("memory", 512).memory == 512
+    records = {case_name(axis, value): record() for axis, value in (("segment", 32), ("segment", 64), ("memory", 64))}
+    assert list(curves(records)) == ["segment"]
+    draw(records, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").stat().st_size > 1000
 
 
 def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
@@ -65,21 +182,20 @@ def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) ->
 
 def test_columns_are_aligned() -> None:
     assert aligned([["a", "n"], ["long", "10"]]) == "| a    |  n |\n| ---- | -: |\n| long | 10 |"
+    assert spread([1.0, 3.0]) == "2.00 (1.00–3.00)"
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["speed"], "'speed': must be of training, evaluation"),
+        (["--only", "training,speed"], "'speed': must be of checkpoints, evaluation,"),
         (["--rounds", "0"], "'0': must be an integer >= 1"),
-        (["training", "--cases", "token"], "--cases: must be of tiny, small, large for training"),
-        (["--implementations", "ours", "--precision", "bf16"], "--precision bf16: needs --device cuda"),
     ],
 )
 def test_a_bad_command_line_is_named(
     words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", "--implementations", "ours", *words])
+    monkeypatch.setattr("sys.argv", ["bench", *words])
     with pytest.raises(SystemExit) as ended:
         bench.main()
     assert ended.value.code == 2

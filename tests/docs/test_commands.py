@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from experiments.engine.arguments import parse
 from experiments.reproduce import SECTIONS
 from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, commands
+from tests.evaluation.language_models.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
 from txl_lightning import cli
 from txl_lightning.command_line.hydra_app import literal
@@ -34,11 +37,13 @@ NOT_RUN = {  # a word of the command: why it is only composed
     "source_format=huggingface": "needs a checkpoint of Hugging Face's; tests/runs/convert has a small one",
     "checkpoint=a.ckpt": "needs the checkpoint that the conversion writes",
     "n_positions=5000": "takes minutes",
+    "models=[hf:gpt2,hf:distilgpt2]": "needs a network",
     "trainer.devices=2": "starts processes; tests/training runs several",
     "-m": "a multirun; tests/hydra_plugins and tests/test_multirun.py run some",
     "--help": "tests/test_cli.py has a test of it",
 }
 NOT_TXL = {  # the first word of a command other than txl: why it is not run
+    "benchmarks/gpu.sh": "needs a GPU; tests/benchmarks has a dry run",
     "make": "targets and arguments are checked; tests/experiments runs a reproduction",
     "source": "a word of the shell",
     "export": "a word of the shell; the test sets the variable",
@@ -84,10 +89,16 @@ def tiny(words: list[str]) -> list[str]:
     return [command, *typed, *smaller, *(["logger=none"] if command in LOGGING else [])]
 
 
+def runs_here(words: Sequence[str]) -> bool:
+    """Whether a command can run here; models of Hugging Face need an extra."""
+    has_library = find_spec("transformers") is not None
+    return not any(word in NOT_RUN or ("hf:" in word and not has_library) for word in words)
+
+
 def must_run() -> list[list[str]]:
     """The commands that run here: first the runs that others need, then in the order of the pages."""
     calls = {command.words[1:]: None for command in commands() if command.words[0] == "txl"}
-    here = [list(words) for words in calls if not any(word in NOT_RUN for word in words)]
+    here = [list(words) for words in calls if runs_here(words)]
     needed = [words for words in here if words[-1].removeprefix("hydra.run.dir=") in RUNS]
     return needed + [words for words in here if words not in needed]
 
@@ -169,6 +180,8 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("TXL_ENCODINGS", "examples/alibi.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(4000)))
+    if find_spec("transformers"):
+        save_tiny(import_module("transformers"), tmp_path / "tiny", "gpt2")
     found = must_run()
     assert len(found) >= 28
     for number, words in enumerate(found):

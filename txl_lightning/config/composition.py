@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 
 from txl_lightning.config.schemas import (
     Config,
@@ -21,11 +18,7 @@ from txl_lightning.config.schemas import (
 
 
 def register_schemas() -> None:
-    """Register the schemas of a training config: `train_schema`, and `schema` in every group.
-
-    Values of a config can be products: `${product:a,b}`.
-    """
-    OmegaConf.register_new_resolver("product", operator.mul, replace=True)
+    """Register the schemas of a training config: `train_schema`, and `schema` in every group."""
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from txl_lightning.errors import require
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+# `${product:a,b}` in a config; here, because every process that reads a config imports the schemas.
+OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 
 
 @dataclass
@@ -139,7 +143,8 @@ class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
-    over that many parts of each process's columns. `attention` is the kernel of training and validation: eager, flex,
+    over that many parts of each process's columns. `num_threads` null means the number that trains a model of this size
+    fastest on the CPU, stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
     triton, or auto for the fastest known. `max_nonfinite_steps` skipped steps in a row end the run.
     `progress_file` writes `progress.json` about once a second.
     """

@@ -7,7 +7,7 @@ import lightning as L
 from txl_lightning.config.lengths import evaluation_extended_context
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams.ordered import OrderedStreams, Streams
+from txl_lightning.data.streams.ordered import OrderedStreams, Segment, Streams
 from txl_lightning.data.streams.shuffled import ShuffledStreams
 from txl_lightning.errors import OptionError
 
@@ -51,6 +51,14 @@ class StreamsDataModule(L.LightningDataModule):
             return ShuffledStreams(tokens, sentences, *sizes, seed=self.data.seed)
         except OptionError as error:
             raise error.within("data") from error
+
+    def on_before_batch_transfer(self, batch: Segment, dataloader_idx: int) -> Segment:
+        """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
+        if self.trainer is None or self.trainer.strategy.root_device.type != "cuda":
+            return batch
+        # A view is made contiguous first: copying it would go through memory that is not pinned.
+        tokens, targets = (part.contiguous().pin_memory() for part in (batch.tokens, batch.targets))
+        return batch._replace(tokens=tokens, targets=targets)
 
     def train_dataloader(self) -> Streams:
         return self.streams("train")

@@ -90,7 +90,7 @@ class Attention(nn.Module):
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        scores_XTK = self._scores(q_HBTE, kv_PHBKE, positions.of_terms(terms), visible.mask_TK, terms)
+        scores_XTK = self._scores(q_HBTE, kv_PHBKE.unbind(), positions.of_terms(terms), visible.mask_TK, terms)
         return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
     def project_with_memory(
@@ -110,7 +110,10 @@ class Attention(nn.Module):
         P = 2 is keys and values; P = 1 is values alone, where no term needs keys.
         """
         parts = self.qkv(hidden_BTD).unflatten(-1, (-1, self.n_head, self.d_head)).permute(2, 3, 0, 1, 4)
-        return parts[0] if self.n_query else None, parts[self.n_query :]
+        if not self.n_query:
+            return None, parts
+        q_1HBTE, kv_PHBTE = parts.split([1, len(parts) - 1])  # slices would fill their gradients with zeros
+        return q_1HBTE.squeeze(0), kv_PHBTE
 
     def attend(
         self,
@@ -135,8 +138,9 @@ class Attention(nn.Module):
         mask_TK: Float[Tensor, "T K"],
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for the heads that are given, by torch's own operations."""
-        scores_XTK = self._scores(q_HBTE, kv_PHBKE, positions, mask_TK, self.terms)
-        v_HBKE = kv_PHBKE[-1]
+        keys_values = kv_PHBKE.unbind()
+        scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
+        v_HBKE = keys_values[-1]
         probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
 
@@ -161,12 +165,17 @@ class Attention(nn.Module):
         return self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, self.d_head)).transpose(0, 1)
 
     def _scores(
-        self, q_HBTE: Tensor | None, kv_PHBKE: Tensor, positions: LayerPositions, mask_TK: Tensor, terms: str
+        self,
+        q_HBTE: Tensor | None,
+        keys_values: tuple[Tensor, ...],
+        positions: LayerPositions,
+        mask_TK: Tensor,
+        terms: str,
     ) -> Float[Tensor, "X T K"]:
         """Add the two halves of the score. `positions` has None for terms that are left out."""
         query, by_distance = self._factors(q_HBTE, positions, terms)
-        H, B = kv_PHBKE.shape[1:3]
-        content_XTK = content_scores(query, kv_PHBKE[0], mask_TK.expand(H * B, -1, -1))
+        H, B = keys_values[0].shape[:2]
+        content_XTK = content_scores(query, keys_values[0], mask_TK.expand(H * B, -1, -1))
         if by_distance is None:
             return content_XTK
         position = position_scores(by_distance, len(mask_TK))

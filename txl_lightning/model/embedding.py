@@ -62,13 +62,22 @@ class TokenEmbedding(nn.Module):
         if self.div_val == 1:
             embedded = F.embedding(tokens_BT, self.tables[0])
             if self.projections:
-                embedded = F.linear(embedded, self.projections[0])
+                # Autocast projects in its own type; residual sums and norms stay in that of the weights.
+                embedded = F.linear(embedded, self.projections[0]).to(self.tables[0].dtype)
             return embedded * self.d_model**0.5
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
             last = cluster == self.n_clusters - 1  # includes tokens beyond the vocabulary, so that they raise
-            places = ((tokens >= first) & ((tokens < end) | last)).nonzero().squeeze(1)
-            rows = F.linear(F.embedding(tokens[places] - first, self.tables[cluster]), self.projections[cluster])
-            embedded = embedded.index_copy(0, places, rows.to(embedded.dtype))
+            inside = (tokens >= first) & ((tokens < end) | last)
+            if tokens.device.type == "cpu":
+                places = inside.nonzero().squeeze(1)
+                embedded = embedded.index_copy(0, places, self._embed(tokens[places] - first, cluster, embedded))
+            else:  # the CPU would wait for the GPU to count the places; embedding all tokens in every cluster is cheap
+                rows = self._embed(torch.where(inside, tokens - first, 0), cluster, embedded)
+                embedded = torch.where(inside[:, None], rows, embedded)
         return embedded.view(*tokens_BT.shape, self.d_model) * self.d_model**0.5
+
+    def _embed(self, rows: Tensor, cluster: int, like: Tensor) -> Tensor:
+        """Return P_i E_i[row] in the type of `like`."""
+        return F.linear(F.embedding(rows, self.tables[cluster]), self.projections[cluster]).to(like.dtype)

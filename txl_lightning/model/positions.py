@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -46,8 +46,25 @@ def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]
     so the result is a view that starts at number T. Entries with j > M + i belong to the next row; the causal
     mask must hide them.
     """
-    X, T, S = scores_XTS.shape
-    return scores_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
+    shifted: Tensor = _RelativeShift.apply(scores_XTS)
+    return shifted
+
+
+class _RelativeShift(torch.autograd.Function):
+    """Forward: the view. Backward: the copy alone, where a slice would first fill the whole gradient with zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_XTS: Tensor) -> Tensor:
+        X, T, S = scores_XTS.shape
+        return scores_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_XTK: Tensor) -> Tensor:
+        X, T, K = grad_XTK.shape
+        grad = grad_XTK.new_empty(X, T * (K + 1))
+        grad[:, :T] = 0
+        grad[:, T:].view(X, T, K).copy_(grad_XTK)
+        return grad.view(X, T, K + 1)
 
 
 class VisibleKeys(NamedTuple):

@@ -47,18 +47,21 @@ class TokenSoftmax(nn.Module):
 
         Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
         so an optimiser step does not depend on how columns are divided into processes and chunks.
+
+        With cut-offs the CPU waits for a GPU once in every call: the shapes depend on the numbers of targets.
         """
         hidden, targets = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        head_targets, members = targets, []
-        for cluster, (first, end) in enumerate(embedding.ranges()):
-            if cluster:
-                inside = (targets >= first) & (targets < end)
-                head_targets = torch.where(inside, embedding.edges[1] + cluster - 1, head_targets)
-                members.append((cluster, first, inside.nonzero().squeeze(1)))
+        head_targets, places = targets, [targets]
+        if embedding.n_clusters > 1:
+            cluster_of = sum((targets >= first).long() for first in embedding.edges[1:-1])
+            assert isinstance(cluster_of, Tensor)
+            head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
+            places = list(cluster_of.argsort(stable=True).split(cluster_sizes(cluster_of, embedding.n_clusters)))
         nll = F.cross_entropy(self._head(hidden, embedding), head_targets, reduction="none")
-        for cluster, first, places in members:
-            logits = self._logits(hidden[places], cluster, embedding)
-            nll = nll.index_add(0, places, F.cross_entropy(logits, targets[places] - first, reduction="none"))
+        for cluster in range(1, embedding.n_clusters):
+            members, first = places[cluster], embedding.edges[cluster]
+            logits = self._logits(hidden[members], cluster, embedding)
+            nll = nll.index_add(0, members, F.cross_entropy(logits, targets[members] - first, reduction="none"))
         return nll.view_as(targets_BT)
 
     def log_probabilities(
@@ -89,6 +92,12 @@ class TokenSoftmax(nn.Module):
         weight = torch.cat([embedding.rows(0), self.cluster_weight])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
         return F.linear(self._project(hidden, 0, embedding), weight, bias)
+
+
+def cluster_sizes(cluster_of: Int[Tensor, " n"], n_clusters: int) -> list[int]:
+    """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
+    sizes: list[int] = torch.stack([(cluster_of == cluster).sum() for cluster in range(n_clusters)]).tolist()
+    return sizes
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Markdown tables."""
+"""Tables in Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -20,6 +20,35 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], righ
     aligned = ["---:" if right_ else "---" for right_ in right]
     lines = [header, aligned, *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+LATEX_SIGNS = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "−": "$-$",
+    "–": "--",
+}
+
+
+def latex_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a tabular of the package booktabs, the first column to the left, the others to the right.
+
+    Args:
+        header: title of each column.
+        rows: cells of each row, as plain text.
+    """
+    lines = [r" & ".join(_latex(str(cell)) for cell in row) + r" \\" for row in (header, *rows)]
+    columns = "l" + "r" * (len(header) - 1)
+    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([*body, r"\end{tabular}", ""])
+
+
+def _latex(cell: str) -> str:
+    return "".join(LATEX_SIGNS.get(sign, sign) for sign in cell)
 
 
 def _is_number(cell: str) -> bool:

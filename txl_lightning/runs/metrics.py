@@ -12,15 +12,15 @@ from torchmetrics import Metric
 
 
 def loss_metrics(nll: float, level: str) -> dict[str, float]:
-    """Return the metrics of a mean loss: `nll`, and `ppl` for words or `bpc` for characters and bytes.
+    """Return the metrics of a mean loss: `nll`, and `ppl` for words and tokens or `bpc` for characters and bytes.
 
     bpc = nll / ln 2        ppl = exp nll (infinite from nll = 700, where float64 nearly overflows)
 
     Args:
         nll: mean negative log-likelihood in nats per token.
-        level: level of the tokens: byte, char or word.
+        level: level of the tokens: byte, char, word, or token for the pieces of another tokenizer.
     """
-    if level == "word":
+    if level in ("word", "token"):
         return {"nll": nll, "ppl": math.exp(nll) if nll < 700 else math.inf}
     return {"nll": nll, "bpc": nll / math.log(2)}
 

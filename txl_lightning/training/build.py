@@ -24,6 +24,7 @@ from txl_lightning.files import write_text
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints
+from txl_lightning.runs.threads import resolve_threads
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.callbacks.checkpointing import Checkpoints
 from txl_lightning.training.callbacks.context_curves import ContextCurves
@@ -78,6 +79,8 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     L.seed_everything(config.seed, verbose=False)
     data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
     module = _build_module(config, data, ranks, resumed_from, checkpoint)
+    n_parameters = sum(parameter.numel() for parameter in module.parameters())
+    config = resolve_threads(config, n_parameters, checkpoint)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
     curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
@@ -91,12 +94,13 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-        n_parameters = sum(parameter.numel() for parameter in module.parameters())
         logger = _build_logger(config, directory, n_parameters, step, wandb_id)
     if config.checkpoint.enabled:
         options = (config.checkpoint.every_n_steps, _val_interval(config))
         stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step)
-    skipped = SkippedSteps(config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints)
+    skipped = SkippedSteps(
+        config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints, config.trainer.log_every_n_steps
+    )
     record = {
         "config": plain(config),
         "vocabulary": data.corpus.vocabulary.state_dict(),

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.models import State, state_from_dict
@@ -76,3 +79,27 @@ def column_chunks(segment: Segment, memory: State | None, n: int) -> Iterator[tu
 def join_columns(memories: Sequence[State]) -> State:
     """Join the memories of neighbouring columns."""
     return memories[0] if len(memories) == 1 else type(memories[0]).join(memories)  # type: ignore[arg-type]
+
+
+def alike(before: State | None, after: State | None) -> bool:
+    """Return whether two memories differ in the values of their states at most."""
+    if before is None or after is None:
+        return False
+    described = [
+        {name: (value.shape, value.dtype) if isinstance(value, Tensor) else value for name, value in parts.items()}
+        for parts in (before.state_dict(), after.state_dict())
+    ]
+    return described[0] == described[1]
+
+
+def choose(condition: Tensor, before: Any, after: Any) -> Any:
+    """Return the states of `before` where `condition` is true, else those of `after`, without reading `condition`.
+
+    Args:
+        condition: one truth value on the device of the memories.
+        before: a memory.
+        after: a memory that is `alike`.
+    """
+    old, new = before.state_dict(), after.state_dict()
+    states = {name: torch.where(condition, old[name], new[name]) for name in new if isinstance(new[name], Tensor)}
+    return replace(after, **states)

@@ -14,7 +14,7 @@ from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
-from txl_lightning.training.carried_memory import CarriedMemory, column_chunks, join_columns
+from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns
 from txl_lightning.training.optimization import make_optimizer
 
 
@@ -46,7 +46,8 @@ class LanguageModelModule(L.LightningModule):
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
         loss: mean training loss of this rank's columns in the last step, in nats.
         gradient_norm: global norm before clipping in the last step.
-        step_skipped: whether the last step was skipped because the loss or the gradient was not finite.
+        step_skipped: whether the last step was skipped because the loss or the gradient was not finite; a tensor on
+            the device of the model, since reading it makes the CPU wait for a GPU.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class LanguageModelModule(L.LightningModule):
         self.static_memory = compile
         self.score: Any = torch.compile(model.score) if compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
-        self.step_skipped = False
+        self.step_skipped = torch.tensor(False)
+        self._memory_before: State | None = None
         self.metrics: dict[str, float] = {}
 
     def on_train_batch_start(self, batch: Segment, batch_idx: int) -> None:
@@ -106,25 +108,46 @@ class LanguageModelModule(L.LightningModule):
         self.loss = torch.stack([loss.detach() for loss in losses]).sum() if len(losses) > 1 else losses[0].detach()
         return losses[-1]
 
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether a step is skipped without asking the device: on a GPU, with a fused optimiser."""
+        return self.fused and self.device.type != "cpu"
+
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         """Clip by global norm; skip the step if it is not finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
-        rank is not. A skipped step leaves weights and memory unchanged. With a gradient scaler (16-mixed)
-        gradients overflow regularly and the scaler skips those steps itself; only the loss counts then.
+        rank is not. A skipped step leaves weights, the optimiser's state and memory unchanged. With a gradient scaler
+        (16-mixed) gradients overflow regularly and the scaler skips those steps itself; only the loss counts then.
+
+        On a GPU the CPU does not wait for the norm: the fused optimiser leaves out its update where its `found_inf`
+        is 1, and the memory is chosen on the device. Only while the memory still grows, in the first steps of an
+        epoch, does the CPU read the norm.
         """
         if self.ranks.world_size > 1 and self.device.type == "cuda":
             self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
         limit = self.optimizer_config.clip_norm or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
-        self.step_skipped = not bool(torch.isfinite(self.gradient_norm))
-        if self.step_skipped and getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            self.step_skipped = bool(self.ranks.largest(not bool(torch.isfinite(self.loss))))
-        if self.step_skipped:
-            self.training_memory.memory = self._memory_before
+        self.step_skipped = ~torch.isfinite(self.gradient_norm)
+        memory = self.training_memory
+        before, self._memory_before = self._memory_before, None  # frees a large tensor
+        found_inf = None
+        if self.skips_on_device and alike(before, memory.memory):
+            found_inf = self.step_skipped.float()
+            memory.memory = choose(self.step_skipped, before, memory.memory)
+        elif self._skip_on_host():
+            memory.memory = before
             for parameter in self.parameters():
                 parameter.grad = None
-        self._memory_before = None  # frees a large tensor
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+
+    def _skip_on_host(self) -> bool:
+        """Read whether to skip the step."""
+        skipped = bool(self.step_skipped)
+        if skipped and getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            skipped = bool(self.ranks.largest(not bool(torch.isfinite(self.loss))))
+            self.step_skipped = torch.tensor(skipped, device=self.device)
+        return skipped
 
     def configure_optimizers(self) -> Any:
         optimizer, schedule = make_optimizer(self.model, self.optimizer_config, self.max_steps, self.fused)

@@ -79,7 +79,7 @@ class MuonWithAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient."""
+        """Update all parameters that have a gradient; none if `found_inf`, where a caller set it, is 1."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -90,7 +90,9 @@ class MuonWithAdam(torch.optim.Optimizer):
                 grads = parameter.grad.chunk(len(blocks))
             for block, grad in zip(blocks, grads, strict=True):
                 block.grad = grad
-        update_matrices(self.param_groups[0], self.state)
+        found_inf = getattr(self, "found_inf", None)
+        update_matrices(self.param_groups[0], self.state, found_inf)
+        self._adam.found_inf = found_inf  # type: ignore[attr-defined]
         self._adam.step()
         return loss
 
@@ -104,7 +106,9 @@ class MuonWithAdam(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
 
-def update_matrices(group: dict[str, Any], state: dict[Tensor, dict[str, Any]]) -> None:
+def update_matrices(
+    group: dict[str, Any], state: dict[Tensor, dict[str, Any]], found_inf: Tensor | None = None
+) -> None:
     """Do the step of `torch.optim.Muon` for all matrices of a group.
 
     Small matrices cost more in calls than in arithmetic, so those of one shape (or its transpose) are stacked.
@@ -112,6 +116,7 @@ def update_matrices(group: dict[str, Any], state: dict[Tensor, dict[str, Any]]) 
     Args:
         group: parameters and options of `torch.optim.Muon`.
         state: of each parameter; its `momentum_buffer` is made at the first step and updated.
+        found_inf: 1 leaves parameters and state as they are; it is not read on the host.
     """
     matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
     if not matrices:
@@ -121,6 +126,12 @@ def update_matrices(group: dict[str, Any], state: dict[Tensor, dict[str, Any]]) 
             state[matrix]["momentum_buffer"] = torch.zeros_like(matrix.grad)
     grads = [matrix.grad for matrix in matrices]
     momenta = [state[matrix]["momentum_buffer"] for matrix in matrices]
+    decay, kept = 1 - group["lr"] * group["weight_decay"], None
+    if found_inf is not None:
+        kept = (1 - found_inf).to(matrices[0].dtype)
+        decay = torch.where(kept > 0, decay, torch.ones_like(kept))
+        # A gradient equal to the momentum leaves the momentum as it is.
+        grads = [torch.where(kept > 0, grad, momentum) for grad, momentum in zip(grads, momenta, strict=True)]
     torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
     updates = torch._foreach_lerp(grads, momenta, group["momentum"]) if group["nesterov"] else momenta
     by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -131,7 +142,9 @@ def update_matrices(group: dict[str, Any], state: dict[Tensor, dict[str, Any]]) 
         stack_NAB = torch.stack([update.bfloat16() for _, update in members])
         orthogonal_NAB = orthogonalize(stack_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"])
         views = [matrix for matrix, _ in members]
-        torch._foreach_mul_(views, 1 - group["lr"] * group["weight_decay"])
+        if kept is not None:
+            orthogonal_NAB = orthogonal_NAB * kept
+        torch._foreach_mul_(views, decay)
         # match_rms_adamw
         torch._foreach_add_(views, list(orthogonal_NAB.unbind()), alpha=-group["lr"] * 0.2 * math.sqrt(longest))
 

@@ -24,6 +24,7 @@ from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 from txl_lightning.runs.trained import load_trained
 
+FIGURES = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "gain_maps")
 KINDS = ("relative", "absolute", "lstm", "qrnn")
 
 
@@ -67,19 +68,17 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert np.isfinite(context_losses(window_reader(config.model), tokens, positions, 16)).all()
 
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    figures = {
-        f"{name}.{kind}" for name in ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts") for kind in ("svg", "png")
-    }
-    assert files == {"recl.json", "recl.md", *figures}
+    figures = {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
+    assert files == {"recl.json", "recl.md", "recl.tex", "losses.npz", *figures}
     table = "\n".join(lines)
-    assert (tmp_path / "run/recl.md").read_text() == table + "\n"
+    assert (tmp_path / "run/recl.md").read_text().startswith(table + "\n\n## ")
     assert table.startswith(
         "| model | kind | RECL r = 0.1 | RECL r = 0.5 | RECL r = 1.0 | bpc at 16 tokens | sees at most |"
     )
     assert "| lstm | lstm |" in table
     assert "| absolute | txl_smoke, absolute, no recurrence |" in table
     assert "Largest standard error at 16 tokens: 0." in table
-    assert "Each context has windows of its own, for absolute positions: absolute." in table
+    assert "Each context has windows of its own, as positions depend on the length that is read: absolute." in table
 
 
 def test_a_model_that_joins_a_group_scores_itself_alone(

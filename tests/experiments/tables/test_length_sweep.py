@@ -128,7 +128,7 @@ def test_pairs_share_initialisation_and_data() -> None:
 
 def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -> None:
     """`max_segments` counts segments, whose length differs between the arms."""
-    setup = Setup(PROFILES["laptop"], (), tmp_path)
+    setup = Setup(replace(PROFILES["laptop"], evaluate=("max_segments=200",)), (), tmp_path)
     scored = {}
     for arm in (Arm(), Arm(False, loss="half"), Arm(False, longer="equal tokens")):
         run = training(arm, 1, setup)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from txl_lightning.data.reading import fingerprint, read, unpacked
 from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import UserError, require
 
-__all__ = ["CORPORA", "SPLITS", "Corpus", "Split", "load_corpus"]
+__all__ = ["CORPORA", "SPLITS", "Corpus", "Split", "load_corpus", "split_bytes"]
 
 CORPORA: dict[str, Callable[[DataConfig], Source]] = {
     "python-stdlib": sources.python_stdlib,
@@ -90,6 +91,20 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
         cutoffs=source.cutoffs if large else (),
         sentences={split: arrays[f"{split}.sentences"] for split in SPLITS if f"{split}.sentences" in arrays},
     )
+
+
+def split_bytes(config: DataConfig, split: str) -> tuple[str, bytes]:
+    """Return the name of the corpus that `config` names, and the whole text of a split as it is before encoding.
+
+    Raises:
+        OptionError: the corpus or level is unknown, or `data.path` cannot be used.
+        UserError: a file is missing or damaged.
+    """
+    require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
+    source = CORPORA[config.name](config)
+    with tempfile.TemporaryDirectory() as folder:
+        (parts,) = (parts for name, parts in source.parts.items() if name == split)
+        return source.name, b"".join(read(unpacked(parts, Path(folder))))
 
 
 def _checksum(source: Source, known_checksums: Path) -> str:

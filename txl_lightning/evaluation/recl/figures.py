@@ -1,4 +1,4 @@
-"""Figures by context: gain of each step (Figure 3) and loss (Figure 4)."""
+"""Figures by context: gain of each step (Figure 3), loss (Figure 4), and gain by place in the text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 from matplotlib.ticker import FuncFormatter
+from numpy.typing import NDArray
 
-from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_figure, save_with_legend
 
 MOST_TICKS = 12
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
@@ -20,6 +22,7 @@ def gain_figure(
     gains: Mapping[str, Sequence[float]],
     needed: Sequence[float],
     title: str,
+    unit: str = "token",
 ) -> None:
     """Draw Figure 3, exp f(c, c) - exp f(c, c') for every step from c to c', as SVG and PNG.
 
@@ -29,6 +32,7 @@ def gain_figure(
         gains: perplexity gains by model.
         needed: threshold · exp f(c, c), the smallest gain that counts.
         title: title of the figure.
+        unit: unit of contexts: token or byte.
     """
     figure = new_figure(*SIZE)
     axes = figure.add_subplot()
@@ -45,7 +49,7 @@ def gain_figure(
     every = -(-len(steps) // MOST_TICKS)
     labels = [f"{contexts[i]} → {contexts[i + 1]}" for i in steps]
     axes.set_xticks(list(steps)[::every], labels[::every], rotation=40, ha="right", fontsize=8)
-    axes.set(xlabel="context c → c' (tokens)", ylabel="gain: exp f(c, c) − exp f(c, c') (perplexity)", title=title)
+    axes.set(xlabel=f"context c → c' ({unit}s)", ylabel="gain: exp f(c, c) − exp f(c, c') (perplexity)", title=title)
     save_with_legend(figure, axes, stem)
 
 
@@ -55,15 +59,17 @@ def context_figure(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     y_label: str,
     title: str,
+    unit: str = "token",
 ) -> None:
     """Draw Figure 4, perplexity or bits per character by context, as SVG and PNG.
 
     Args:
         stem: path of the files without suffix.
-        contexts: c, in tokens.
+        contexts: c.
         curves: mean and standard error at every c, by model; the error is drawn as a band.
         y_label: label of the y axis, with its unit.
         title: title of the figure.
+        unit: unit of contexts: token or byte.
     """
     figure = new_figure(*SIZE)
     axes = figure.add_subplot()
@@ -73,5 +79,29 @@ def context_figure(
         high = [m + e for m, e in zip(mean, error, strict=True)]
         axes.fill_between(contexts, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.set_xticks(list(contexts)[:: -(-len(contexts) // MOST_TICKS)])
-    axes.set(xlabel="context (tokens)", ylabel=y_label, title=title)
+    axes.set(xlabel=f"context ({unit}s)", ylabel=y_label, title=title)
     save_with_legend(figure, axes, stem)
+
+
+def gain_maps(
+    stem: Path, contexts: Sequence[int], gains: Mapping[str, NDArray[np.float64]], unit: str = "token"
+) -> None:
+    """Draw the gain over the shortest context by block of positions and by context, as SVG and PNG: a map per model.
+
+    Args:
+        stem: path of the files without suffix.
+        contexts: c.
+        gains: mean of l(c_0, t) - l(c, t) over the positions of each block, [C, blocks], in nats, by model.
+        unit: unit of contexts: token or byte.
+    """
+    figure = new_figure(SIZE[0], 1 + 2.4 * len(gains))
+    panels = figure.subplots(len(gains), 1, sharex=True, squeeze=False)[:, 0]
+    largest = max(float(np.abs(gains_CB).max()) for gains_CB in gains.values()) or 1.0
+    every = -(-len(contexts) // MOST_TICKS)
+    for axes, (name, gains_CB) in zip(panels, gains.items(), strict=True):
+        image = axes.imshow(gains_CB, aspect="auto", origin="lower", cmap="RdBu", vmin=-largest, vmax=largest)
+        axes.set_yticks(range(0, len(contexts), every), [str(c) for c in contexts[::every]])
+        axes.set(ylabel=f"context ({unit}s)", title=name)
+    panels[-1].set_xlabel("block of positions, in the order of the text")
+    figure.colorbar(image, ax=list(panels), label=f"gain over {contexts[0]} {unit}s (nats)")
+    save_figure(figure, stem)

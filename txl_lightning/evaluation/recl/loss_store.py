@@ -1,11 +1,11 @@
-"""Store of measured losses: one file for each model, split and set of positions."""
+"""Measured losses in files: a store with one for each model, split and set of positions; one for a group."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,25 @@ class LossStore:
             write_atomically(self.path(key), lambda temporary: temporary.write_bytes(content.getvalue()))
         except OSError as error:
             raise UserError(f"{self.option}={self.directory}: losses cannot be stored: {error}") from error
+
+
+def write_losses(
+    path: Path, losses: Mapping[str, Array], contexts: Sequence[int], positions: np.ndarray, blocks: np.ndarray
+) -> None:
+    """Write the losses of a group to an .npz file.
+
+    Arrays: `models` [I], `contexts` [C], `positions` [P], `blocks` [P], and `nll` [I, C, P] in nats, in float32.
+    """
+    content = io.BytesIO()
+    np.savez_compressed(
+        content,
+        models=np.asarray(list(losses)),
+        contexts=np.asarray(contexts),
+        positions=positions,
+        blocks=blocks,
+        nll=np.stack(list(losses.values())).astype(np.float32),
+    )
+    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
 
 
 def array_checksum(array: np.ndarray) -> str:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING
-
 from txl_lightning.config.schemas import LoggerConfig
 
 
 @dataclass
 class ReclOptions:
-    """Options of `txl recl`: relative effective context length of a group of checkpoints (appendix C).
+    """Options of `txl recl`: relative effective context length of a group of models (appendix C).
 
     Args:
         checkpoints: checkpoints of `txl train`, all trained on one corpus.
+        models: further models: txl:PATH, hf:NAME_OR_PATH (Hugging Face), py:module.function (returns a model).
         names: names of the models in tables and figures; null for the names of their run directories.
+        groups: a label for each model; models with one label, such as the seeds of a model, form a group of their own;
+            null for one group of all.
+        context_unit: token, for models with one tokenizer; byte for any.
+        begin_of_text: read the begin-of-text token of hf: models before every window, beside the context.
+        dtype: weights of hf: models: float32, bfloat16 or float16.
         split: train, valid or test.
         first_context: smallest context in tokens; the grid is first_context, first_context + step, … max_context.
         step: distance between contexts in tokens.
@@ -27,7 +31,7 @@ class ReclOptions:
         seed: seed of the resampling.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
             the longest distance of its training; -1 for no limit.
-        data_path: text file to score instead of the runs' corpus, in the vocabulary of the checkpoints.
+        data_path: text file to score instead of the runs' corpus; needed if no checkpoint brings a corpus.
         store: folder that keeps losses for later groups.
         batch_tokens: context tokens in a batch; null for the default of the device.
         accelerator: cpu or gpu.
@@ -37,8 +41,13 @@ class ReclOptions:
         logger: group: none or wandb.
     """
 
-    checkpoints: list[str] = MISSING
+    checkpoints: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
     names: list[str] | None = None
+    groups: list[str] | None = None
+    context_unit: str = "token"
+    begin_of_text: bool = False
+    dtype: str = "float32"
     split: str = "test"
     first_context: int = 16
     step: int = 16

@@ -8,7 +8,8 @@ from typing import Any
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.recl.figures import context_figure, gain_figure
 from txl_lightning.files import write_text
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting.canvas import line_figure
+from txl_lightning.reporting.tables import latex_table, markdown_table
 
 UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 
@@ -16,7 +17,12 @@ UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 def write_report(
     results: dict[str, Any], directory: Path, logger: LoggerConfig, config: dict[str, Any] | None = None
 ) -> list[str]:
-    """Write `recl.md`, `gains_r*.svg|png` (Figure 3, a file for each r) and `contexts.svg|png` (Figure 4).
+    """Write the table and the figures.
+
+        recl.md, recl.tex        Table 8; in Markdown also comparisons
+        gains_*.svg|png          Figure 3, a file for each r and group
+        contexts.svg|png         Figure 4
+        recl_by_tokens_*.png     RECL during training, if there are several checkpoints of a folder
 
     Args:
         results: contents of `recl.json`.
@@ -29,12 +35,12 @@ def write_report(
     """
     header, rows = _table_8(results)
     lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
-    write_text(directory / "recl.md", "\n".join(lines) + "\n")
+    write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
+    write_text(directory / "recl.tex", latex_table(header, rows))
     contexts, unit = results["contexts"], results["unit"]
-    gains, needed = _gain_curves(results), _needed_gains(results)
-    for r, curves in gains.items():
-        title = f"Gain of more context, hardest {float(r):.0%} of positions"
-        gain_figure(directory / f"gains_r{r}", contexts, curves, needed[r], title)
+    by_file = _gains_by_file(results)
+    for stem, (title, curves, needed) in by_file.items():
+        gain_figure(directory / stem, contexts, curves, needed, title, results["context_unit"])
     losses = {m["name"]: (m[unit], m[f"{unit}_standard_error"]) for m in results["models"]}
     context_figure(
         directory / "contexts",
@@ -42,15 +48,21 @@ def write_report(
         losses,
         _unit_name(results),
         "Loss by context, all positions (± standard error)",
+        results["context_unit"],
     )
+    for r in (str(float(r)) for r in results["fractions"]):
+        if during_training := _by_tokens(results, r):
+            path = directory / f"recl_by_tokens_r{r}.png"
+            title = f"RECL during training, hardest {float(r):.0%} of positions"
+            line_figure(path, during_training, "tokens trained", f"RECL ({results['context_unit']}s)", title)
     if logger.name == "wandb":
         from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
 
         with wandb_run(directory, logger, "recl", {**(config or {}), "corpus": results["corpus"]}) as run:
             log_table(run, "recl/table", header, rows)
-            for r, curves in gains.items():
-                series = {**curves, "needed for a longer RECL": needed[r]}
-                log_line_series(run, f"recl/gains_r{r}", contexts[:-1], series, "c", f"perplexity gain, r = {r}")
+            for stem, (title, curves, needed) in by_file.items():
+                series = {**curves, "needed for a longer RECL": needed}
+                log_line_series(run, f"recl/{stem}", contexts[:-1], series, "c", title)
             means = {name: mean for name, (mean, _) in losses.items()}
             log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{_unit_name(results)} by context")
     return lines
@@ -64,23 +76,24 @@ def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         "model",
         "kind",
         *(f"RECL r = {r}" for r in fractions),
-        f"{unit} at {contexts[-1]} tokens",
+        f"{unit} at {contexts[-1]} {results['context_unit']}s",
         "sees at most",
     ]
     rows = []
+    unit_is_byte = results["context_unit"] == "byte"
     for model in results["models"]:
         cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
         loss = f"{model[unit][-1]:.3f} ± {model[f'{unit}_standard_error'][-1]:.3f}"
-        rows.append([model["name"], model["kind"], *cells, loss, str(model["limit"] or "–")])
+        limit = f"{model['limit']} tokens" if model["limit"] and unit_is_byte else str(model["limit"] or "–")
+        rows.append([model["name"], model["kind"], *cells, loss, limit])
     return header, rows
 
 
 def _with_interval(length: dict[str, Any], with_interval: bool) -> str:
     """Format a RECL as `128 [96, 160]`, with ≥ before lower bounds."""
-    value = f"{'≥ ' if length['at_least'] else ''}{length['value']}"
     if not with_interval:
-        return value
-    return f"{value} [{length['low']}, {'≥ ' if length['high_at_least'] else ''}{length['high']}]"
+        return _bounded(length)
+    return f"{_bounded(length)} [{length['low']}, {'≥ ' if length['high_at_least'] else ''}{length['high']}]"
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
@@ -93,32 +106,96 @@ def _notes(results: dict[str, Any]) -> list[str]:
         f"spread evenly over the text; contexts "
         f"{contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step counts if its relative "
         f"gain is at least {results['threshold']:.3g}. "
-        f"Largest standard error at {contexts[-1]} tokens: {largest:.4f} {unit}.",
+        f"Largest standard error at {contexts[-1]} {results['context_unit']}s: {largest:.4f} {unit}.",
     ]
+    if results["context_unit"] == "byte":
+        lines.append(
+            "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
+            "tokenizers have in common."
+        )
+    if begun := ", ".join(model["name"] for model in models if model["begin_of_text"] is not None):
+        lines.append(f"A begin-of-text token is read before every window, beside its context: {begun}.")
     if results["bootstrap"]:
         lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.")
     if any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values()):
-        lines.append(f"≥: steps still counted at {contexts[-1]} tokens, where the grid ends (max_context).")
+        lines.append(
+            f"≥: steps still counted at {contexts[-1]} {results['context_unit']}s, where the grid ends (max_context)."
+        )
     if any(model["limit"] for model in models):
-        lines.append("Sees at most: absolute positions without recurrence are limited to the trained length.")
+        lines.append("Sees at most: the positions that a model has or was trained with.")
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
     if direct:
-        lines.append(f"Each context has windows of its own, for absolute positions: {direct}.")
+        lines.append(f"Each context has windows of its own, as positions depend on the length that is read: {direct}.")
     scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
     lines.append(f"Positions scored now (the others were in the store): {scored}.")
     return lines
 
 
-def _gain_curves(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """Return perplexity gains by fraction and model (Figure 3)."""
-    fractions = [str(float(r)) for r in results["fractions"]]
-    return {r: {m["name"]: m["recl"][r]["perplexity_gains"] for m in results["models"]} for r in fractions}
+def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[float]], list[float]]]:
+    """Return title, perplexity gains by model, and the gain that counts, for each fraction of each group (Figure 3).
+
+    The gain that counts, threshold · exp f(c, c), is equal for all models of a group.
+    """
+    found = {}
+    for group in results["groups"]:
+        models = [model for model in results["models"] if model["group"] == group["name"]]
+        only = len(results["groups"]) == 1
+        for r in (str(float(r)) for r in results["fractions"]):
+            title = f"Gain of more context, hardest {float(r):.0%} of positions"
+            curves = {model["name"]: model["recl"][r]["perplexity_gains"] for model in models}
+            needed = [results["threshold"] * p for p in models[0]["recl"][r]["perplexities"]]
+            stem = f"gains_r{r}" if only else f"gains_{group['name']}_r{r}"
+            found[stem] = (title if only else f"{title}, {group['name']}", curves, needed)
+    return found
 
 
-def _needed_gains(results: dict[str, Any]) -> dict[str, list[float]]:
-    """Return threshold · exp f(c, c) by fraction; it is equal for all models of a group."""
-    lengths = results["models"][0]["recl"]
-    return {r: [results["threshold"] * p for p in lengths[r]["perplexities"]] for r in lengths}
+def _by_tokens(results: dict[str, Any], r: str) -> dict[str, list[tuple[list[int], list[int]]]]:
+    """Return RECL by tokens of training, for every folder with several checkpoints in the group."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for model in results["models"]:
+        if model["tokens_trained"] is not None:
+            folder = Path(model["checkpoint"]).parent.as_posix()
+            found.setdefault(folder, []).append((model["tokens_trained"], model["recl"][r]["value"]))
+    curves = {folder: sorted(points) for folder, points in found.items() if len({t for t, _ in points}) > 1}
+    return {folder: [([t for t, _ in points], [c for _, c in points])] for folder, points in curves.items()}
+
+
+def _comparisons(results: dict[str, Any]) -> list[str]:
+    """Return the tables of comparisons: differences, groups without one model, and groups of several models."""
+    models, fractions = results["models"], [str(float(r)) for r in results["fractions"]]
+    lines: list[str] = []
+
+    def add(title: str, header: list[str], rows: list[list[str]]) -> None:
+        if rows:
+            lines.extend(["", f"## {title}", "", *markdown_table(header, rows).splitlines()])
+
+    longest = f"{results['contexts'][-1]} {results['context_unit']}s"
+    rows = [
+        [f"{d['model']} − {d['minus']}", f"{d['nll'][-1]:+.4f} [{d['low'][-1]:+.4f}, {d['high'][-1]:+.4f}]"]
+        for d in results["differences"]
+    ]
+    add("Differences of the loss, paired by position", ["models", f"nats at {longest}, 95 % interval"], rows)
+    rows = [
+        [model["name"], left_out, *(_bounded(model["recl"][r]["without"][left_out]) for r in fractions)]
+        for model in models
+        for left_out in model["recl"][fractions[0]]["without"]
+    ]
+    add("RECL in the group without one model", ["model", "without", *(f"RECL r = {r}" for r in fractions)], rows)
+    rows = [
+        [group["name"], str(len(group["models"])), *(_mean_and_range(group["recl"][r]) for r in fractions)]
+        for group in results["groups"]
+        if len(results["groups"]) > 1
+    ]
+    add("Groups", ["group", "models", *(f"RECL r = {r}: mean [lowest, highest]" for r in fractions)], rows)
+    return lines
+
+
+def _bounded(length: dict[str, Any]) -> str:
+    return f"{'≥ ' if length['at_least'] else ''}{length['value']}"
+
+
+def _mean_and_range(recl: dict[str, Any]) -> str:
+    return f"{'≥ ' if recl['at_least'] else ''}{recl['mean']:g} [{recl['low']}, {recl['high']}]"
 
 
 def _unit_name(results: dict[str, Any]) -> str:

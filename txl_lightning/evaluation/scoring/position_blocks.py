@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from txl_lightning.errors import require
 
 FEWEST_BLOCKS = 30  # for intervals from resampled blocks
+POSITIONS_VERSION = 2  # increase it when other positions are chosen; 1 were single positions
 WIDTH = 4  # of a block, in grids of contexts: the windows that only its ends need are then about an eighth more
 
 

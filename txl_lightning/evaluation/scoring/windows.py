@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.scoring.device import device_of
-from txl_lightning.model.language_model import LanguageModel
+from txl_lightning.model.language_model import LanguageModel, SelectiveModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
@@ -68,6 +68,8 @@ class WindowReader:
         """Return the losses, [B, C], in nats, of each window's c-th target, 1 <= c < T, for every c of `contexts`."""
         places = torch.as_tensor(contexts, device=windows_BT.device) - 1
         tokens_BT, targets_BT = windows_BT[:, :-1], windows_BT[:, 1:]
+        if isinstance(self.model, SelectiveModel):
+            return self.model.losses_at(tokens_BT, targets_BT[:, places], places)
         if not isinstance(self.model, TransformerXL):
             return self.model.score(tokens_BT, targets_BT, None)[0][:, places]
         # A large vocabulary makes the softmax expensive: it gets no other targets.

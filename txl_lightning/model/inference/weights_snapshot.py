@@ -66,4 +66,5 @@ def in_place_changes(tensor: torch.Tensor) -> int:
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None

@@ -1,4 +1,4 @@
-"""Curves of training: loss, learning rate, gradient norm, memory length, tokens/s."""
+"""Curves of training: loss, learning rate, gradient norm, memory length, tokens/s, MFU, peak memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from lightning.pytorch.callbacks import Callback
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.utilization import peak_flops, peak_memory, training_flops
 from txl_lightning.training.loggers.log_metrics import log_metrics
 from txl_lightning.training.module import LanguageModelModule
 
 
 class TrainingCurves(Callback):
-    """Logs loss, bpc or ppl, learning rate, gradient norm, memory length and tokens/s every n steps.
+    """Logs loss, bpc or ppl, learning rate, gradient norm, memory length, tokens/s, MFU and peak memory every n steps.
 
-    The loss is the mean over the tokens of all ranks since the last log entry, without those of skipped steps.
+    The loss is the mean over the tokens of all ranks since the last log entry, without those of skipped steps. Nothing
+    is read from a GPU between log entries.
+
+        MFU = tokens/s · flops a token needs (`training_flops`) / (peak of the device · ranks)
+
+    MFU is left out where the peak is not known (`peak_flops`). Peak memory is that of the rank that needs most.
 
     Args:
         every_n_steps: n.
@@ -35,7 +41,9 @@ class TrainingCurves(Callback):
         self.tokens = 0
         self.latest: dict[str, float] = {}
         self._nll_sum: torch.Tensor | float = 0.0
-        self._tokens = self._tokens_before = 0
+        self._tokens: torch.Tensor | int = 0
+        self._tokens_before: torch.Tensor | int = 0
+        self._shape = (1, 1)  # B and T of the last segment
         self._seconds_before = 0.0
         self._started = self._since = time.perf_counter()
 
@@ -58,24 +66,30 @@ class TrainingCurves(Callback):
         assert isinstance(pl_module, LanguageModelModule)
         n_tokens = batch.targets.numel()
         self.tokens += n_tokens * self.ranks.world_size
-        if not pl_module.step_skipped:
-            self._nll_sum = self._nll_sum + pl_module.loss * n_tokens
-            self._tokens += n_tokens
+        self._shape = (batch.targets.shape[0], batch.targets.shape[1])
+        skipped = pl_module.step_skipped
+        self._nll_sum = self._nll_sum + torch.where(skipped, 0.0, pl_module.loss * n_tokens)
+        self._tokens = self._tokens + n_tokens * ~skipped
         if trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps:
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
-        nll_sum, tokens, n_recent = self.ranks.total(
-            float(self._nll_sum), self._tokens, self._tokens - self._tokens_before
-        )
+        recent = int(self._tokens - self._tokens_before)
+        nll_sum, tokens, n_recent = self.ranks.total(float(self._nll_sum), int(self._tokens), recent)
         values = loss_metrics(nll_sum / tokens, module.level) if tokens else {}
         memory = module.training_memory.memory
+        tokens_per_second = n_recent / (time.perf_counter() - self._since)
         self.latest = {f"train/{name}": value for name, value in values.items()} | {
-            "train/tokens_per_second": n_recent / (time.perf_counter() - self._since),
+            "train/tokens_per_second": tokens_per_second,
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             "train/gradient_norm": float(module.gradient_norm),
             "train/memory_length": float(getattr(memory, "filled", 0)),
+            "train/peak_memory_bytes": self.ranks.largest(peak_memory(module.device)),
         }
+        peak = peak_flops(module.device, str(trainer.precision))
+        if peak is not None:
+            per_token = training_flops(module.model, *self._shape) / (self._shape[0] * self._shape[1])
+            self.latest["train/mfu"] = tokens_per_second * per_token / (peak * self.ranks.world_size)
         log_metrics(trainer, {**self.latest, "tokens": self.tokens})
         self._nll_sum, self._tokens = 0.0, 0
         self.restart_clock()
@@ -89,7 +103,7 @@ class TrainingCurves(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return tokens and seconds so far, and each rank's sums since the last log entry."""
-        since = self.ranks.gather((float(self._nll_sum), self._tokens))
+        since = self.ranks.gather((float(self._nll_sum), int(self._tokens)))
         return {"tokens": self.tokens, "seconds": self.seconds, "since": since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

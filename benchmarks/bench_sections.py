@@ -1,0 +1,236 @@
+"""Sections of BENCHMARKS.md, each made of the records of its cases."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.cases import BF16, FLOAT32, BenchmarkCase
+from benchmarks.page import aligned, spread
+from benchmarks.scaling import cost_name, curves, slope
+from benchmarks.worker import CLIP
+
+Record = Mapping[str, Any]
+Records = Mapping[str, Record]  # by section/case
+NONE = "–"
+OURS, THEIRS = "ours", "huggingface"
+TURNS = (
+    "Each implementation in each precision is a process; they take turns. Speeds are medians over rounds, ratios are "
+    "medians of the ratios within a round (min–max); above 1, ours is faster. bf16 is autocast for both."
+)
+TRAINING = (
+    "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
+    f"{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} Of the limit: operations of the matrix products that "
+    "a step needs (`BenchmarkCase.training_flops`) per second, as a share of the rate of products of 2048 × 2048 "
+    "matrices in the same round and precision. Memory: peak of our process / peak of the other, in float32, both "
+    "without what importing the libraries takes."
+)
+EVALUATION = (
+    "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "
+    f"memory holds keys and values (`CachedTransformerXL`). {TURNS}"
+)
+TOKEN = (
+    "Evaluation with segments of one token. Of the limit: bytes that a step reads at least (all weights, keys and "
+    "values once, `BenchmarkCase.step_bytes`) per second, as a share of the rate at which a large buffer is summed."
+)
+GENERATION = (
+    "Tokens drawn one at a time from the 40 likeliest, after a prompt of one token, with a memory full of zeros; for "
+    "Hugging Face's model the same loop."
+)
+SCALING = (
+    "Cost of a training step in float32 without dropout, while one size is varied and the others stay: attention "
+    "grows as segment · (memory + segment), the rest linearly. Slope: of log time over log size, between the smallest "
+    "and the largest size and between the two largest; in brackets that of the operations of the matrix products."
+)
+
+
+def ratios(record: Record, ours: str, theirs: str) -> list[float]:
+    """Return seconds of `theirs` / seconds of `ours` for each round; both are turns."""
+    seconds = record["seconds"]
+    return [b / a for a, b in zip(seconds.get(ours, ()), seconds.get(theirs, ()), strict=False)]
+
+
+def shares_of_limit(record: Record, precision: str) -> list[float]:
+    """Return, for each round, the needed work of our turn per second / the rate of the machine in that round."""
+    seconds, sizes = record["seconds"], BenchmarkCase(**record["identity"]["sizes"])
+    if f"matrix {precision}" in seconds:
+        limit, needed = f"matrix {precision}", sizes.training_flops
+    elif "bandwidth float32" in seconds:
+        limit, needed = "bandwidth float32", sizes.step_bytes(2 if precision == BF16 else 4)
+    else:
+        return []
+    work, ours = record["workers"][limit]["work"], seconds.get(f"{OURS} {precision}", ())
+    return [needed * sizes.steps / own * of_limit / work for own, of_limit in zip(ours, seconds[limit], strict=False)]
+
+
+def comparison_table(records: Records, in_steps: bool = False) -> str:
+    """Return a table with one row for each case.
+
+    Args:
+        records: records of the cases, by name.
+        in_steps: show milliseconds a step in place of tokens/s.
+    """
+    unit = "ms a step" if in_steps else "tokens/s"
+    turns = [f"{name} {precision}" for name in (OURS, THEIRS) for precision in (FLOAT32, BF16)]
+    pairs = [(turns[0], turns[2]), (turns[1], turns[3]), (turns[1], turns[2])]
+    header = ["case", *(f"{turn.replace(THEIRS, 'Hugging Face')}, {unit}" for turn in turns)]
+    header += ["ratio, float32", "ratio, bf16", "ours bf16 / Hugging Face float32"]
+    rows = [[*header, "of the limit, float32", "of the limit, bf16", "memory"]]
+    for name, record in records.items():
+        sizes = BenchmarkCase(**record["identity"]["sizes"])
+        per_step = {turn: median(taken) / sizes.steps for turn, taken in record["seconds"].items()}
+        shown = {t: f"{1000 * s:,.1f}" if in_steps else f"{sizes.tokens / s:,.0f}" for t, s in per_step.items()}
+        peaks = [record["peak_bytes"].get(turns[i]) for i in (0, 2)]
+        shares = [shares_of_limit(record, precision) for precision in (FLOAT32, BF16)]
+        rows.append(
+            [name, *(shown.get(turn, NONE) for turn in turns)]
+            + [spread(values) if (values := ratios(record, *pair)) else NONE for pair in pairs]
+            + [f"{median(share):.0%}" if share else NONE for share in shares]
+            + [f"{peaks[0] / peaks[1]:.2f}" if all(peaks) else NONE]
+        )
+    used = [column for column in zip(*rows, strict=True) if set(column[1:]) != {NONE}]
+    return aligned(list(zip(*used, strict=True)))
+
+
+def training_section(records: Records) -> list[str]:
+    """Return title, method, table, sizes and the loader's share of the training speeds."""
+    cases = of_section(records, "training")
+    lines = ["## Training speed", "", textwrap.fill(TRAINING, 118), "", comparison_table(cases), "", *sizes_of(cases)]
+    rates = limits(cases)
+    for name, record in cases.items():
+        shares = [ratios(record, f"{OURS} {precision}", "loader float32") for precision in (FLOAT32, BF16)]
+        if all(shares):
+            of_step = " and ".join(f"{median(share):.3%}" for share in shares)
+            lines.append(f"- the data loader takes {of_step} of a step of {name} in float32 and bf16")
+    return [*lines, *rates]
+
+
+def evaluation_section(records: Records) -> list[str]:
+    """Return title, methods, tables and sizes of evaluation, single tokens and generation."""
+    lines = ["## Evaluation speed", ""]
+    for section, method in (("evaluation", EVALUATION), ("token", TOKEN), ("generation", GENERATION)):
+        cases = of_section(records, section)
+        if cases:
+            table = comparison_table(cases, in_steps=section != "evaluation")
+            lines += [textwrap.fill(method, 118), "", table, "", *sizes_of(cases), *limits(cases), ""]
+    return lines[:-1]
+
+
+def of_section(records: Records, section: str) -> dict[str, Record]:
+    """Return the records of a section by the name of their case."""
+    return {key.split("/")[1]: record for key, record in records.items() if key.startswith(f"{section}/")}
+
+
+def sizes_of(cases: Records) -> list[str]:
+    """Return a line for each case with its sizes, steps, rounds and parameters."""
+    lines = []
+    for name, record in cases.items():
+        sizes = record["identity"]["sizes"]
+        counts = sorted({w["parameters"] for w in record["workers"].values() if "parameters" in w})
+        lines.append(
+            f"- {name}: "
+            "{n_layer} layers, d_model {d_model}, {n_head} heads, d_inner {d_inner}, segment {segment}, "
+            "memory {memory}, batch {batch_size}, ".format(**sizes)
+            + (f"adaptive softmax of {sizes['vocab_size']:,} tokens, " if sizes["cutoffs"] else "")
+            + f"{' and '.join(f'{count:,}' for count in counts)} parameters; {record['identity']['rounds']} rounds of "
+            f"{sizes['steps']} steps"
+        )
+    return lines
+
+
+def limits(cases: Records) -> list[str]:
+    """Return a line with the machine's rates: the medians over all cases."""
+    units = {"matrix float32": "GFLOP/s in float32", "matrix bf16": "GFLOP/s in bf16", "bandwidth float32": "GB/s read"}
+    shown = []
+    for turn, unit in units.items():
+        rates = [
+            record["workers"][turn]["work"] / median(record["seconds"][turn])
+            for record in cases.values()
+            if turn in record["seconds"]
+        ]
+        if rates:
+            shown.append(f"{median(rates) / 1e9:,.0f} {unit}")
+    return [f"- limits of the machine: {', '.join(shown)}"] if shown else []
+
+
+def scaling_section(records: Records) -> list[str]:
+    """Return title, picture and table of the cost of a training step against each size."""
+    rows = [["size", "values", "ms a step", "slope", "slope at the end"]]
+    for axis, (sizes, seconds, flops) in curves(of_section(records, "scaling")).items():
+        slopes = [f"{slope(sizes[i:], seconds[i:]):.2f} ({slope(sizes[i:], flops[i:]):.2f})" for i in (0, -2)]
+        values = [", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)]
+        rows.append([cost_name(axis), *values, *slopes])
+    picture = "![Cost of a training step against each size](benchmarks/results/scaling.png)"
+    return ["## Cost against size", "", textwrap.fill(SCALING, 118), "", picture, "", aligned(rows)]
+
+
+def commands_section(records: Records) -> list[str]:
+    """Return title and table of the seconds of whole commands."""
+    rows = [["command", "seconds (min–max)", "peak memory, MiB"]]
+    if "startup" in records:
+        rows.append(["`txl --help`", spread(records["startup"]["help"]), NONE])
+        rows.append(
+            ["`txl train profile=laptop` to the end of its first step", spread(records["startup"]["first_step"]), NONE]
+        )
+    if "recl" in records:
+        what = "`txl recl`, one model of `profile=laptop`, contexts 16–256 by 16, 1,000 positions, one thread"
+        rows.append([what, spread(records["recl"]["seconds"]), NONE])
+    for corpus, measured in records.get("preparation", {}).get("corpora", {}).items():
+        for when, words in (("first", "prepare"), ("cached", "read from the cache")):
+            peak = f"{median(measured[f'{when}_peak']) / 2**20:,.0f}"
+            rows.append([f"{words} {corpus}", spread(measured[when]), peak])
+    return ["## Whole commands", "", "Each in a fresh process; imports are included.", "", aligned(rows)]
+
+
+def checkpoints_section(records: Records) -> list[str]:
+    """Return title and table of the cost of checkpoints."""
+    record = records["checkpoints"]
+    row = [f"{median(record[name]):.2f}" for name in ("without", "with")]
+    header = ["checkpoints", "seconds without", "seconds with", "with / without (min–max)", "MB a checkpoint"]
+    shares = [a / b for a, b in zip(record["with"], record["without"], strict=True)]
+    what = f"every {record['every']} of {record['steps']} steps"
+    rows = [header, [what, *row, spread(shares), f"{record['bytes'] / 1e6:.1f}"]]
+    method = (
+        "`txl train model=txl_laptop`, 16 streams, segments of 64, with and without checkpoints, in turns. Each "
+        "checkpoint is written whole, flushed to disk and checksummed."
+    )
+    return ["## What checkpoints cost", "", textwrap.fill(method, 118), "", aligned(rows)]
+
+
+SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = {  # with the cases that each shows
+    "training": (training_section, ("training",)),
+    "evaluation": (evaluation_section, ("evaluation", "token", "generation")),
+    "scaling": (scaling_section, ("scaling",)),
+    "commands": (commands_section, ("startup", "recl", "preparation")),
+    "checkpoints": (checkpoints_section, ("checkpoints",)),
+}
+
+
+def section(name: str, records: Records) -> str:
+    """Return one section of BENCHMARKS.md; empty if none of its cases is recorded."""
+    show, groups = SECTIONS[name]
+    own = {key: record for key, record in records.items() if key.split("/")[0] in groups}
+    return "\n".join([*show(own), "", *facts(list(own.values()), groups)]) if own else ""
+
+
+def facts(records: Sequence[Record], groups: Sequence[str]) -> list[str]:
+    """Return lines with date, machine, versions and command."""
+    workers = [worker for record in records for worker in record.get("workers", {}).values()]
+    identities = [record["identity"] for record in records]
+    threads = joined(f"{i['sizes']['threads']} threads" for i in identities if "sizes" in i)
+    lines = {
+        "date": joined(record["date"] for record in records),
+        "CPU": ", ".join(filter(None, [joined(i["processor"] for i in identities), threads])),
+        "GPU": joined(worker.get("accelerator") for worker in workers),
+        "torch": joined(i["torch"] for i in identities),
+        "transformers": joined(worker.get("transformers") for worker in workers),
+        "command": f"`make bench ARGS='--only {','.join(groups)}'`",
+    }
+    return [f"- {name}: {fact}" for name, fact in lines.items() if fact]
+
+
+def joined(values: Iterable[str | None]) -> str:
+    """Return the different values, each once."""
+    return " and ".join(sorted({value for value in values if value}))

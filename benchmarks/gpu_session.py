@@ -1,0 +1,235 @@
+"""Show what a GPU does with this project, in less than ten minutes (`benchmarks/gpu.sh`).
+
+The parts, each a process with its log in the output folder:
+
+    tests       the tests that need a GPU
+    bench       training beside Hugging Face's TransfoXL, where its environment exists
+    steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
+    training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
+
+`summary.json` is rewritten after every part, so that a session that is cut short leaves what it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.rounds import TRANSFORMERS
+from txl_lightning.config.schemas import TrainerConfig
+from txl_lightning.files import write_json
+from txl_lightning.reporting.machine import processor
+
+ROOT = Path(__file__).resolve().parents[1]
+GRACE_SECONDS = 45  # for a stopped part to save and end
+START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
+KERNEL_OPTION = "attention"  # field of the group `trainer` that chooses a kernel, in versions that have kernels
+KERNELS = ("triton", "flex")
+SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
+BASE = (
+    "experiment=paper/enwik8_base",
+    "evaluation.max_segments=50",
+    "trainer.val_max_segments=50",
+    "checkpoint.every_n_steps=1000000",
+)
+TINY = (
+    *("profile=smoke", "data=python-stdlib", "trainer.num_threads=1"),
+    *("data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2", "evaluation.max_segments=2"),
+)
+ON_CPU = ("trainer=cpu", "trainer.precision=32-true")
+
+
+@dataclass
+class GpuSession:
+    """Parts that were run, and the time that is left.
+
+    Args:
+        output: folder of all results.
+        seconds: time for all parts.
+        dry_run: tiny sizes on the CPU.
+        parts: record of every part that ended.
+    """
+
+    output: Path
+    seconds: float
+    dry_run: bool
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, without those that a stopped part needs to end."""
+        return self.started + self.seconds - GRACE_SECONDS - time.monotonic()
+
+    def run(self, name: str, words: Sequence[str], most: float = 1e9) -> dict[str, Any]:
+        """Run `python WORDS…` for at most `most` seconds and return its record, which is kept in `summary.json`."""
+        log = self.output / f"{name.replace('/', '-')}.log"
+        limit = min(most, self.left)
+        record: dict[str, Any] = {"part": name, "command": " ".join(["python", *words]), "limit": round(limit)}
+        if limit <= 0:
+            record["status"] = "left out: no time"
+        else:
+            print(f"gpu.sh: {name}, at most {limit:.0f} s …", file=sys.stderr, flush=True)
+            begun = time.monotonic()
+            record["status"] = _run(words, log, limit)
+            record["seconds"] = round(time.monotonic() - begun, 1)
+        self.parts.append(record)
+        self.write()
+        return record
+
+    def write(self) -> None:
+        """Write `summary.json`."""
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        machine = {"gpu": gpu, "cpu": processor(), "torch": torch.__version__, "cuda": torch.version.cuda}
+        facts = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "dry_run": self.dry_run, **machine}
+        write_json(self.output / "summary.json", {**facts, "parts": self.parts})
+
+
+def _run(words: Sequence[str], log: Path, limit: float) -> str:
+    """Run a process; after the limit ask it to end, and kill it if it does not. Return how it ended."""
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return f"exit {process.wait(limit)}"
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        try:
+            return f"stopped after its time, exit {process.wait(GRACE_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            return "killed after its time"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def train_words(session: GpuSession, name: str, steps: int, *overrides: str) -> list[str]:
+    """Return the command of a training in the folder `name`."""
+    sizes = (*TINY, *ON_CPU) if session.dry_run else (*BASE, *corpus())
+    every = max(1, steps // 15)
+    options = ("logger=csv", f"trainer.max_steps={steps}", f"trainer.log_every_n_steps={every}")
+    return [
+        *("-m", "txl_lightning.cli", "train", *sizes, *options, "trainer.progress_bar=false"),
+        *(f"hydra.run.dir={session.output / name}", *overrides),
+    ]
+
+
+def corpus() -> tuple[str, ...]:
+    """Return the options of wikipedia-2015's characters, or of the standard library's if that is not there."""
+    folder = Path(os.environ.get("TXL_DATA", "")) / "wikipedia-2015"
+    if os.environ.get("TXL_DATA") and folder.exists():
+        return ("data=wikipedia-2015", "data.level=char")
+    return ("data=python-stdlib",)
+
+
+def speeds(directory: Path) -> dict[str, float]:
+    """Return the median speed and MFU of a training and its peak memory, without the first third of the log.
+
+    The first steps compile, fill the memory and choose kernels.
+    """
+    path = directory / "metrics.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    rows = [row for row in rows if row.get(SPEED)]
+    rows = rows[len(rows) // 3 :]
+    names = [name for name in (SPEED, MFU, MEMORY) if rows and rows[0].get(name)]
+    return {name.removeprefix("train/"): median(float(row[name]) for row in rows) for name in names}
+
+
+def arms(dry_run: bool) -> dict[str, tuple[str, ...]]:
+    """Return the options of the measured steps; kernels where the model has an option for them."""
+    if dry_run:
+        return {"float32": ()}
+    has_kernels = KERNEL_OPTION in {one.name for one in fields(TrainerConfig)}
+    kernels = {name: (f"trainer.{KERNEL_OPTION}={name}",) for name in KERNELS if has_kernels}
+    return {"bfloat16": (), "float32": ("trainer.precision=32-true",), **kernels, "compiled": ("trainer.compile=true",)}
+
+
+def bench_words(session: GpuSession) -> list[str]:
+    """Return the command of `make bench` for training on this device."""
+    files = ["--markdown", str(session.output / "bench.md"), "--results", str(session.output / "bench.json")]
+    alone = session.dry_run or not TRANSFORMERS.exists()
+    full = ["--only", "training/small,training/large", "--device", "cuda", "--rounds", "3"]
+    own = ["--only", "training/tiny"] if session.dry_run else full
+    return ["-m", "benchmarks.bench", *own, *(["--no-huggingface"] if alone else []), *files]
+
+
+def measure(session: GpuSession) -> None:
+    """Run all parts."""
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
+    session.run("tests", [*tests, f"--junitxml={session.output / 'tests.xml'}"], 120)
+    session.run("bench", bench_words(session), 90)
+    measured: dict[str, float] = {}
+    options = arms(session.dry_run)
+    for name, overrides in options.items():
+        part = f"steps/{name}"
+        steps = 15 if session.dry_run else 300
+        record = session.run(part, train_words(session, part, steps, *overrides), 100)
+        record |= speeds(session.output / part)
+        measured[name] = record.get("tokens_per_second", 0.0)
+    fastest = max(measured, key=lambda name: measured[name])
+    steps = n_steps(session, measured[fastest])
+    every = f"trainer.val_every_n_steps={max(1, steps // 5)}"
+    record = session.run("training", train_words(session, "training", steps, every, *options[fastest]))
+    record |= {"arm": fastest, **speeds(session.output / "training")}
+    session.write()
+
+
+def n_steps(session: GpuSession, tokens_per_second: float) -> int:
+    """Return how many steps fit into the remaining time, validation included."""
+    if session.dry_run:
+        return 15
+    tokens = 0.85 * tokens_per_second * max(0.0, session.left - START_SECONDS)
+    return max(100, int(tokens / (22 * 512)))
+
+
+def table(parts: Sequence[dict[str, Any]]) -> str:
+    """Return a line for each part: how it ended, seconds, tokens/s, MFU, peak memory."""
+    lines = []
+    for part in parts:
+        shown = [f"{part['part']:16} {part['status']:30} {part.get('seconds', 0):6.1f} s"]
+        if "tokens_per_second" in part:
+            shown.append(f"{part['tokens_per_second']:12,.0f} tokens/s")
+        if "mfu" in part:
+            shown.append(f"MFU {part['mfu']:.1%}")
+        if "peak_memory_bytes" in part:
+            shown.append(f"{part['peak_memory_bytes'] / 1e9:.1f} GB")
+        lines.append("  ".join(shown))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the session; return 1 if a part failed, 2 without a GPU."""
+    parser = argparse.ArgumentParser("benchmarks/gpu.sh", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, help="folder of the results; default: outputs/gpu-DATE-TIME")
+    parser.add_argument("--minutes", type=float, default=9.5, help="time for everything")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
+    options = parser.parse_args()
+    if not options.dry_run and not torch.cuda.is_available():
+        print("gpu.sh: torch finds no GPU; --dry-run runs tiny sizes on the CPU", file=sys.stderr)
+        return 2
+    default = ROOT / "outputs" / f"gpu-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    session = GpuSession((options.output or default).resolve(), 60 * options.minutes, options.dry_run)
+    session.output.mkdir(parents=True, exist_ok=True)
+    measure(session)
+    print(table(session.parts))
+    print(session.output)
+    return int(any(part["status"].startswith("exit ") and part["status"] != "exit 0" for part in session.parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Workloads of the bench at tiny size, the work that their cases need, and whole commands."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import commands, worker
+from benchmarks.cases import COMPARISONS, TINY
+from benchmarks.checkpoint_cost import checkpoint_cost
+from benchmarks.worker import SegmentWorkload, make_workload, our_model, random_tokens
+from tests.training.small_run import TINY as TINY_RUN
+from tests.training.small_run import tiny_config
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", ["training", "evaluation"])
+def test_our_workloads_run_and_carry_their_memory(name: str, precision: str) -> None:
+    running = make_workload(name, "ours", replace(TINY, precision=precision))
+    assert isinstance(running, SegmentWorkload)
+    assert running.run(2) > 0
+    first = running.memory
+    running.run(1)
+    assert first is not None
+    assert running.memory is not first
+    assert running.describe()["parameters"] > 10_000
+
+
+def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MATRIX_SIZE", 16)
+    monkeypatch.setattr(worker, "BUFFER_VALUES", 1000)
+    for name in ("ours", "loader", "matrix", "bandwidth"):
+        assert make_workload("generation", name, replace(TINY, segment=1 if name == "ours" else 16)).run(3) > 0
+    half = replace(TINY, precision="bf16")
+    assert make_workload("training", "matrix", half).describe()["work"] == worker.MATRIX_PRODUCTS * 2 * 16**3
+    assert make_workload("training", "bandwidth", half).describe()["work"] == worker.BUFFER_READS * 2 * 1000
+
+
+def test_every_case_has_a_workload() -> None:
+    for case in (case for cases in COMPARISONS.values() for case in cases.values()):
+        known = {*worker.WORKLOADS[case.workload].implementations, *worker.OTHER_WORKLOADS}
+        assert {turn.split()[0] for turn in case.turns} <= known
+
+
+def test_the_needed_operations_are_most_of_those_that_are_counted() -> None:
+    case = replace(TINY, segment=16, memory=112, d_model=64)
+    running = make_workload("training", "ours", case)
+    running.run(1)
+    with FlopCounterMode(display=False) as counter:
+        running.run(1)
+    assert case.training_flops <= counter.get_total_flops() <= 1.35 * case.training_flops
+
+
+def test_the_weights_of_the_layers_are_those_of_the_model() -> None:
+    matrices = [parameter for parameter in our_model(TINY).layers.parameters() if parameter.dim() == 2]
+    assert TINY.layer_weights == sum(matrix.numel() for matrix in matrices)
+    more = replace(TINY, memory=TINY.memory + 1)
+    assert more.step_bytes(4) - TINY.step_bytes(4) == 4 * 2 * TINY.n_layer * TINY.batch_size * TINY.d_model
+
+
+def test_the_width_of_an_adaptive_softmax_is_that_of_the_drawn_tokens() -> None:
+    torch.manual_seed(0)
+    case = replace(TINY, vocab_size=2000, cutoffs=(100, 500))
+    tokens = random_tokens(case, 100_000)
+    assert 0 <= tokens.min() < tokens.max() < 2000
+    tails = 400 * ((tokens >= 100) & (tokens < 500)) + 1500 * (tokens >= 500)
+    assert case.softmax_width == pytest.approx(102 + tails.double().mean().item(), rel=0.01)
+    assert TINY.softmax_width == 256
+
+
+@pytest.mark.slow
+def test_whole_commands_are_timed_and_a_failure_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_config(tmp_path)  # writes the text
+    monkeypatch.setattr(commands, "MODEL", (*TINY_RUN, f"data.path={tmp_path}/text.txt"))
+    monkeypatch.setattr(commands, "FIRST_STEP", ("trainer.max_steps=1", "trainer.progress_file=true"))
+    grid = ("first_context=4", "step=4", "max_context=8", "n_positions=5", "num_threads=1", "logger=none")
+    monkeypatch.setattr(commands, "GRID", grid)
+    started = commands.startup(tmp_path, 1)
+    assert 0 < started["help"][0] < started["first_step"][0]
+    assert commands.recl(tmp_path, 1)["seconds"][0] > 0
+    with pytest.raises(SystemExit, match="nonsense"):
+        commands.run(*commands.TXL, "nonsense", directory=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_preparation_of_a_corpus_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "CORPORA", (("python-stdlib", "byte"), ("wikipedia-2015", "byte")))
+    monkeypatch.delenv("TXL_DATA", raising=False)
+    ((name, measured),) = commands.preparation(tmp_path, 1)["corpora"].items()
+    assert name == "python-stdlib, byte"
+    assert measured["cached"][0] < measured["first"][0]
+    assert measured["first_peak"][0] > 1 << 20
+
+
+@pytest.mark.slow
+def test_the_cost_of_checkpoints_is_measured_in_turns(tmp_path: Path) -> None:
+    tiny_config(tmp_path)  # writes the text
+    data = ("data=file", f"data.path={tmp_path}/text.txt", f"data.cache_dir={tmp_path}/cache", "trainer.num_threads=1")
+    sizes = ("model=txl_smoke", "data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2")
+    measured = checkpoint_cost(tmp_path, 2, *data, *sizes, every=2, steps=4)
+    assert len(measured["with"]) == len(measured["without"]) == 2
+    assert measured["bytes"] > 1000

@@ -1,0 +1,66 @@
+"""Small models of every arm: encodings with and without memory, subsets of terms, softmaxes, norms, baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from txl_lightning import TransformerXL, TransformerXLConfig
+from txl_lightning.model import softmax
+from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.runs.models import Model
+
+B, T = 4, 6
+RELATIVE = TransformerXLConfig(
+    vocab_size=30, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, dropout=0.1, mem_len=6, table_len=16
+)
+RECURRENT = RecurrentConfig(vocab_size=30, n_layer=2, d_model=8, weight_dropout=0.1)
+ENCODINGS = ("relative", "shaw", "absolute", "al_rfou")
+ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
+    **{f"{name}, memory": replace(RELATIVE, encoding=name) for name in ENCODINGS},
+    **{f"{name}, no memory": replace(RELATIVE, encoding=name, mem_len=0) for name in ENCODINGS},
+    **{f"terms {terms}": replace(RELATIVE, terms=terms) for terms in ("abd", "ab", "ac", "ad", "cd", "d", "a", "")},
+    **{f"shaw, terms {terms}": replace(RELATIVE, encoding="shaw", terms=terms) for terms in ("ab", "d")},
+    "attention dropout": replace(RELATIVE, attention_dropout=0.1),
+    "pre-norm": replace(RELATIVE, pre_norm=True),
+    "biases per layer": replace(RELATIVE, untie_biases=True),
+    "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
+    "extended context": replace(RELATIVE, ext_len=2),
+    "memory of zeros": replace(RELATIVE, memory_start="zeros"),
+    "narrow embedding": replace(RELATIVE, d_embed=4),
+    "adaptive softmax": replace(RELATIVE, cutoffs=(5, 12)),
+    "adaptive embedding": replace(RELATIVE, cutoffs=(5, 12), div_val=2, tie_projections="none"),
+    "lstm": RECURRENT,
+    "qrnn": replace(RECURRENT, cell="qrnn"),
+    "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),
+}
+
+
+def make(arm: str, device: str = "cpu") -> Model:
+    """Return the model of an arm on a device."""
+    config = ARMS[arm]
+    model: Model = TransformerXL(config) if isinstance(config, TransformerXLConfig) else RecurrentLanguageModel(config)
+    return model.to(device)
+
+
+def tokens(device: str = "cpu", length: int = T) -> torch.Tensor:
+    """Return random tokens [B, length + 1] on a device."""
+    return torch.randint(30, (B, length + 1), generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
+    """Stand in for `cluster_sizes`, which waits for the device: every cluster gets its share of the targets."""
+    n = cluster_of.numel()
+    return [n - (n_clusters - 1) * (n // n_clusters), *[n // n_clusters] * (n_clusters - 1)]
+
+
+@contextmanager
+def unread_clusters() -> Iterator[None]:
+    """Replace the one read of the adaptive softmax."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(softmax, "cluster_sizes", even_clusters)
+        yield

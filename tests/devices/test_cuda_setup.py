@@ -1,0 +1,123 @@
+"""Setup of GPUs without a GPU: transfer of batches, NCCL, MFU in the log."""
+
+from __future__ import annotations
+
+import csv
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.strategies import DDPStrategy
+
+from tests.training.small_run import tiny_config
+from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.distributed import ranks
+from txl_lightning.training import build
+from txl_lightning.training.callbacks import training_curves
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.run import train
+
+
+class Transferred(torch.Tensor):
+    """Tensor that notes how it is copied."""
+
+    calls: list[tuple[Any, dict[str, Any]]]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((args, kwargs))
+        return self
+
+
+def test_a_batch_is_pinned_for_a_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(tmp_path)
+    data = StreamsDataModule(config.data, config.evaluation)
+    batch = data.streams("train")[0]
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    for device, n in (("cpu", 0), ("cuda", 2)):
+        data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))  # type: ignore[assignment]
+        moved = data.on_before_batch_transfer(batch, 0)
+        assert len(pinned) == n
+    assert all(tensor.is_contiguous() for tensor in pinned)
+    assert torch.equal(moved.tokens, batch.tokens)
+    assert torch.equal(moved.targets, batch.targets)
+    assert moved.number == batch.number
+
+
+def test_every_batch_of_a_run_passes_through_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+
+    def note(self: StreamsDataModule, batch: Segment, dataloader_idx: int) -> Segment:
+        numbers.append(batch.number)
+        return batch
+
+    monkeypatch.setattr(StreamsDataModule, "on_before_batch_transfer", note)
+    train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2"), tmp_path / "run")
+    assert numbers[:3] == [0, 1, 2]
+    assert numbers[-4:] == [0, 1, 0, 1]
+
+
+def test_lightning_copies_to_a_gpu_without_waiting() -> None:
+    tokens = torch.zeros(2, 3, dtype=torch.int64).as_subclass(Transferred)
+    tokens.calls = []
+    move_data_to_device(Segment(tokens, tokens, 0), torch.device("cuda", 0))
+    assert [kwargs for _, kwargs in tokens.calls] == [{"non_blocking": True}] * 2
+
+
+@pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])
+def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
+    accelerator: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    started = SimpleNamespace(
+        world_size=lambda: 2, global_rank=lambda: 1, local_rank=lambda: 1, main_address="localhost", main_port=1
+    )
+    monkeypatch.setattr(ranks, "environment", lambda: started)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda name, rank, world_size: calls.append((name, rank, world_size))
+    )
+    monkeypatch.setattr(dist, "new_group", lambda backend, timeout=timedelta(1): backend)
+    monkeypatch.setenv("MASTER_ADDR", "")
+    monkeypatch.setenv("MASTER_PORT", "")
+    config = tiny_config(tmp_path, f"trainer.accelerator={accelerator}", "trainer.devices=2")
+    check_config(config)
+    connected = ranks.connect(config.trainer)
+    assert calls == ([1] if accelerator == "gpu" else []) + [(backend, 1, 2)]
+    assert (connected.rank, connected.world_size, connected.group) == (1, 2, "gloo")
+
+
+def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(build.L, "Trainer", lambda **options: given.update(options) or object())
+    monkeypatch.setattr(build, "disable_signal_handlers", lambda trainer: None)
+    config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4")
+    build._build_trainer(config, tmp_path, [], False)
+    assert isinstance(given["strategy"], DDPStrategy)
+    assert (given["accelerator"], given["devices"], given["precision"]) == ("gpu", 4, "bf16-mixed")
+
+
+def test_mfu_and_peak_memory_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_curves, "peak_flops", lambda device, precision: 1e12)
+    options = ("logger=csv", "trainer.log_every_n_steps=6", "evaluation.max_segments=1")
+    train(tiny_config(tmp_path, *options), tmp_path / "run")
+    rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
+    (_, row) = [row for row in rows if row["train/mfu"]]
+    assert float(row["train/peak_memory_bytes"]) > 50e6
+    per_token = float(row["train/mfu"]) * 1e12 / float(row["train/tokens_per_second"])
+    assert 1e3 < per_token < 1e7
+
+
+def test_no_mfu_is_invented_where_the_peak_is_unknown(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "logger=csv", "evaluation.max_segments=1"), tmp_path / "run")
+    assert "train/mfu" not in (tmp_path / "run/metrics.csv").read_text()

@@ -1,0 +1,64 @@
+"""Evaluation, cached inference, RECL and generation on the meta device, where a tensor on another device raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.devices.arms import ARMS, B, T, make, tokens, unread_clusters
+from tests.host_reads import AnsweredReads
+from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
+from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.scoring.sliding import sliding_losses
+from txl_lightning.evaluation.scoring.token_losses import score_streams, token_losses
+from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.model.inference import generation
+
+TRANSFORMERS = [name for name, config in ARMS.items() if isinstance(config, TransformerXLConfig)]
+CORPUS = np.arange(200) % 30
+
+
+@pytest.fixture(autouse=True)
+def _unread() -> Iterator[None]:
+    with unread_clusters():
+        yield
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_streams_are_scored(arm: str) -> None:
+    model, streams = make(arm, "meta").eval(), OrderedStreams(CORPUS, B, T)
+    with AnsweredReads():
+        assert score_streams(model, streams).tokens == streams.n_targets
+        assert len(token_losses(model, streams).nll) == streams.n_targets
+
+
+@pytest.mark.parametrize("arm", TRANSFORMERS)
+def test_streams_are_scored_with_cached_keys_and_values(arm: str) -> None:
+    model, streams = make(arm, "meta").eval(), OrderedStreams(CORPUS, B, T)
+    assert isinstance(model, TransformerXL)
+    with AnsweredReads():
+        assert len(token_losses(CachedTransformerXL(model, mem_len=17), streams).nll) == streams.n_targets
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_recl_has_losses_by_context(arm: str) -> None:
+    reader = window_reader(make(arm, "meta"), trained_len=T)
+    with AnsweredReads():
+        assert loss_grid(reader, CORPUS, np.arange(50, 60), [2, 4, 6]).shape == (3, 10)
+        assert len(sliding_losses(reader, CORPUS, 8).nll)
+
+
+@pytest.mark.parametrize("arm", [name for name, config in ARMS.items() if getattr(config, "mem_len", 1)])
+def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def likeliest(log_probabilities_BV: Tensor, *sampling: float, generator: torch.Generator) -> Tensor:
+        return generation.candidates(log_probabilities_BV, *sampling)[1][:, 0]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generation, "_sample", likeliest)  # draws on the CPU for every device
+    with AnsweredReads():
+        drawn = list(generation.generate(make(arm, "meta").eval(), tokens("meta"), 3, top_k=5, top_p=0.9))
+    assert [(token_B.shape, token_B.device.type) for token_B in drawn] == [((B,), "meta")] * 3

@@ -1,0 +1,128 @@
+"""Training steps and validation on the meta device: a tensor left on the CPU, or read by it, raises."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.devices.arms import ARMS, B, make, tokens, unread_clusters
+from tests.host_reads import AnsweredReads
+from txl_lightning import Memory
+from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.training.module import LanguageModelModule
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels_or_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Allow fused Adam on meta, whose kernel only checks the devices there; replace the read of the softmax."""
+    module = sys.modules[torch.optim.Optimizer.__module__]
+    monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name in ("_fused_adam_", "_fused_adamw_"):
+        library.impl(name, _check_devices)
+    with unread_clusters():
+        yield
+    library._destroy()
+
+
+def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **options: Any) -> None:
+    for tensor in [*(tensor for tensors in lists for tensor in tensors), *([] if found_inf is None else [found_inf])]:
+        assert tensor.is_meta
+
+
+def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
+    """A module on meta with a full memory before segment 1, and its optimiser."""
+    optimizer = OptimizerConfig(name=options.pop("optimizer", "adam"), lr=1e-3, clip_norm=0.25)
+    module = LanguageModelModule(make(arm), optimizer, 10, **options).to("meta")
+    made = module.configure_optimizers()["optimizer"]
+    module.trainer = SimpleNamespace(  # type: ignore[assignment]
+        precision_plugin=None,
+        optimizers=[made],
+        strategy=SimpleNamespace(backward=lambda loss, optimizer: loss.backward()),
+    )
+    memory = module.model.start_memory(B, static=True)
+    if isinstance(memory, Memory):
+        memory = replace(memory, filled=memory.length)
+    module.training_memory.store_after(segment(0), memory)
+    return module, made
+
+
+def segment(number: int) -> Segment:
+    window = tokens("meta")
+    return Segment(window[:, :-1], window[:, 1:], number)
+
+
+def train(module: LanguageModelModule, optimizer: torch.optim.Optimizer) -> None:
+    """Two steps as Lightning does them."""
+    for number in (1, 2):
+        batch = segment(number)
+        module.on_train_batch_start(batch, number)
+        module.training_step(batch, number).backward()
+        module.configure_gradient_clipping(optimizer)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_trains(arm: str) -> None:
+    module, optimizer = prepared(arm)
+    train(module, optimizer)
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    assert state
+    assert all(value.is_meta for value in [*state, module.loss, module.gradient_norm, module.step_skipped])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "half"},
+        {"column_chunks": 2},
+        {"optimizer": "adamw"},
+        pytest.param({"optimizer": "muon"}, marks=pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="2.9")),
+    ],
+)
+@pytest.mark.parametrize("arm", ["relative, memory", "qrnn"])
+def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
+    train(*prepared(arm, **options))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_validation_waits_only_for_its_result(arm: str) -> None:
+    module, _ = prepared(arm)
+    module.eval()
+    with torch.no_grad():
+        for number in (0, 1, 2):
+            module.validation_step(segment(number), number)
+    with AnsweredReads():
+        module.on_validation_epoch_end()
+    assert module.metrics["val/tokens"] == 0  # a tensor on meta has no value
+
+
+def test_a_planted_cpu_tensor_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, optimizer = prepared("relative, memory")
+    dropout: Any = module.model.dropout
+    monkeypatch.setattr(dropout, "forward", lambda x: x + torch.zeros(x.shape))
+    with pytest.raises(RuntimeError, match=r"device"):
+        train(module, optimizer)
+
+
+@pytest.mark.parametrize("read", [Tensor.cpu, Tensor.item, float, bool, Tensor.tolist, Tensor.nonzero])
+def test_a_planted_read_raises(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, optimizer = prepared("relative, memory")
+    score = module.score
+
+    def reading(*arguments: Any) -> Any:
+        nll_BT, memory = score(*arguments)
+        read(nll_BT.sum())
+        return nll_BT, memory
+
+    module.score = reading
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        train(module, optimizer)

@@ -1,0 +1,49 @@
+"""bf16-mixed: losses, norms and memory are in float32, and the softmax is computed in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.devices.arms import ARMS, make, tokens
+from txl_lightning import Memory
+from txl_lightning.model.baselines.recurrent import RecurrentState
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
+    model, seen = make(arm), []
+
+    def note(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        seen.append((inputs[0].dtype, output.dtype))
+
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.register_forward_hook(note)
+    window = tokens()
+    with torch.autocast("cpu", torch.bfloat16):
+        nll_BT, memory = model.score(window[:, :-1], window[:, 1:])
+        nll_BT, memory = model.score(window[:, :-1], window[:, 1:], memory)
+    assert nll_BT.dtype == torch.float32
+    assert set(seen) <= {(torch.float32, torch.float32)}
+    states = memory.states if isinstance(memory, Memory) else memory.cells
+    assert isinstance(memory, (Memory, RecurrentState))
+    assert states.dtype == torch.float32
+    nll_BT.mean().backward()
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_the_loss_is_not_that_of_rounded_probabilities() -> None:
+    """A loss rounded to bfloat16 would have 8 bits."""
+    window = tokens()
+    with torch.autocast("cpu", torch.bfloat16):
+        nll_BT, _ = make("relative, memory").eval().score(window[:, :-1], window[:, 1:])
+    assert not torch.equal(nll_BT, nll_BT.bfloat16().float())
+
+
+def test_a_softmax_of_bfloat16_scores_is_computed_in_float32() -> None:
+    scores = 8 * torch.randn(50, 400, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        probabilities = torch.softmax(scores, dim=-1)
+    assert torch.equal(probabilities, torch.softmax(scores.float(), dim=-1).to(probabilities.dtype))

@@ -1,0 +1,111 @@
+"""Tests on a GPU: results of the CPU, no waiting in a step, skipped steps. `pytest -m gpu` selects them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from tests.devices.arms import ARMS, B, T, make, tokens
+from tests.training.small_run import tiny_config
+from txl_lightning import CachedTransformerXL, TransformerXL
+from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.scoring.token_losses import token_losses
+from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.model.inference.generation import generate
+from txl_lightning.training.build import build
+from txl_lightning.training.callbacks.stopping import CleanStop
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.run import fit, quiet_libraries, train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+CORPUS = np.arange(200) % 30
+GPU = ("trainer=gpu", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_losses_and_gradients_are_those_of_the_cpu(arm: str) -> None:
+    model = make(arm).eval()
+    window = tokens()
+    results: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+    for device in ("cpu", "cuda"):
+        model.to(device).zero_grad()
+        moved = window.to(device)
+        _, memory = model.score(moved[:, :-1], moved[:, 1:])
+        nll_BT, _ = model.score(moved[:, :-1], moved[:, 1:], memory)  # type: ignore[arg-type]
+        if device == "cuda" and any(isinstance(module, torch.nn.LSTM) for module in model.modules()):
+            results[device] = (nll_BT.detach().cpu(), results["cpu"][1])  # cuDNN has no backward in evaluation mode
+            continue
+        nll_BT.mean().backward()
+        results[device] = (nll_BT.detach().cpu(), [p.grad.cpu() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(*(results[device][0] for device in ("cpu", "cuda")), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*(results[device][1] for device in ("cpu", "cuda")), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
+    model, streams = make(arm).eval(), OrderedStreams(CORPUS, B, T)
+    results: dict[str, list[np.ndarray]] = {}
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        found = [token_losses(model, streams).nll]
+        if isinstance(model, TransformerXL):
+            found.append(token_losses(CachedTransformerXL(model), streams).nll)
+        found.append(loss_grid(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6]))
+        results[device] = found
+    for one, other in zip(*results.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    if getattr(model.config, "mem_len", 1):
+        assert len(list(generate(model, tokens("cuda"), 3))) == 3
+
+
+class ErrorOfWaiting(L.Callback):
+    """Lets every wait for the GPU raise, from the start of step `first` to the start of step `last`."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.modes = {first: "error", last: "default"}
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step + 1 in self.modes:
+            torch.cuda.set_sync_debug_mode(self.modes[trainer.global_step + 1])
+
+
+@pytest.mark.parametrize("overrides", [(), ("encoding=shaw",), ("optimizer=muon",), ("trainer.precision=32-true",)])
+def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    try:
+        with quiet_libraries():
+            run = build(tiny_config(tmp_path, *GPU, *overrides), tmp_path / "run", Ranks(), CleanStop(Ranks()))
+            run.trainer.callbacks.append(ErrorOfWaiting(4, 9))  # type: ignore[attr-defined]
+            fit(run)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path: Path) -> None:
+    options = ("trainer.precision=32-true", "model.dropout=0")
+    metrics = [
+        train(tiny_config(tmp_path, *options, *more), tmp_path / name) for name, more in (("a", ()), ("b", GPU[:1]))
+    ]
+    assert metrics[1]["val/nll"] == pytest.approx(metrics[0]["val/nll"], rel=1e-3)
+    assert json.loads((tmp_path / "b/metrics.json").read_text()) == metrics[1]
+
+
+def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LanguageModelModule.training_step
+
+    def breaking(self: LanguageModelModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = original(self, batch, batch_idx)
+        return loss * torch.nan if self.trainer.global_step in (5, 6) else loss
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", breaking)
+    metrics = train(tiny_config(tmp_path, *GPU), tmp_path / "run")
+    assert metrics["skipped_steps"] == 2
+    assert 0 < metrics["val/bpc"] < 9

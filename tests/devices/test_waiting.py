@@ -1,0 +1,144 @@
+"""A training step never makes the CPU wait for a GPU, except where a number is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from tests.host_reads import HostReads
+from tests.training.small_run import tiny_config
+from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.runs.storage import read_file
+from txl_lightning.training.build import TrainingRun, build
+from txl_lightning.training.callbacks.stopping import CleanStop
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.run import fit, quiet_libraries, train
+
+STEPS = ("trainer.max_steps=12", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
+
+
+class Watch(L.Callback):
+    """Records reads from the start of step `first` to the start of step `last`, with the loop between steps."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last, self.reads = first, last, HostReads()
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step + 1 == self.first:
+            self.reads.__enter__()
+        if trainer.global_step + 1 == self.last:
+            self.reads.__exit__(None, None, None)
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LanguageModelModule, "skips_on_device", True)
+
+
+def prepare(directory: Path, *overrides: str) -> TrainingRun:
+    config = tiny_config(directory, *STEPS, *overrides)
+    with quiet_libraries():
+        return build(config, directory / "run", Ranks(), CleanStop(Ranks()))
+
+
+def reads_of_steps(run: TrainingRun, first: int = 4, last: int = 9) -> list[str]:
+    watch = Watch(first, last)
+    run.trainer.callbacks.append(watch)  # type: ignore[attr-defined]
+    with quiet_libraries():
+        fit(run)
+    return watch.reads.found
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model.dropout=0.1",),
+        ("memory=off",),
+        ("encoding=shaw", "loss=half"),
+        ("encoding=al_rfou", "model.pre_norm=true"),
+        ("trainer.column_chunks=2",),
+        ("trainer.precision=bf16-mixed",),
+        ("optimizer=muon",),
+        ("model=lstm", "model.d_model=16"),
+        ("model=qrnn", "model.d_model=16"),
+    ],
+)
+def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    assert reads_of_steps(prepare(tmp_path, *overrides)) == []
+
+
+def test_an_adaptive_softmax_waits_once(tmp_path: Path) -> None:
+    reads = reads_of_steps(prepare(tmp_path, "model.cutoffs=[20,40,60]"), first=4, last=9)
+    assert reads == ["tolist"] * 5
+
+
+def test_a_log_entry_waits(tmp_path: Path) -> None:
+    assert reads_of_steps(prepare(tmp_path, "trainer.log_every_n_steps=6"))
+
+
+def test_the_first_step_of_an_epoch_waits_because_its_memory_grows(tmp_path: Path) -> None:
+    reads = reads_of_steps(prepare(tmp_path), first=1, last=4)
+    assert reads == ["aten._local_scalar_dense"]
+
+
+@pytest.mark.parametrize("planted", ["item", "cpu", "nonzero", "__bool__", "__float__"])
+def test_a_planted_read_is_found(planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LanguageModelModule.training_step
+
+    def reading(self: LanguageModelModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = original(self, batch, batch_idx)
+        getattr(loss.detach(), planted)()
+        return loss
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", reading)
+    assert len(reads_of_steps(prepare(tmp_path))) == 5
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+def test_a_step_is_skipped_on_the_device_as_on_the_host(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, optimiser, memory and counts of two runs with the same broken gradients are equal, bit by bit."""
+    options = ("trainer.log_every_n_steps=4", f"optimizer={optimizer}", "optimizer.weight_decay=0.1")
+    original = LanguageModelModule.training_step
+
+    def breaking(self: LanguageModelModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = original(self, batch, batch_idx)
+        if self.trainer.global_step in (3, 6, 7):
+            memory: Any = self.training_memory.memory
+            memory.states.fill_(torch.nan)
+            return loss * torch.nan
+        return loss
+
+    monkeypatch.setattr(LanguageModelModule, "training_step", breaking)
+    states, metrics = [], []
+    for device_decides in (True, False):
+        monkeypatch.setattr(LanguageModelModule, "skips_on_device", device_decides)
+        name = str(device_decides)
+        metrics.append(train(tiny_config(tmp_path, *STEPS, *options), tmp_path / name))
+        states.append(read_file(tmp_path / name / "checkpoints/last.ckpt"))
+    assert metrics[0]["skipped_steps"] == metrics[1]["skipped_steps"] == 3
+    assert metrics[0]["val/nll"] == metrics[1]["val/nll"]
+    for part in ("state_dict", "optimizer_states", "training_memory", "callbacks"):
+        assert_equal(states[0][part], states[1][part])
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Compare nested containers, tensors exactly; times may differ."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {"seconds"}:
+            assert_equal(one[name], other[name])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_equal(left, right)
+    else:
+        assert one == other

@@ -1,0 +1,87 @@
+"""Two models of one distribution: pairs of bytes as tokens, and single bytes."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FIRST, SECOND = b"ABCDEFGHIJKLMNOP", b"abcdefghijklmnop"
+LAG = 6  # pairs
+N_PAIRS = len(FIRST) * len(SECOND)
+
+
+def pair_text(n_pairs: int) -> bytes:
+    """Pairs such as `Cg`, of which four in five copy one of the LAG before them."""
+    random = np.random.default_rng(0)
+    pairs = random.integers(0, N_PAIRS, n_pairs)
+    for i in range(LAG, n_pairs):
+        if random.random() < 0.8:
+            pairs[i] = pairs[i - random.integers(1, LAG + 1)]
+    return b"".join(bytes([FIRST[p // 16], SECOND[p % 16]]) for p in pairs.tolist())
+
+
+def pair_probabilities(seen: list[int]) -> np.ndarray:
+    """P(pair) = 1 / LAG · Σ_{1 <= l <= LAG} ([pair = seen[-l]] if there is one, else 1 / 256), somewhat smoothed."""
+    p = np.full(N_PAIRS, 1e-3)
+    for lag in range(1, LAG + 1):
+        if lag <= len(seen):
+            p[seen[-lag]] += 1 / LAG
+        else:
+            p += 1 / LAG / N_PAIRS
+    return p / p.sum()
+
+
+class Pairs:
+    """One token for each pair; at an odd beginning, half a pair is dropped by whoever cuts the context."""
+
+    def encode(self, content: bytes) -> tuple[list[int], list[int]]:
+        assert content[0] in FIRST
+        assert len(content) % 2 == 0
+        tokens = [FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(content[::2], content[1::2], strict=True)]
+        return tokens, [2] * len(tokens)
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: object = None) -> tuple[Tensor, None]:
+        first = tokens_BT.shape[1] - targets_BT.shape[1]
+        rows = zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
+        nll = [
+            [-np.log(pair_probabilities(row[: first + i + 1])[target]) for i, target in enumerate(targets)]
+            for row, targets in rows
+        ]
+        return torch.tensor(np.array(nll)), None
+
+
+class PairBytes:
+    """Bytes of the same pairs: P(first) summed over the second, P(second | first)."""
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: object = None) -> tuple[Tensor, None]:
+        first = tokens_BT.shape[1] - targets_BT.shape[1]
+        rows = zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
+        nll = [[-np.log(self._of(row[: first + i + 1], y)) for i, y in enumerate(targets)] for row, targets in rows]
+        return torch.tensor(np.array(nll)), None
+
+    def _of(self, read: list[int], target: int) -> float:
+        if target in SECOND and read[-1] in SECOND:
+            return 1.0  # beyond the end of the text, where its last byte is repeated
+        start = 1 if read[0] in SECOND else 0
+        pairs = [
+            FIRST.index(a) * 16 + SECOND.index(b) for a, b in zip(read[start::2], read[start + 1 :: 2], strict=False)
+        ]
+        p = pair_probabilities(pairs).reshape(16, 16)
+        if target in FIRST:
+            return float(p[FIRST.index(target)].sum())
+        row = p[FIRST.index(read[-1])]
+        return float(row[SECOND.index(target)] / row.sum())
+
+
+def make_pairs() -> Pairs:
+    """For `py:`."""
+    return Pairs()
+
+
+def make_pair_bytes() -> PairBytes:
+    """For `py:`."""
+    return PairBytes()
+
+
+def not_a_model() -> str:
+    """For `py:`."""
+    return "text"

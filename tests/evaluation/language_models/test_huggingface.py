@@ -1,0 +1,180 @@
+"""Models of transformers, tiny and random: the library's own losses, one pass, states, limits, and refusals."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.language_models.tiny_huggingface import (
+    KINDS,
+    POSITIONS,
+    TEXT,
+    VOCABULARY,
+    configuration,
+    model_of,
+    save_tiny,
+)
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.language_models import huggingface_loading
+from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel
+from txl_lightning.evaluation.language_models.huggingface_loading import load_huggingface
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.scoring.position_blocks import position_blocks
+from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses
+
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(
+        hasattr(transformers, "TransfoXLLMHeadModel"), reason="this release is too old for the extra hf"
+    ),
+]
+
+TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 300)
+CONTEXTS = [5, 10, 15, 20]
+POSITIONS_T, _ = position_blocks(len(TOKENS), 30, CONTEXTS)
+
+
+def own_loss(model: Any, window: np.ndarray) -> float:
+    """The loss that transformers computes for the last token of a window."""
+    ids = torch.from_numpy(window)[None]
+    labels = torch.full_like(ids, -100)
+    labels[0, -1] = ids[0, -1]
+    with torch.no_grad():
+        return float(model(input_ids=ids, labels=labels).loss)
+
+
+def own_losses(model: Any, contexts: list[int]) -> np.ndarray:
+    return np.array([[own_loss(model, TOKENS[t - c : t + 1]) for t in POSITIONS_T] for c in contexts])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_the_librarys_own_with_exactly_c_tokens(kind: str) -> None:
+    model = model_of(transformers, kind)
+    expected = own_losses(model, CONTEXTS)
+    reader = WindowReader(HuggingFaceModel(model), one_pass=True)
+    np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), expected, rtol=0, atol=1e-5)
+    direct = [context_losses(reader, TOKENS, POSITIONS_T, c) for c in CONTEXTS]
+    np.testing.assert_allclose(direct, expected, rtol=0, atol=1e-5)
+    assert np.abs(expected[0] - expected[-1]).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_continues_a_text_and_stays_as_it_is(kind: str) -> None:
+    model = HuggingFaceModel(model_of(transformers, kind))
+    tokens_BT = torch.from_numpy(TOKENS[:40].reshape(2, 20))
+    with torch.no_grad():
+        whole, _ = model.score(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        first, state = model.score(tokens_BT[:, :7], tokens_BT[:, 1:8])
+        for _ in range(2):
+            second, _ = model.score(tokens_BT[:, 7:-1], tokens_BT[:, 8:], state)
+            torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=0, atol=1e-5)
+        some, _ = model.score(tokens_BT[:, 7:-1], tokens_BT[:, 16:], state)
+    torch.testing.assert_close(some, whole[:, -4:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_begin_of_text_token_stands_before_every_window(kind: str) -> None:
+    model = model_of(transformers, kind)
+    reader = WindowReader(HuggingFaceModel(model, begin_of_text=0), one_pass=True)
+    ours = loss_grid(reader, TOKENS, POSITIONS_T, [4, 8])
+    begun = [[own_loss(model, np.append(0, TOKENS[t - c : t + 1])) for t in POSITIONS_T] for c in (4, 8)]
+    np.testing.assert_allclose(ours, begun, rtol=0, atol=1e-5)
+    direct = context_losses(reader, TOKENS, POSITIONS_T, 4)
+    np.testing.assert_allclose(direct, begun[0], rtol=0, atol=1e-5)
+
+
+def test_logits_are_computed_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = WindowReader(HuggingFaceModel(model_of(transformers, "gpt2")), one_pass=True)
+    ours = loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS)
+    monkeypatch.setattr("txl_lightning.evaluation.language_models.huggingface.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
+    np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_is_loaded_with_its_tokenizer_and_its_limit(kind: str, tmp_path: Path) -> None:
+    loaded = load_huggingface(save_tiny(transformers, tmp_path, kind), False, "float32")
+    limit = None if kind == "mamba" else POSITIONS
+    assert (loaded.kind, loaded.limit, loaded.one_pass) == (f"{kind}, Hugging Face", limit, True)
+    tokens = torch.from_numpy(TOKENS[:20])[None]
+    with torch.no_grad():
+        theirs, _ = HuggingFaceModel(model_of(transformers, kind)).score(tokens[:, :-1], tokens[:, 1:])
+        torch.testing.assert_close(loaded.model.score(tokens[:, :-1], tokens[:, 1:])[0], theirs)
+    begun = load_huggingface(str(tmp_path), True, "bfloat16")
+    assert (begun.begin_of_text, begun.limit) == (0, limit and POSITIONS - 1)
+    assert next(begun.model.parameters()).dtype == torch.bfloat16
+    assert len({loaded.checksum, begun.checksum, load_huggingface(str(tmp_path), True, "float32").checksum}) == 3
+
+
+def test_tokens_know_their_bytes(tmp_path: Path) -> None:
+    loaded = load_huggingface(save_tiny(transformers, tmp_path, "gpt2"), True, "float32")
+    content = ("élan 😀 is 4€" + TEXT[:200]).encode()
+    text = loaded.tokenize(content)
+    assert text.n_bytes == len(content)
+    assert 0 not in text.tokens  # the begin-of-text token
+    assert text.starts is not None
+    assert text.starts[0] == 0
+    assert len(text.starts) == len(text.tokens) > len(set(text.starts.tolist()))  # € has several tokens
+    bounds = np.append(np.unique(text.starts), len(content))
+    pieces = [content[a:b].decode() for a, b in pairwise(bounds)]
+    assert "€" in pieces
+    assert len(pieces) < len(content) * 0.7
+
+
+def test_rotations_that_depend_on_the_length_are_read_directly() -> None:
+    config = configuration(transformers, "llama")
+    assert not huggingface_loading._depends_on_length(config)
+    for scaling in ({"rope_type": "longrope"}, {"full_attention": {"rope_type": "dynamic"}, "sliding": {}}):
+        config.rope_parameters = scaling
+        assert huggingface_loading._depends_on_length(config)
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_an_encoder_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, kind)
+    with pytest.raises(OptionError, match=f"models=hf:{tmp_path}: .*is not a causal language model") as caught:
+        load_huggingface(folder, False, "float32")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("/nowhere/model", "models=hf:/nowhere/model: no such folder"),
+        ("not a name", "models=hf:not a name: is neither a folder nor the name of a model on the hub"),
+        ("nobody/nothing", "models=hf:nobody/nothing: is neither a folder nor in the local cache, and the hub cannot"),
+    ],
+)
+def test_a_model_that_cannot_be_found_is_named(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(OptionError, match=words) as caught:
+        load_huggingface(name, False, "float32")
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}')
+    (tmp_path / "code.py").write_text("raise SystemExit('was run')")
+    with pytest.raises(OptionError, match="brings code of its own, which is not run"):
+        load_huggingface(str(tmp_path), False, "float32")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(huggingface_loading.importlib, "import_module", missing)
+    with pytest.raises(OptionError, match=r"needs transformers: pip install 'txl_lightning\[hf\]'"):
+        load_huggingface("gpt2", False, "float32")
+
+
+def test_a_tokenizer_without_a_begin_of_text_token(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, "gpt2")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(OptionError, match=r"begin_of_text=True: .* has no such token"):
+        load_huggingface(folder, True, "float32")

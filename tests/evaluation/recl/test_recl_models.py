@@ -1,0 +1,176 @@
+"""txl recl on models from elsewhere: one tokenizer, or contexts in bytes; what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.language_models.pair_models import pair_text
+from tests.evaluation.language_models.tiny_huggingface import POSITIONS, TEXT, save_tiny
+from tests.evaluation.small_runs import SmallRuns
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.errors import UserError
+from txl_lightning.evaluation.recl.command import run
+from txl_lightning.evaluation.recl.group import model_names
+from txl_lightning.evaluation.recl.options import ReclOptions
+
+PAIR_MODELS = "py:tests.evaluation.language_models.pair_models"
+PAIRS, PAIR_BYTES = f"{PAIR_MODELS}.make_pairs", f"{PAIR_MODELS}.make_pair_bytes"
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/recl.schema.json").read_text())
+SMALL: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 30, "bootstrap": 20}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.txt"
+    path.write_bytes(pair_text(1000))
+    return str(path)
+
+
+def recl(directory: Path, **options: Any) -> dict[str, Any]:
+    directory.mkdir(exist_ok=True)
+    given = {**SMALL, "store": str(directory / "store"), "logger": LoggerConfig(name="none"), **options}
+    run(ReclOptions(**given), directory)
+    result = json.loads((directory / "recl.json").read_text())
+    jsonschema.validate(result, SCHEMA)
+    return result
+
+
+def test_equal_distributions_of_bytes_and_of_pairs_have_equal_curves_and_recl(pairs: str, tmp_path: Path) -> None:
+    models = {"models": [PAIRS, PAIR_BYTES], "names": ["pairs", "bytes"], "context_unit": "byte"}
+    result = recl(tmp_path / "run", **models, data_path=pairs, n_positions=60)
+    ours, theirs = result["models"]
+    np.testing.assert_allclose(ours["nll"], theirs["nll"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ours["bpc"], np.array(ours["nll"]) / np.log(2), rtol=1e-12)
+    assert [length["value"] for length in ours["recl"].values()] == [r["value"] for r in theirs["recl"].values()]
+    assert (result["context_unit"], result["unit"], result["corpus"]["level"]) == ("byte", "bpc", "byte")
+    assert [model["checkpoint"] for model in result["models"]] == [PAIRS, PAIR_BYTES]
+    (difference,) = result["differences"]
+    np.testing.assert_allclose(difference["nll"], 0, atol=1e-12)
+    with np.load(tmp_path / "run/losses.npz", allow_pickle=False) as file:
+        assert file["models"].tolist() == ["pairs", "bytes"]
+        assert len(file["positions"]) == len(file["blocks"]) == 60
+        np.testing.assert_allclose(file["nll"].mean(axis=2), [ours["nll"], theirs["nll"]], rtol=1e-5)
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert not (tmp_path / "run/store").exists()  # a function has no checksum
+    page = (tmp_path / "run/recl.md").read_text()
+    assert "bpc at 16 bytes" in page
+    assert "Contexts are bytes of text, cut to whole tokens" in page
+
+
+def test_models_of_one_tokenizer_share_a_group_with_a_run(runs: SmallRuns, pairs: str, tmp_path: Path) -> None:
+    result = recl(tmp_path, models=[f"txl:{runs.checkpoint('relative')}", PAIR_BYTES], data_path=pairs)
+    assert [model["name"] for model in result["models"]] == ["relative", f"{PAIR_MODELS[3:]}.make_pair_bytes"]
+    assert [model["step"] for model in result["models"]] == [2, None]
+    assert result["context_unit"] == "token"
+    assert result["models"][0]["nll"][0] > result["models"][1]["nll"][0]
+    alone = recl(tmp_path / "alone", checkpoints=[runs.checkpoint("relative")], data_path=pairs)
+    np.testing.assert_allclose(alone["models"][0]["nll"], result["models"][0]["nll"], rtol=1e-12)
+
+
+def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, tmp_path: Path) -> None:
+    path = str(runs.folder / "text.txt")
+    both = [runs.checkpoint("relative"), runs.checkpoint("characters"), runs.checkpoint("absolute")]
+    result = recl(tmp_path, checkpoints=both, context_unit="byte", data_path=path)
+    assert [model["scoring"] for model in result["models"]] == ["one pass", "one pass", "direct"]
+    again = recl(tmp_path, checkpoints=both, context_unit="byte", data_path=path)
+    assert [model["positions_scored"] for model in again["models"]] == [0, 0, 0]
+    by_tokens = recl(tmp_path / "tokens", checkpoints=both[:1], data_path=path)
+    if set(Path(path).read_bytes()) < set(range(128)):  # one byte a character, and one a piece
+        np.testing.assert_allclose(result["models"][0]["nll"], by_tokens["models"][0]["nll"], rtol=1e-6)
+
+
+def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: SmallRuns, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for number, factor in ((2, 1), (10, 5), (9, 4)):
+        contents = torch.load(runs.checkpoint("relative"), weights_only=True)
+        contents["global_step"] = 2 * factor
+        torch.save(contents, folder / f"step{number}.ckpt")
+    result = recl(tmp_path / "run", checkpoints=[str(folder / "step*.ckpt")])
+    assert [model["name"] for model in result["models"]] == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
+    assert [model["step"] for model in result["models"]] == [2, 8, 10]
+    tokens = [model["tokens_trained"] for model in result["models"]]
+    assert tokens[1:] == [4 * tokens[0], 5 * tokens[0]]
+    assert (tmp_path / "run/recl_by_tokens_r0.1.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"models": ["gpt2"]}, "models=gpt2: must begin with txl:, hf: or py:"),
+        ({"models": [PAIRS, PAIRS]}, r"models=\[.*is named twice"),
+        ({"models": [PAIRS], "data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
+        ({"models": [PAIRS, PAIR_BYTES]}, "has another tokenizer than .*: compare them with context_unit=byte"),
+        ({"models": [PAIRS], "context_unit": "line"}, "context_unit=line: must be one of token, byte"),
+        ({"models": [PAIRS], "dtype": "int8"}, "dtype=int8: must be one of float32"),
+        ({"models": [PAIRS], "groups": ["a", "b"]}, "groups=.*must be 1 labels"),
+        ({"models": [PAIRS], "groups": ["a/b"]}, "groups=.*must be 1 labels"),
+        ({"models": [PAIRS, "words"], "context_unit": "byte"}, "context_unit=byte: the tokens of .* do not give back"),
+    ],
+)
+def test_models_that_form_no_group_are_named(
+    runs: SmallRuns, pairs: str, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    models = [f"txl:{runs.checkpoint(model)}" if model == "words" else model for model in options["models"]]
+    with pytest.raises(UserError, match=words) as caught:
+        recl(tmp_path, **{"data_path": pairs, **options, "models": models})
+    assert "\n" not in str(caught.value)
+
+
+def test_models_are_named_after_the_end_of_their_reference() -> None:
+    assert model_names(["hf:gpt2", "hf:EleutherAI/pythia-70m", "py:a.b"]) == ["gpt2", "pythia-70m", "a.b"]
+    assert model_names(["txl:/a/ours/checkpoints/best.ckpt", "hf:/b/ours"]) == [
+        "txl:/a/ours/checkpoints/best.ckpt",
+        "hf:/b/ours",
+    ]
+
+
+@pytest.mark.filterwarnings("default")
+class TestHuggingFace:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folders(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+        made = {kind: save_tiny(transformers, tmp_path_factory.mktemp(kind), kind) for kind in ("gpt2", "mamba")}
+        other = tmp_path_factory.mktemp("other")
+        made["other"] = save_tiny(transformers, other, "llama", vocabulary=270)
+        (other / "text.txt").write_text(TEXT)
+        return made | {"text": str(other / "text.txt")}
+
+    def options(self, folders: dict[str, str], *kinds: str, **options: Any) -> dict[str, Any]:
+        return {"models": [f"hf:{folders[kind]}" for kind in kinds], "data_path": folders["text"], **options}
+
+    def test_two_models_of_one_tokenizer(self, folders: dict[str, str], tmp_path: Path) -> None:
+        given = self.options(folders, "gpt2", "mamba", split="train", begin_of_text=True)
+        result = recl(tmp_path, **given)
+        assert (result["unit"], result["corpus"]["level"]) == ("ppl", "token")
+        assert [model["scoring"] for model in result["models"]] == ["one pass"] * 2
+        assert [model["limit"] for model in result["models"]] == [POSITIONS - 1, None]
+        assert [model["begin_of_text"] for model in result["models"]] == [0, 0]
+        assert "A begin-of-text token is read before every window" in (tmp_path / "recl.md").read_text()
+        again = recl(tmp_path, **given)
+        assert [model["positions_scored"] for model in again["models"]] == [0, 0]
+        other = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train"))
+        assert [model["positions_scored"] for model in other["models"]] == [30, 30]
+        assert [model["limit"] for model in other["models"]] == [POSITIONS, None]
+
+    def test_two_tokenizers_and_a_run_in_bytes(self, runs: SmallRuns, folders: dict[str, str], tmp_path: Path) -> None:
+        given = self.options(folders, "gpt2", "other", checkpoints=[runs.checkpoint("relative")], split="train")
+        result = recl(tmp_path, **given, context_unit="byte")
+        assert [model["kind"] for model in result["models"]][1:] == ["gpt2, Hugging Face", "llama, Hugging Face"]
+        assert all(np.isfinite(model["bpc"]).all() for model in result["models"])
+
+    def test_a_context_beyond_the_positions_of_all_models(self, folders: dict[str, str], tmp_path: Path) -> None:
+        with pytest.raises(
+            UserError, match=f"max_context=64: must be at most {POSITIONS}, the tokens that hf:.*can see"
+        ):
+            recl(tmp_path, **self.options(folders, "gpt2", split="train", max_context=64))
+        result = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train", max_context=64))
+        gpt2, mamba = result["models"]
+        assert gpt2["nll"][11] == gpt2["nll"][15]  # 48 and 64 tokens
+        assert mamba["nll"][11] != mamba["nll"][15]

@@ -1,0 +1,90 @@
+"""`trainer.num_threads=null`: chosen by the size of the model, recorded, kept on resuming."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.training.small_run import tiny_config
+from tests.training.test_launched import start
+from txl_lightning.config.schemas import Config
+from txl_lightning.runs import threads
+from txl_lightning.runs.threads import fastest_threads, resolve_threads
+from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    return tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("n_parameters", "n_layer", "tokens", "available", "chosen"),
+    [
+        (383_000, 3, 16 * 64, 2, 1),  # txl_laptop_small
+        (5_192_000, 6, 16 * 128, 2, 2),  # txl_laptop_large
+        (5_192_000, 6, 16 * 128, 1, 1),
+        (41_000_000, 12, 22 * 512, 16, 16),
+        (41_000_000, 12, 1, 16, 1),
+    ],
+)
+def test_small_models_train_with_one_thread_and_large_ones_with_more(
+    n_parameters: int, n_layer: int, tokens: int, available: int, chosen: int
+) -> None:
+    assert fastest_threads(n_parameters, n_layer, tokens, available) == chosen
+
+
+def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config(tmp_path), tmp_path / "run")
+    assert torch.get_num_threads() == 1
+    assert "trainer.num_threads=null: training with 1, of 2, the fastest for this model" in capsys.readouterr().err
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
+    assert read_checkpoint(last)["txl_lightning"]["config"]["trainer"]["num_threads"] == 1
+    monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
+    torch.set_num_threads(2)
+    train(config(tmp_path, f"resume={last}", "trainer.max_steps=5"), tmp_path / "other")
+    assert torch.get_num_threads() == 1
+    assert "training with 1, as before" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_the_number_is_resumed_with_the_default_of_torch(tmp_path: Path) -> None:
+    earlier = {"txl_lightning": {"config": {"trainer": {"num_threads": None}}}}
+    assert resolve_threads(config(tmp_path), 100, earlier).trainer.num_threads == 2
+    assert resolve_threads(config(tmp_path), 100).trainer.num_threads == 1
+
+
+def test_other_runs_keep_what_they_have(tmp_path: Path) -> None:
+    for overrides in ("trainer.num_threads=3", "trainer.devices=2", "trainer.accelerator=gpu"):
+        given = config(tmp_path, overrides)
+        assert resolve_threads(given, 100) is given
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side_give_the_metrics_of_a_job_alone(tmp_path: Path) -> None:
+    losses = []
+    for name, at_once in (("alone", 1), ("beside", 2)):
+        folders = [tmp_path / f"{name}-{i}" for i in range(at_once)]
+        for folder in folders:
+            folder.mkdir()
+        jobs = [start(folder, "train", "model.dropout=0.2", "hydra.run.dir=run") for folder in folders]
+        ended = [job.finish() for job in jobs]
+        assert [done.returncode for done in ended] == [0] * at_once, ended[0].stderr
+        for folder in folders:
+            metrics = json.loads((folder / "run/metrics.json").read_text())
+            losses.append({name: metrics[name] for name in ("val/nll", "test/nll", "tokens")})
+    assert losses == losses[:1] * 3

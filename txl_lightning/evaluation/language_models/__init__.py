@@ -1,0 +1,1 @@
+"""Language models from elsewhere, and the bytes that tokens of different tokenizers stand for."""
