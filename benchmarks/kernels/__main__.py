@@ -147,7 +147,7 @@ def _wait() -> None:
 
 def main() -> None:
     """Measure all cases and print them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()

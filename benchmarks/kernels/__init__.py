@@ -1,0 +1,1 @@
+"""Attention kernels beside eager attention: `python -m benchmarks.kernels`."""
