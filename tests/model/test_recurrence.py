@@ -32,7 +32,7 @@ def stream_of(segments: list[int]) -> Tensor:
 def attended_keys(model: TransformerXL, tokens: Tensor, memory: Memory | None) -> list[int]:
     """Number of keys that every query of the next segment attends to."""
     masks = []
-    handle = model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: masks.append(inputs[-1]))
+    handle = model.layers[0].attention.register_forward_pre_hook(lambda _, inputs: masks.append(inputs[-1].mask_TK))
     model(tokens, memory)
     handle.remove()
     return (masks[0] == 0).sum(-1).tolist()
@@ -157,7 +157,9 @@ def test_the_last_layer_projects_queries_of_the_scored_tokens_only(terms, pre_no
     model, stream = tiny_model(terms=terms, pre_norm=pre_norm), random_stream(2, 9)
     seen = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, arguments: seen.append((arguments[0].shape[1], len(arguments[3]))))
+        layer.register_forward_pre_hook(
+            lambda _, arguments: seen.append((arguments[0].shape[1], len(arguments[3].mask_TK)))
+        )
     _, memory = model.score(stream[:, :3], stream[:, 1:4])
     nll, _ = model.score(stream[:, 3:8], stream[:, 7:], memory)
     assert seen == [(3, 3), (3, 3), (5, 5), (2, 2)]
