@@ -1,9 +1,15 @@
-"""One thread, checked shapes, reproducible examples, slow tests last."""
+"""One thread, checked shapes, reproducible examples, slow tests last; Triton's interpreter where there is no GPU."""
+
+import os
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+# Before anything imports triton, whose own functions are made for the interpreter or for a GPU at its import.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Before the package is imported anywhere: from here on every annotated shape of the model is checked.
 # But not Triton's kernels, whose functions are text for its compiler.

@@ -27,6 +27,9 @@ OPTIONS = (
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
+MEASURED = ("train/tokens_per_second", "train/peak_memory_bytes")
+
+
 def outcome(directory: Path) -> dict[str, object]:
     """Return everything of a run that must not depend on interruptions."""
     run = directory / "run"
@@ -35,7 +38,7 @@ def outcome(directory: Path) -> dict[str, object]:
     rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
     seen = {name: metrics[name] for name in ("steps", "tokens", "val/nll", "test/nll", "weights")}
     curve = [
-        {name: value for name, value in row.items() if "per_second" not in name}
+        {name: value for name, value in row.items() if name not in MEASURED}
         for row in map(dict, _csv(run / "metrics.csv"))
     ]
     return {
