@@ -32,7 +32,8 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("n_parameters", "n_layer", "tokens", "available", "chosen"),
     [
-        (383_000, 3, 16 * 64, 2, 1),  # txl_laptop_small
+        (20_000, 2, 4 * 32, 2, 1),
+        (383_000, 3, 16 * 64, 2, 2),  # txl_laptop_small
         (5_192_000, 6, 16 * 128, 2, 2),  # txl_laptop_large
         (5_192_000, 6, 16 * 128, 1, 1),
         (41_000_000, 12, 22 * 512, 16, 16),

@@ -12,7 +12,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
 
 # Operations of a layer in a training step that pay for a thread, measured on two cores (BENCHMARKS.md, "Threads").
-FLOPS_PER_THREAD = 1.5e9
+FLOPS_PER_THREAD = 0.15e9
 
 
 def fastest_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
