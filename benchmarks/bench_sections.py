@@ -196,7 +196,7 @@ def checkpoints_section(records: Records) -> list[str]:
         "`txl train model=txl_laptop`, 16 streams, segments of 64, with and without checkpoints, in turns. Each "
         "checkpoint is written whole, flushed to disk and checksummed."
     )
-    return ["## What checkpoints cost", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return ["## Cost of checkpoints", "", textwrap.fill(method, 118), "", aligned(rows)]
 
 
 SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = {  # with the cases that each shows

@@ -1,4 +1,4 @@
-"""Which kernel attends, and what stays eager whatever is chosen."""
+"""Choice of the attention kernel, and the measurements that stay eager with every choice."""
 
 import pytest
 import torch
