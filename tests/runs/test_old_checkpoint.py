@@ -82,7 +82,8 @@ def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> Non
     expected = EXPECTED[arm]["recl"]
     assert results["contexts"] == expected["contexts"]
     (model,) = results["models"]
-    # The code that wrote the reference read a window for each context; windows of other sizes round differently in single precision.
+    # The code that wrote the reference read a window for each context; windows of other sizes round differently in
+    # single precision.
     assert_equal(model, {"nll": expected["nll"], "recl": expected["recl"]}, tolerance=1e-6)
 
 
