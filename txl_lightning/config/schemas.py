@@ -46,6 +46,7 @@ class TransformerXLModelConfig(ModelConfig):
     untie_biases: bool = False
     terms: str = "abcd"
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
 
