@@ -97,6 +97,11 @@ def test_a_published_folder_needs_only_lengths(
     assert load_trained(back).model.config == trained.model.config
 
 
+def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert: Convert, small: Path) -> None:
+    words = ("data.name=lm1b", "data.level=word", *LENGTHS)
+    assert load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words)).config.data.sentence_marks == "both"
+
+
 def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path) -> None:
     (small / "model/config.json").write_text(json.dumps({"mem_len": 5, "same_length": True, "clamp_len": 3}))
     target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", "mem_len=7", "clamp_len=-1")

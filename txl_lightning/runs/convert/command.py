@@ -115,7 +115,12 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 
 
 def _with_own_lengths(options: ConvertOptions, model: TransformerXL, segment_len: int | None) -> ConvertOptions:
-    """Return options that evaluate the model at its own lengths, except for those that they give."""
+    """Return options that evaluate the model at its own lengths, except for those that they give.
+
+    One Billion Word has `<S>` at both ends of a sentence, as the TensorFlow code reads it.
+    """
+    if options.data.name == "lm1b":
+        options = replace(options, data=replace(options.data, sentence_marks="both"))
     names = [name for name in ("mem_len", "same_length", "clamp_len") if getattr(options.evaluation, name) is None]
     lengths = {name: getattr(model.config, name) for name in names}
     if segment_len is None:
