@@ -88,10 +88,10 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
 def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
-    With `same_length` and a memory every query sees `mem_len` keys: mem_len - 1.
+    With `same_length` and a memory every query sees `mem_len` keys: mem_len - 1 (with `extra_key` mem_len).
     """
     if config.memory.mem_len and getattr(config.model, "same_length", False):
-        return config.memory.mem_len - 1
+        return config.memory.mem_len - 1 + getattr(config.model, "extra_key", False)
     return config.memory.mem_len + extended_context(config) + config.data.segment_len - 1
 
 
@@ -123,7 +123,9 @@ def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
     if not lengths:
         return lengths
     farthest = lengths["mem_len"] - 1
-    if not (lengths["mem_len"] and lengths["same_length"]):
+    if lengths["mem_len"] and lengths["same_length"]:
+        farthest += getattr(config.model, "extra_key", False)
+    else:
         farthest += lengths["ext_len"] + config.evaluation.segment_len
     if farthest <= longest_trained_distance(config):
         return lengths

@@ -46,6 +46,8 @@ class TransformerXLConfig:
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all
             tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
+            without memory (the TensorFlow code's mask).
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
         ext_len: length of the extended context: the last tokens of each segment are fed again before the
             next one, and so do not enter the memory.
@@ -78,6 +80,7 @@ class TransformerXLConfig:
 
     mem_len: int = 512
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
     memory_start: MemoryStart = "empty"
@@ -113,6 +116,11 @@ class TransformerXLConfig:
     def kind(self) -> EncodingKind:
         """Properties of the encoding."""
         return KINDS[self.encoding]
+
+    @property
+    def attention_len(self) -> int | None:
+        """Number of keys that every query sees with `same_length`, itself included; None for no such limit."""
+        return (self.mem_len + self.extra_key or None) if self.same_length else None
 
     @property
     def active_terms(self) -> str:
