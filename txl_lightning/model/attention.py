@@ -94,7 +94,7 @@ class Attention(nn.Module):
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SF)
+        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         scores_XTK = self._scores(q_HBTE, keys_values, positions.of_terms(terms), visible.mask_TK, terms)
         return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
@@ -142,10 +142,10 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
         kernel = kernel_on(kv_PHBKE.device, self.kernel)
-        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SF)
+        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         if kernel == "eager":
             return self.attend_eager(q_HBTE, keys_values, positions, visible.mask_TK)
-        if positions.rotation_2SF is not None:
+        if positions.rotation_2SE is not None:
             kv_PHBKE = torch.stack(keys_values)
         query, by_distance = self._factors(q_HBTE, positions, self.terms)
         p = self.dropout.p if self.dropout.training else 0.0
@@ -247,13 +247,13 @@ class Attention(nn.Module):
 
 
 def rotated(
-    q_HBTE: Float[Tensor, "H B T E"] | None, kv_PHBKE: Float[Tensor, "P H B K E"], rotation_2SF: Tensor | None
+    q_HBTE: Float[Tensor, "H B T E"] | None, kv_PHBKE: Float[Tensor, "P H B K E"], rotation_2SE: Tensor | None
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Return queries, and keys and values apart, with queries and keys rotated if there is a rotation."""
-    if rotation_2SF is None or q_HBTE is None:
+    if rotation_2SE is None or q_HBTE is None:
         return q_HBTE, kv_PHBKE.unbind()
     k_HBKE, v_HBKE = kv_PHBKE.unbind()
-    return rotate(q_HBTE, rotation_2SF), (rotate(k_HBKE, rotation_2SF), v_HBKE)
+    return rotate(q_HBTE, rotation_2SE), (rotate(k_HBKE, rotation_2SE), v_HBKE)
 
 
 def content_scores(

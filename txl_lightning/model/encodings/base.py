@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
 from txl_lightning.model.config import TransformerXLConfig
-from txl_lightning.model.positions import distances_of_keys
+from txl_lightning.model.positions import distances_of_keys, rotation
 
 
 class LayerPositions(NamedTuple):
@@ -24,7 +23,7 @@ class LayerPositions(NamedTuple):
         sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
         table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
-        rotation_2SF: cosines and sines of the angles of the distances K, …, 0, which rotate queries and keys.
+        rotation_2SE: `positions.rotation` of the distances K, …, 0, which rotates queries and keys.
     """
 
     u_HE: Tensor | None = None
@@ -32,7 +31,7 @@ class LayerPositions(NamedTuple):
     sinusoids_SD: Tensor | None = None
     table_HSE: Tensor | None = None
     bias_HS: Tensor | None = None
-    rotation_2SF: Tensor | None = None
+    rotation_2SE: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
         """Keep only what these terms of the score need."""
@@ -43,7 +42,7 @@ class LayerPositions(NamedTuple):
             sinusoids_SD=self.sinusoids_SD if r_needed else None,
             table_HSE=self.table_HSE if r_needed else None,
             bias_HS=self.bias_HS if "d" in terms else None,
-            rotation_2SF=self.rotation_2SF,
+            rotation_2SE=self.rotation_2SE,
         )
 
 
@@ -106,9 +105,8 @@ class Encoding(nn.Module):
         angles_SF = self.angles(distances_of_keys(n_keys, -1, like) / interpolation)
         if angles_SF is None:
             return of_layers
-        rotation = torch.stack([angles_SF.cos(), angles_SF.sin()])
-        rotation = rotation.to(torch.promote_types(like.dtype, torch.float32))
-        return [of_layer._replace(rotation_2SF=rotation) for of_layer in of_layers]
+        rotation_2SE = rotation(angles_SF, like)
+        return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
 
 
 ENCODINGS: dict[str, type[Encoding]] = {}
