@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.config import LENGTHS, TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS
@@ -53,13 +53,13 @@ class TransformerXL(nn.Module):
         Everything else is shared, training mode and device included.
 
         Args:
-            lengths: any of `mem_len`, `same_length`, `extra_key`, `clamp_len`, `ext_len` and `memory_start`.
+            lengths: any of `LENGTHS`.
 
         Raises:
             OptionError: a length is not allowed.
             TypeError: a name is none of these.
         """
-        unknown = set(lengths) - {"mem_len", "same_length", "extra_key", "clamp_len", "ext_len", "memory_start"}
+        unknown = set(lengths) - LENGTHS
         if unknown:
             raise TypeError(f"with_lengths() got {sorted(unknown)}, which would change the weights")
         view = copy.copy(self)
@@ -119,7 +119,7 @@ class TransformerXL(nn.Module):
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         M = memory.length
-        positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD)
+        positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
         mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
         visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
 

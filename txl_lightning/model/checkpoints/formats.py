@@ -269,3 +269,5 @@ def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None =
 def _require_all_terms(config: TransformerXLConfig, who: str) -> None:
     if config.active_terms != config.kind.terms:
         raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")
+    if config.qk_norm:
+        raise CheckpointError(f"qk_norm=True: {who} does not normalise queries and keys")
