@@ -15,6 +15,7 @@ KINDS = {
     "shaw": ["memory=on", "encoding=shaw", "model.terms=ab"],
     "no_memory": ["data.level=char", "memory=off"],
     "shaw_words": ["data.level=word", "memory=off", "encoding=shaw"],
+    "compressive": ["memory=compressive", "memory.rate=2"],
     "lstm": ["model=lstm", "model.d_model=16"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }
