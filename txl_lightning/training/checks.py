@@ -54,6 +54,7 @@ def check_config(config: Config) -> None:
         value = getattr(trainer, option)
         require(value >= 1, f"trainer.{option}", value, "must be an integer >= 1")
     _check_attention(config)
+    _check_compression(config)
     n_gpus = torch.cuda.device_count()
     require(
         trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
@@ -90,6 +91,17 @@ def check_config(config: Config) -> None:
     }.items():
         require(value is None or value >= 1, option, value, "must be an integer >= 1")
     check_logger(config.logger, ("wandb", "csv", "none"))
+
+
+def _check_compression(config: Config) -> None:
+    memory, segment_len = config.memory, config.data.segment_len
+    if memory.compression is None:
+        return
+    for option in ("mem_len", "compressed_len"):
+        value = getattr(memory, option)
+        require(value >= 1, f"memory.{option}", value, "must be an integer >= 1 with memory=compressive")
+    allowed = f"must divide data.segment_len={segment_len} and memory.mem_len={memory.mem_len}"
+    require(segment_len % memory.rate == memory.mem_len % memory.rate == 0, "memory.rate", memory.rate, allowed)
 
 
 def _check_attention(config: Config) -> None:
