@@ -44,6 +44,7 @@ class TransformerXLModelConfig(ModelConfig):
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
+    qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
     extra_key: bool = False
@@ -65,10 +66,12 @@ class EncodingConfig:
     """Group `encoding`: the encoding of positions, built in or custom (see `encoding_kinds`).
 
     `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
+    `interpolation` divides the positions of rope.
     """
 
     name: str = MISSING
     table_len: int | None = None
+    interpolation: float = 1.0
 
 
 @dataclass
@@ -76,11 +79,19 @@ class MemoryConfig:
     """Group `memory`: length of the memory in training (0 for no recurrence) and its start.
 
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+
+    The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
+    `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
+    `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
     """
 
     mem_len: int = MISSING
     start: str = "empty"
     segments: int | None = None
+    compressed_len: int = 0
+    rate: int = 4
+    compression: str | None = None
+    compression_loss: str = "reconstruction"
 
 
 @dataclass
@@ -112,13 +123,15 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the
-    final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
+    without recurrence). `compressed_len` null means training's, for `memory=compressive`; `ext_len`, `clamp_len` and
+    `same_length` null mean the model's own. `max_segments` limits the final evaluation (null: the whole split);
+    `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
+    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None

@@ -245,6 +245,8 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     """Return the options that both families name alike."""
+    if config.compression is not None:
+        raise CheckpointError(f"compression={config.compression}: no other implementation has a compressed memory")
     return {
         **{name: getattr(config, name) for name in (*SAME_OPTIONS, *FURTHER_OPTIONS)},
         "dropatt": config.attention_dropout,
@@ -267,3 +269,5 @@ def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None =
 def _require_all_terms(config: TransformerXLConfig, who: str) -> None:
     if config.active_terms != config.kind.terms:
         raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")
+    if config.qk_norm:
+        raise CheckpointError(f"qk_norm=True: {who} does not normalise queries and keys")
