@@ -98,11 +98,11 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
 def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
-    With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1. Compressed
-    states count as one position each.
+    With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
+    memory). Compressed states count as one position each.
     """
     if config.memory.mem_len and getattr(config.model, "same_length", False):
-        return memory_slots(config) - 1
+        return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
     return memory_slots(config) + extended_context(config) + config.data.segment_len - 1
 
 
@@ -110,14 +110,14 @@ def trained_clamp(config: Config) -> int | None:
     """Return `clamp_len` for attention beyond training's: the run's own, if any, else the longest trained distance.
 
     A trained table of distances repeats its last row and needs no clamp, unless it has rows that training did not
-    reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances: -1, no clamp.
-    None for a recurrent model.
+    reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation no
+    limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
         return None
     own = config.model.clamp_len if config.evaluation.clamp_len is None else config.evaluation.clamp_len
     kind, distance = encoding_kind(config), longest_trained_distance(config)
-    if config.evaluation.clamp_len is not None or own > 0 or kind.absolute:
+    if config.evaluation.clamp_len is not None or own > 0 or kind.absolute or kind.extrapolates or kind.rotates:
         return own
     if kind.table == "distances":
         return distance + 1 if (table_len(config) or 0) > distance + 1 else -1
@@ -134,7 +134,9 @@ def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
     if not lengths:
         return lengths
     farthest = lengths["mem_len"] + (lengths.get("compressed_len", 0) if lengths["mem_len"] else 0) - 1
-    if not (lengths["mem_len"] and lengths["same_length"]):
+    if lengths["mem_len"] and lengths["same_length"]:
+        farthest += getattr(config.model, "extra_key", False)
+    else:
         farthest += lengths["ext_len"] + config.evaluation.segment_len
     if farthest <= longest_trained_distance(config):
         return lengths

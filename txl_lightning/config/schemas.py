@@ -44,8 +44,10 @@ class TransformerXLModelConfig(ModelConfig):
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
+    qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
 
@@ -64,10 +66,12 @@ class EncodingConfig:
     """Group `encoding`: the encoding of positions, built in or custom (see `encoding_kinds`).
 
     `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
+    `interpolation` divides the positions of rope.
     """
 
     name: str = MISSING
     table_len: int | None = None
+    interpolation: float = 1.0
 
 
 @dataclass
@@ -96,7 +100,8 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b.
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does.
     """
 
     name: str = MISSING
@@ -104,6 +109,7 @@ class DataConfig:
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
+    sentence_marks: str = "start"
     seed: int = 1
     path: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])

@@ -26,6 +26,7 @@ OPTION_OF_FIELD = {
     "compression_loss": "memory.compression_loss",
     "encoding": "encoding",
     "table_len": "encoding.table_len",
+    "interpolation": "encoding.interpolation",
     VARIABLE: VARIABLE,
 }
 
@@ -54,6 +55,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             mem_len=config.memory.mem_len,
             compressed_len=config.memory.compressed_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
+            interpolation=config.encoding.interpolation,
             **sizes,
         )
     except OptionError as error:
