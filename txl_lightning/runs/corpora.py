@@ -28,8 +28,9 @@ def checkpoint_corpus(
     """
     if data_path is not None:
         return _encoded_text(trained, data_path)
+    own = trained.vocabulary if trained.vocabulary.level == "bpe" else None  # needs neither file nor training
     try:
-        corpus = load_corpus(trained.config.data)
+        corpus = load_corpus(trained.config.data, own)
     except UserError as error:
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:

@@ -14,6 +14,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora import benchmarks, sources
+from txl_lightning.data.corpora.bpe_tokenizer import check_tokenizer_options, tokenizer_vocabulary
 from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
 from txl_lightning.data.corpora.sources import SPLITS, Source, Split
 from txl_lightning.data.reading import Part, fingerprint, read, unpacked
@@ -77,6 +78,9 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
     directory = Path(config.cache_dir).expanduser()
     source = CORPORA[config.name](config)
     checksum = _checksum(source, directory / "fingerprints")
+    check_tokenizer_options(config)
+    if vocabulary is None and config.level == "bpe":
+        vocabulary = tokenizer_vocabulary(config, source, checksum)
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
         key = cache_key(checksum, "given vocabulary", vocabulary, source.documents)

@@ -31,8 +31,9 @@ OPEN_VOCABULARY: dict[Level, MakeVocabulary] = {
     "byte": counting.all_bytes,
     "char": counting.characters_and_unknown,
     "word": counting.words,
+    "bpe": counting.all_bytes,  # the alphabet; `load_corpus` trains or reads the tokenizer
 }
-ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line"}
+ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 
 
 @dataclass(frozen=True)
