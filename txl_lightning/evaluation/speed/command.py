@@ -24,6 +24,7 @@ from txl_lightning.files import write_json
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.machine import processor
+from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.trained import load_trained
 
 LEVELS = ("char", "word")
@@ -165,7 +166,7 @@ def _checkpoint_subjects(options: SpeedOptions) -> list[Subject]:
         kind = model.config.encoding if isinstance(model, TransformerXL) else trained.config.model.name
         allowed = f"is {kind}; must be a Transformer-XL whose encoding is of distances, which can reuse states"
         raise OptionError("checkpoint", options.checkpoint, allowed)
-    level = "word" if trained.vocabulary.level == "word" else "char"
+    level = "word" if loss_unit(trained.vocabulary.level) == "ppl" else "char"
     return [Subject(level, model, vanilla_of(model, options.vanilla_n_layer))]
 
 
