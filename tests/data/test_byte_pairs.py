@@ -58,6 +58,14 @@ def test_tokens_do_not_depend_on_how_the_text_is_read(chunks: list[bytes], longe
         assert b"".join(whole) == b"".join(chunks)
 
 
+def test_bytes_are_counted_only_where_they_are_known() -> None:
+    characters = Vocabulary.of_characters("aé€")
+    assert characters.count_bytes(characters.encode("é€a".encode())) == 6
+    assert characters.count_bytes(characters.encode(b"ax")) is None
+    assert Vocabulary("word", ("<eos>", "<unk>")).count_bytes(np.array([0])) is None
+    assert Vocabulary("byte", ("b", "\n")).count_bytes(np.array([0, 1, 1])) == 3
+
+
 def test_common_words_become_tokens_of_equal_number_everywhere() -> None:
     vocabulary = trained()
     assert len(vocabulary) == 400

@@ -128,7 +128,7 @@ def _documents(given: Any) -> tuple[str, list[Path]]:
     packed = [path.name for path in filled if path.suffix == ".xz"]
     require(len(filled) == 1 or not packed, "data.path", given, f"must be unpacked: {', '.join(packed[:1])}")
     others = len(filled) - 1 if len(roots) > 1 else 0
-    return roots[0].name + (f" and {others} more" if others else ""), filled
+    return (roots[0].name or roots[0].resolve().name) + (f" and {others} more" if others else ""), filled
 
 
 def _is_visible_file(path: Path, root: Path) -> bool:
