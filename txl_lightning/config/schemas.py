@@ -101,17 +101,21 @@ class DataConfig:
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
     `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
-    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does.
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does. `path` is the
+    file of `data=file`, a folder of files or a list of files. At level bpe `tokenizer` is a `tokenizer.json`; null
+    trains one with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING
     level: str = "byte"
+    vocab_size: int | None = None
+    tokenizer: str | None = None
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
     sentence_marks: str = "start"
     seed: int = 1
-    path: str | None = None
+    path: Any = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"
     batch_size: int = MISSING
