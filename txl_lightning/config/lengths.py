@@ -99,14 +99,14 @@ def trained_clamp(config: Config) -> int | None:
     """Return `clamp_len` for attention beyond training's: the run's own, if any, else the longest trained distance.
 
     A trained table of distances repeats its last row and needs no clamp, unless it has rows that training did not
-    reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances: -1, no clamp.
-    None for a recurrent model.
+    reach; its `clamp_len` counts rows, one more than the distance. Absolute positions have no distances, a rotation no
+    limit, and an encoding that extrapolates needs none: -1, no clamp. None for a recurrent model.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
         return None
     own = config.model.clamp_len if config.evaluation.clamp_len is None else config.evaluation.clamp_len
     kind, distance = encoding_kind(config), longest_trained_distance(config)
-    if config.evaluation.clamp_len is not None or own > 0 or kind.absolute:
+    if config.evaluation.clamp_len is not None or own > 0 or kind.absolute or kind.extrapolates or kind.rotates:
         return own
     if kind.table == "distances":
         return distance + 1 if (table_len(config) or 0) > distance + 1 else -1

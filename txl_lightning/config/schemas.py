@@ -47,6 +47,7 @@ class TransformerXLModelConfig(ModelConfig):
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
+    qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
     clamp_len: int = -1
@@ -67,10 +68,12 @@ class EncodingConfig:
     """Group `encoding`: the encoding of positions, built in or custom (see `encoding_kinds`).
 
     `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
+    `interpolation` divides the positions of rope.
     """
 
     name: str = MISSING
     table_len: int | None = None
+    interpolation: float = 1.0
 
 
 @dataclass

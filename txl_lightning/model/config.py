@@ -40,6 +40,7 @@ class TransformerXLConfig:
             RMSNorm.
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
+        qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
         encoding: name of a registered position encoding (`model.encodings`).
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
@@ -58,6 +59,8 @@ class TransformerXLConfig:
             next one, and so do not enter the memory.
         memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
             are attended to, as in the TensorFlow code and Hugging Face).
+        interpolation: positions of an encoding that rotates are divided by this (position interpolation, Chen et al.
+            2023), so that attention longer by this factor has the angles of training.
 
     Raises:
         OptionError: a value is not allowed; the message names it.
@@ -78,6 +81,7 @@ class TransformerXLConfig:
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
+    qk_norm: bool = False
     encoding: str = "relative"
     terms: str = "abcd"
     table_len: int | None = None
@@ -91,6 +95,7 @@ class TransformerXLConfig:
     clamp_len: int = -1
     ext_len: int = 0
     memory_start: MemoryStart = "empty"
+    interpolation: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "n_layer", "n_head", "d_head", "d_inner", "div_val"):
@@ -120,7 +125,19 @@ class TransformerXLConfig:
         good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)
         require(good_terms, "terms", self.terms, "must be letters of abcd, each at most once")
         require(self.table_len is None or self.table_len >= 1, "table_len", self.table_len, "must be an integer >= 1")
+        self._check_rotation()
         check_clusters(self)
+
+    def _check_rotation(self) -> None:
+        rotates, by = self.kind.rotates, f"encoding={self.encoding}"
+        require(self.interpolation >= 1, "interpolation", self.interpolation, "must be a number >= 1")
+        fixed = rotates or self.interpolation == 1
+        require(fixed, "interpolation", self.interpolation, f"must be 1: {by} rotates no queries and keys")
+        paired = not rotates or self.d_head % 2 == 0
+        require(paired, "d_head", self.d_head, f"must be even: {by} rotates pairs of components")
+        unclamped = not rotates or self.clamp_len <= 0
+        allowed = f"must be -1: {by} rotates queries and keys, which sets no limit to distances; use interpolation"
+        require(unclamped, "clamp_len", self.clamp_len, allowed)
 
     @property
     def kind(self) -> EncodingKind:

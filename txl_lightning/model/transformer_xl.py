@@ -54,13 +54,13 @@ class TransformerXL(nn.Module):
         Everything else is shared, training mode and device included.
 
         Args:
-            lengths: any of `mem_len`, `same_length`, `clamp_len`, `ext_len` and `memory_start`.
+            lengths: any of `mem_len`, `same_length`, `clamp_len`, `ext_len`, `memory_start` and `interpolation`.
 
         Raises:
             OptionError: a length is not allowed.
             TypeError: a name is none of these.
         """
-        unknown = set(lengths) - {"mem_len", "same_length", "clamp_len", "ext_len", "memory_start"}
+        unknown = set(lengths) - {"mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "interpolation"}
         if unknown:
             raise TypeError(f"with_lengths() got {sorted(unknown)}, which would change the weights")
         view = copy.copy(self)
@@ -120,7 +120,7 @@ class TransformerXL(nn.Module):
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         M = memory.length
-        positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD)
+        positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
         attention_len = config.mem_len if config.same_length and config.mem_len else None
         mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
         visible = VisibleKeys(mask_TK, M - memory.filled, attention_len)

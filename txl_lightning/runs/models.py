@@ -21,6 +21,7 @@ OPTION_OF_FIELD = {
     "memory_start": "memory.start",
     "encoding": "encoding",
     "table_len": "encoding.table_len",
+    "interpolation": "encoding.interpolation",
     VARIABLE: VARIABLE,
 }
 
@@ -43,6 +44,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             table_len=table_len(config),
             mem_len=config.memory.mem_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
+            interpolation=config.encoding.interpolation,
             **sizes,
         )
     except OptionError as error:

@@ -18,7 +18,7 @@ from txl_lightning.training.optimization import check_optimizer
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
-    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
+    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "interpolation", "vocab_size"),
 }
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")

@@ -28,6 +28,7 @@ from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast
+from txl_lightning.runs.models import Model
 from txl_lightning.runs.trained import TrainedModel
 
 
@@ -42,12 +43,29 @@ class ScoringProtocol(ABC):
         corpus: corpus to score on.
         clamped: attention beyond the longest trained distance is clamped there (`trained_clamp`).
         precision: `32-true` or `bf16-mixed`.
+        interpolation: of the positions of an encoding that rotates; None for training's.
     """
 
     trained: TrainedModel
     corpus: Corpus
     clamped: bool = field(default=False, kw_only=True)
     precision: str = field(default="32-true", kw_only=True)
+    interpolation: float | None = field(default=None, kw_only=True)
+
+    @property
+    def interpolated(self) -> Model:
+        """Model with the interpolation of the protocol.
+
+        Raises:
+            OptionError: the interpolation is not allowed, or the model has no encoding that rotates.
+        """
+        model, interpolation = self.trained.model, self.interpolation
+        if interpolation is None:
+            return model
+        if not isinstance(model, TransformerXL):
+            allowed = f"must be null: {self.trained.config.model.name} has no positions"
+            raise OptionError("interpolation", interpolation, allowed)
+        return model.with_lengths(interpolation=interpolation)
 
     @property
     @abstractmethod
@@ -86,7 +104,10 @@ class ScoringProtocol(ABC):
         Raises:
             OptionError: a length is not allowed.
         """
-        return {**self.lengths(), "precision": self.precision}
+        model, interpolation = self.interpolated, {}
+        if isinstance(model, TransformerXL) and model.config.kind.rotates:
+            interpolation = {"interpolation": model.config.interpolation}
+        return {**self.lengths(), **interpolation, "precision": self.precision}
 
     @abstractmethod
     def lengths(self) -> dict[str, Any]:
@@ -186,11 +207,11 @@ class StateReuse(ScoringProtocol):
             return replace(self, evaluation=_with_segment_len(self.evaluation, config.data.segment_len))
         if self.length_option == "ext_len":
             window = self._with_window(self.training_attention_length)
-            return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len))
+            return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len), interpolation=None)
         lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
         evaluation = _with_segment_len(self.evaluation, config.data.segment_len)
         evaluation = replace(evaluation, mem_len=config.memory.mem_len, **lengths)
-        return replace(self, evaluation=evaluation, clamped=False)
+        return replace(self, evaluation=evaluation, clamped=False, interpolation=None)
 
     def score(self, split: str) -> TokenLosses:
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
@@ -203,7 +224,7 @@ class StateReuse(ScoringProtocol):
 
     def model(self) -> Any:
         """Return the model at these lengths."""
-        model = self.trained.model
+        model: Any = self.interpolated
         lengths = self._lengths()
         if self.cached and isinstance(model, TransformerXL):
             return CachedTransformerXL(model, **lengths)
@@ -272,7 +293,7 @@ class SlidingWindowProtocol(ScoringProtocol):
     def at_training_lengths(self) -> SlidingWindowProtocol:
         """Return a copy with training's attention length as the window, and training's clamp."""
         model: Any = self.trained.config.model
-        return replace(self, window=None, clamp_len=getattr(model, "clamp_len", None))
+        return replace(self, window=None, clamp_len=getattr(model, "clamp_len", None), interpolation=None)
 
     def reader(self) -> WindowReader:
         """Return the reader of the model's windows."""
@@ -281,7 +302,7 @@ class SlidingWindowProtocol(ScoringProtocol):
         longest = self.training_attention_length if self.window is None else self.window
         if clamp_len is None and self.clamped and longest - 1 > longest_trained_distance(config):
             clamp_len = trained_clamp(config)
-        return window_reader(self.trained.model, position_limit(config), clamp_len)
+        return window_reader(self.interpolated, position_limit(config), clamp_len)
 
     def sizes(self) -> tuple[int, int]:
         """Return the window, L, as far as the model can see, and the stride, S.

@@ -235,3 +235,5 @@ def _require_parts(config: TransformerXLConfig, who: str) -> None:
             raise CheckpointError(f"{name}={value}: {who} has only {name}={only}")
     if config.active_terms != config.kind.terms:
         raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")
+    if config.qk_norm:
+        raise CheckpointError(f"qk_norm=True: {who} does not normalise queries and keys")

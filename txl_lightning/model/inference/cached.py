@@ -2,7 +2,9 @@
 
 With hidden states as memory every segment projects all of them to keys and values again (paper §3.2), because
 training changes the weights. In evaluation they stay as they are: the projections are kept, and W_{k,R} R of
-every distance is computed once. A token costs its own projections and the products of the attention.
+every distance is computed once. A token costs its own projections and the products of the attention. Keys are kept
+unrotated: an encoding that rotates them does so when they are read, by their distance then, which is exact in a stream
+of any length.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from txl_lightning.model.attention import Attention
+from txl_lightning.model.attention import Attention, rotated
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
@@ -41,7 +43,7 @@ class CachedTransformerXL:
 
     Args:
         model: model whose weights are used; it is not changed.
-        lengths: other values of its `mem_len`, `same_length`, `clamp_len`, `ext_len` or `memory_start`.
+        lengths: other values of its lengths (see `TransformerXL.with_lengths`).
 
     Raises:
         OptionError: a length is not allowed.
@@ -173,7 +175,7 @@ class _Distances:
         config, K = self.model.config, M + T
         if self.n_keys < K:
             self.n_keys, self.mask_TK = max(K, min(2 * K, config.mem_len + T)), None
-            positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like)
+            positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
             self.positions = [
                 layer.attention.precompute(of_layer)  # type: ignore[union-attr, operator]
                 for layer, of_layer in zip(self.model.layers, positions, strict=True)
@@ -187,10 +189,11 @@ class _Distances:
 
 def _nearest(positions: LayerPositions, n: int) -> LayerPositions:
     """Return the positions of the n smallest distances."""
-    table_HSE, bias_HS = positions.table_HSE, positions.bias_HS
+    table_HSE, bias_HS, rotation_2SF = positions.table_HSE, positions.bias_HS, positions.rotation_2SF
     return positions._replace(
         table_HSE=None if table_HSE is None else table_HSE[:, -n:],
         bias_HS=None if bias_HS is None else bias_HS[:, -n:],
+        rotation_2SF=None if rotation_2SF is None else rotation_2SF[:, -n:],
     )
 
 
@@ -209,13 +212,15 @@ def _attend_cached(
     """
     q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
+    q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SF)
+    positions = positions._replace(rotation_2SF=None)
     blocks = []
     for queries, n_keys in _query_blocks(mask_TK):
         seen, of_block = _nearest(positions, n_keys + 1), mask_TK[queries, :n_keys]
         groups = [
             attention.attend_eager(
                 None if q_HBTE is None else q_HBTE[heads, :, queries],
-                kv_PHBKE[:, heads, :, :n_keys],
+                tuple(x_HBKE[heads, :, :n_keys] for x_HBKE in keys_values),
                 LayerPositions(*(None if x is None else x[heads] for x in seen)),
                 of_block,
             )
