@@ -81,11 +81,19 @@ class MemoryConfig:
     """Group `memory`: length of the memory in training (0 for no recurrence) and its start.
 
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+
+    The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
+    `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
+    `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
     """
 
     mem_len: int = MISSING
     start: str = "empty"
     segments: int | None = None
+    compressed_len: int = 0
+    rate: int = 4
+    compression: str | None = None
+    compression_loss: str = "reconstruction"
 
 
 @dataclass
@@ -115,13 +123,15 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the
-    final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
+    without recurrence). `compressed_len` null means training's, for `memory=compressive`; `ext_len`, `clamp_len` and
+    `same_length` null mean the model's own. `max_segments` limits the final evaluation (null: the whole split);
+    `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
+    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None

@@ -32,11 +32,11 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
 
     A product counts 2 forward, and 2 for each gradient: of the weight and of the input. Memory and distances need no
     gradient of the input. n counts the values, the queries with keys (a) and with distances (b); K = M + (T + 1) / 2,
-    or M with `same_length`. Not counted: elementwise operations, (c) and (d), hidden keys, and the tail clusters of
-    an adaptive embedding and softmax, whose share depends on the text.
+    or M with `same_length`. Not counted: elementwise operations, (c) and (d), hidden keys, compression, and the tail
+    clusters of an adaptive embedding and softmax, whose share depends on the text.
 
     Args:
-        model: its memory is full, M = `mem_len`.
+        model: its memory is full, M = `memory_slots`.
         batch_size: B, streams.
         segment_len: T.
     """
@@ -45,7 +45,7 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
     per_step = 0.0
     if isinstance(model, TransformerXL):
         config, terms = model.config, model.config.active_terms
-        M, width = config.mem_len, config.n_head * config.d_head
+        M, width = config.memory_slots, config.n_head * config.d_head
         attention: list[Any] = [layer.attention for layer in model.layers]
         distances = sum(one.position.weight.numel() for one in attention if one.position is not None)
         matrices -= distances

@@ -211,6 +211,8 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     """Return the options that both families name alike."""
+    if config.compression is not None:
+        raise CheckpointError(f"compression={config.compression}: no other implementation has a compressed memory")
     return {
         **{name: getattr(config, name) for name in SAME_OPTIONS},
         "dropatt": config.attention_dropout,
