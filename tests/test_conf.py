@@ -194,7 +194,12 @@ def test_the_evening_is_the_laptop_profile_with_twice_the_tokens() -> None:
 def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
     config, plain = composed("experiment=laptop_modern"), parameters(BYTES, "profile=laptop")
     assert parameters(BYTES, "experiment=laptop_modern") == pytest.approx(plain, rel=0.01)
-    for parts in (["norm=layer"], ["pre_norm=false", "final_norm=false"], ["feed_forward=relu", "d_inner=384"]):
+    for parts in (
+        ["norm=layer"],
+        ["pre_norm=false", "final_norm=false"],
+        ["feed_forward=relu", "d_inner=384"],
+        ["qk_norm=false"],
+    ):
         without = parameters(BYTES, "experiment=laptop_modern", *(f"model.{part}" for part in parts))
         assert without == pytest.approx(plain, rel=0.01)
     assert replace(config, model=composed().model, logger=composed().logger) == composed("encoding=relative")

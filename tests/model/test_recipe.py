@@ -10,7 +10,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
-MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu"}
+MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square():

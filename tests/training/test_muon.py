@@ -21,7 +21,9 @@ SIZES = TransformerXLConfig(
 CONFIG = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, clip_norm=0.0)
 MODELS = {
     "txl": lambda: TransformerXL(SIZES),
-    "modern": lambda: TransformerXL(replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu")),
+    "modern": lambda: TransformerXL(
+        replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
+    ),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, "lstm", n_layer=1, d_model=8)),
     "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, "qrnn", n_layer=2, d_model=8)),
