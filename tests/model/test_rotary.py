@@ -54,7 +54,7 @@ def llama_rotation(x_HBTE: Tensor, first_position: int) -> Tensor:
 
 def rotation_of(n_keys: int, d_head: int, interpolation: float = 1.0) -> Tensor:
     model = tiny_model(encoding="rope", d_head=d_head)
-    rotation = model.encoding.positions(n_keys, -1, torch.zeros(1).double(), interpolation)[0].rotation_2SF
+    rotation = model.encoding.positions(n_keys, -1, torch.zeros(1).double(), interpolation)[0].rotation_2SE
     assert rotation is not None
     return rotation
 

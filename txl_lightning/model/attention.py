@@ -22,9 +22,9 @@ class Attention(nn.Module):
              = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
 
     r_{i-j} is W_{k,R} R_{i-j} or a trained vector of the distance; v·r_{i-j} may be a trained bias. An encoding may
-    rotate q_i and k_j. With `qk_norm` they are x / rms(x) · gain, per head, before that (RMSNorm, Zhang & Sennrich
-    2019; on queries and keys Henry et al. 2020, with gains Dehghani et al. 2023). The
-    projections have no bias, and a projection that no term needs does not exist. Heads come before streams
+    rotate q_i and k_j. With `qk_norm` both are first normalised in each head, x / rms(x) · gain (RMSNorm of Zhang &
+    Sennrich 2019; normalised queries and keys: Henry et al. 2020, Dehghani et al. 2023). The projections have no
+    bias, and a projection that no term needs does not exist. Heads come before streams
     (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are one
     product per head, with the queries of all streams as rows.
 
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SF)
+        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         scores_XTK = self._scores(q_HBTE, keys_values, positions.of_terms(terms), visible.mask_TK, terms)
         return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
@@ -142,10 +142,10 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
         kernel = kernel_on(kv_PHBKE.device, self.kernel)
-        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SF)
+        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         if kernel == "eager":
             return self.attend_eager(q_HBTE, keys_values, positions, visible.mask_TK)
-        if positions.rotation_2SF is not None:
+        if positions.rotation_2SE is not None:
             kv_PHBKE = torch.stack(keys_values)
         query, by_distance = self._factors(q_HBTE, positions, self.terms)
         p = self.dropout.p if self.dropout.training else 0.0
@@ -198,7 +198,8 @@ class Attention(nn.Module):
         r_HSE, v_HE = self._distance_vectors(positions), positions.v_HE
         if "b" in self.terms or r_HSE is None or v_HE is None:
             return positions._replace(sinusoids_SD=None, table_HSE=None if r_HSE is None else r_HSE.contiguous())
-        return LayerPositions(u_HE=positions.u_HE, bias_HS=torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2))
+        bias_HS = torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2)
+        return LayerPositions(u_HE=positions.u_HE, bias_HS=bias_HS, rotation_2SE=positions.rotation_2SE)
 
     def _distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r of the distances K, …, 0."""
@@ -247,13 +248,13 @@ class Attention(nn.Module):
 
 
 def rotated(
-    q_HBTE: Float[Tensor, "H B T E"] | None, kv_PHBKE: Float[Tensor, "P H B K E"], rotation_2SF: Tensor | None
+    q_HBTE: Float[Tensor, "H B T E"] | None, kv_PHBKE: Float[Tensor, "P H B K E"], rotation_2SE: Tensor | None
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Return queries, and keys and values apart, with queries and keys rotated if there is a rotation."""
-    if rotation_2SF is None or q_HBTE is None:
+    if rotation_2SE is None or q_HBTE is None:
         return q_HBTE, kv_PHBKE.unbind()
     k_HBKE, v_HBKE = kv_PHBKE.unbind()
-    return rotate(q_HBTE, rotation_2SF), (rotate(k_HBKE, rotation_2SF), v_HBKE)
+    return rotate(q_HBTE, rotation_2SE), (rotate(k_HBKE, rotation_2SE), v_HBKE)
 
 
 def content_scores(

@@ -41,18 +41,25 @@ def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tens
     return sinusoid(distances_of_keys(n_keys, clamp_len, like), d_model).to(like.dtype)
 
 
-def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SF: Float[Tensor, "2 S F"]) -> Float[Tensor, "H B T E"]:
+def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 S E"]:
+    """Return (cos, cos) and (-sin, sin) of the angles, E = 2F, in the type of `like`, but at least in float32."""
+    cos, sin = angles_SF.cos(), angles_SF.sin()
+    both = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
+    return both.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]) -> Float[Tensor, "H B T E"]:
     """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by the angles of their distances T-1, …, 0.
 
     The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not neighbouring components.
 
     Args:
         x_HBTE: queries or keys.
-        rotation_2SF: cosines and sines of the angles of the distances S-1, …, 0 from the newest token.
+        rotation_2SE: from `rotation`, of the distances S-1, …, 0 from the newest token.
     """
-    cos, sin = rotation_2SF[:, -x_HBTE.shape[2] :].unbind()
-    first, second = x_HBTE.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_HBTE.dtype)
+    cos_TE, sin_TE = rotation_2SE[:, -x_HBTE.shape[2] :].unbind()
+    x = x_HBTE.to(cos_TE.dtype)
+    return (x * cos_TE).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin_TE).to(x_HBTE.dtype)
 
 
 def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]:

@@ -31,7 +31,8 @@ def recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
 
 
 def attention(encoding: str, **options: object) -> TransformerXL:
-    return tiny_model(encoding=encoding, table_len=TABLE.get(encoding), d_head=4, **options)
+    pairs = {"d_head": 4} if encoding == "rope" else {}
+    return tiny_model(encoding=encoding, table_len=TABLE.get(encoding), **pairs, **options)
 
 
 def token_by_token(model: TransformerXL, window: torch.Tensor) -> float:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
 from txl_lightning.model.config import TransformerXLConfig
-from txl_lightning.model.positions import distances_of_keys
+from txl_lightning.model.positions import distances_of_keys, rotation
 
 
 class LayerPositions(NamedTuple):
@@ -24,7 +23,7 @@ class LayerPositions(NamedTuple):
         sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
         table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
-        rotation_2SF: cosines and sines of the angles of the distances K, …, 0, which rotate queries and keys.
+        rotation_2SE: `positions.rotation` of the distances K, …, 0, which rotates queries and keys.
     """
 
     u_HE: Tensor | None = None
@@ -32,7 +31,7 @@ class LayerPositions(NamedTuple):
     sinusoids_SD: Tensor | None = None
     table_HSE: Tensor | None = None
     bias_HS: Tensor | None = None
-    rotation_2SF: Tensor | None = None
+    rotation_2SE: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
         """Keep only what these terms of the score need."""
@@ -43,7 +42,7 @@ class LayerPositions(NamedTuple):
             sinusoids_SD=self.sinusoids_SD if r_needed else None,
             table_HSE=self.table_HSE if r_needed else None,
             bias_HS=self.bias_HS if "d" in terms else None,
-            rotation_2SF=self.rotation_2SF,
+            rotation_2SE=self.rotation_2SE,
         )
 
 
@@ -83,12 +82,15 @@ class Encoding(nn.Module):
         """
         return [LayerPositions()] * self.n_layer
 
-    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"] | None:
+    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
         """Return the F = E/2 angles that rotate queries and keys at these distances from the newest token.
 
-        Where they are linear in the distance, q_i·k_j depends on i - j only. None rotates nothing.
+        They must be linear in the distance: q_i·k_j then depends on i - j only.
+
+        Raises:
+            NotImplementedError: the encoding rotates nothing.
         """
-        return None
+        raise NotImplementedError
 
     def positions(self, n_keys: int, clamp_len: int, like: Tensor, interpolation: float = 1.0) -> list[LayerPositions]:
         """Return the positions of `forward` without the terms that are off, and the rotation.
@@ -103,12 +105,15 @@ class Encoding(nn.Module):
             interpolation: the rotation is that of distances divided by this.
         """
         of_layers = [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
-        angles_SF = self.angles(distances_of_keys(n_keys, -1, like) / interpolation)
-        if angles_SF is None:
+        if not rotates(type(self)):
             return of_layers
-        rotation = torch.stack([angles_SF.cos(), angles_SF.sin()])
-        rotation = rotation.to(torch.promote_types(like.dtype, torch.float32))
-        return [of_layer._replace(rotation_2SF=rotation) for of_layer in of_layers]
+        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like) / interpolation), like)
+        return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
+
+
+def rotates(encoding: type[Encoding]) -> bool:
+    """Return whether an encoding has angles."""
+    return encoding.angles is not Encoding.angles
 
 
 ENCODINGS: dict[str, type[Encoding]] = {}
@@ -149,11 +154,11 @@ def register_encoding(
         # A notebook cell that runs again defines the class again.
         same = (known.__module__, known.__qualname__) == (encoding.__module__, encoding.__qualname__)
         require(same, "name", name, f"is the name of another encoding, {known.__module__}.{known.__qualname__}")
-        rotates = encoding.angles is not Encoding.angles
         # (b) and (c) would depend on the place of a query or key in its stream, not on their distance alone.
-        require(not rotates or not set("bc") & set(terms), "terms", terms, "must be a or ad: angles rotate q and k")
+        fits = not (rotates(encoding) and set("bc") & set(terms))
+        require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
         ENCODINGS[name] = encoding
-        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table, extrapolates, rotates)
+        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table, extrapolates, rotates(encoding))
         return encoding
 
     return register

@@ -200,11 +200,11 @@ class _Distances:
 
 def _nearest(positions: LayerPositions, n: int) -> LayerPositions:
     """Return the positions of the n smallest distances."""
-    table_HSE, bias_HS, rotation_2SF = positions.table_HSE, positions.bias_HS, positions.rotation_2SF
+    table_HSE, bias_HS, rotation_2SE = positions.table_HSE, positions.bias_HS, positions.rotation_2SE
     return positions._replace(
         table_HSE=None if table_HSE is None else table_HSE[:, -n:],
         bias_HS=None if bias_HS is None else bias_HS[:, -n:],
-        rotation_2SF=None if rotation_2SF is None else rotation_2SF[:, -n:],
+        rotation_2SE=None if rotation_2SE is None else rotation_2SE[:, -n:],
     )
 
 
@@ -223,8 +223,8 @@ def _attend_cached(
     """
     q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
-    q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SF)
-    positions = positions._replace(rotation_2SF=None)
+    q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
+    positions = positions._replace(rotation_2SE=None)
     blocks = []
     for queries, n_keys in _query_blocks(mask_TK):
         seen, of_block = _nearest(positions, n_keys + 1), mask_TK[queries, :n_keys]
