@@ -50,7 +50,7 @@ class TransformerXL(nn.Module):
         initialize(self, config.init_std)
         self.encoding.initialize()
         # Last, so that all other parameters are drawn as without it.
-        self.compressor = None if config.compression is None else Compressor(config)
+        self.compressor = None if config.compression is None else Compressor(config, self.layers)
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """Return a view on the same weights with other lengths; this model keeps its own.
@@ -153,7 +153,7 @@ class TransformerXL(nn.Module):
         if compressor is None:
             return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len)
         assert isinstance(memory, CompressiveMemory)
-        return hidden_BTD, compressor.next_memory(memory, inputs, self.layers, usage, config)
+        return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 
     def score(
         self,

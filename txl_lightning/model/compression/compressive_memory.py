@@ -17,6 +17,9 @@ class CompressiveMemory(Memory):
     All states are slots of one row, oldest first: `states` is [compressed | ordinary], and `length` and `filled`
     count the slots of both. `Compressor.next_memory` takes the place of `update`.
 
+    A key's distance is counted in slots of the row [compressed | ordinary | segment], one for each compressed state:
+    the paper applies Transformer-XL's relative encoding to the concatenated memories and names no other positions.
+
     Args:
         n_compressed: number of slots, counted from the oldest, that belong to the compressed part.
         compression_loss: loss of the compression that made this memory, with gradients for the compressor only;
