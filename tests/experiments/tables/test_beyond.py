@@ -64,9 +64,8 @@ def test_half_of_the_memory_is_compressed_and_the_states_are_as_many(tmp_path: P
     plain = config_of(beyond.ON, tmp_path).memory
     for arm, function in ((beyond.POOLED, "mean"), (beyond.CONVOLVED, "conv")):
         memory = config_of(arm, tmp_path).memory
-        assert (memory.mem_len, memory.compressed_len, memory.rate) == (64, 64, beyond.RATE)
-        assert memory.mem_len + memory.compressed_len == plain.mem_len
-        assert memory.compression == function
+        assert memory.mem_len == memory.compressed_len == plain.mem_len / 2
+        assert (memory.compression, memory.rate) == (function, beyond.RATE)
 
 
 def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:
