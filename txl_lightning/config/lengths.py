@@ -98,11 +98,11 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
 def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
-    With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1. Compressed
-    states count as one position each.
+    With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
+    memory). Compressed states count as one position each.
     """
     if config.memory.mem_len and getattr(config.model, "same_length", False):
-        return memory_slots(config) - 1
+        return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
     return memory_slots(config) + extended_context(config) + config.data.segment_len - 1
 
 
@@ -128,7 +128,7 @@ def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
     memory = lengths["mem_len"] + lengths.get("compressed_len", 0) if lengths["mem_len"] else 0
     if lengths["mem_len"] and lengths["same_length"]:
-        return int(memory) - 1
+        return int(memory) - 1 + getattr(config.model, "extra_key", False)
     return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
 
 

@@ -50,6 +50,7 @@ class TransformerXLModelConfig(ModelConfig):
     qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
 
@@ -102,7 +103,8 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b.
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does.
     """
 
     name: str = MISSING
@@ -110,6 +112,7 @@ class DataConfig:
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
+    sentence_marks: str = "start"
     seed: int = 1
     path: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])

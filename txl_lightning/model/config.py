@@ -15,6 +15,19 @@ FeedForwardKind = Literal["relu", "swiglu", "geglu"]
 TRAINED_COMPRESSIONS = ("conv", "dilated")
 COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
 
+LENGTHS = frozenset(  # fields that may differ between training and evaluation on the same weights
+    {
+        "mem_len",
+        "compressed_len",
+        "same_length",
+        "extra_key",
+        "clamp_len",
+        "ext_len",
+        "memory_start",
+        "interpolation",
+    }
+)
+
 
 @dataclass(frozen=True)
 class TransformerXLConfig:
@@ -61,6 +74,8 @@ class TransformerXLConfig:
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
         same_length: every query attends to the nearest `memory_slots` keys, itself among them, so that all
             tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
+            without memory (the TensorFlow code's mask).
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
         ext_len: length of the extended context: the last tokens of each segment are fed again before the
             next one, and so do not enter the memory.
@@ -103,6 +118,7 @@ class TransformerXLConfig:
     mem_len: int = 512
     compressed_len: int = 0
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
     memory_start: MemoryStart = "empty"
@@ -165,6 +181,11 @@ class TransformerXLConfig:
     def kind(self) -> EncodingKind:
         """Properties of the encoding."""
         return KINDS[self.encoding]
+
+    @property
+    def attention_len(self) -> int | None:
+        """Number of keys that every query sees with `same_length`, itself included; None for no such limit."""
+        return (self.memory_slots + self.extra_key or None) if self.same_length else None
 
     @property
     def active_terms(self) -> str:

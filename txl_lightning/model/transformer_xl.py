@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.compression.compressive_memory import CompressiveMemory
 from txl_lightning.model.compression.compressor import Compressor, key_usage
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.config import LENGTHS, TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS
@@ -58,15 +58,13 @@ class TransformerXL(nn.Module):
         Everything else is shared, training mode and device included.
 
         Args:
-            lengths: any of `mem_len`, `compressed_len`, `same_length`, `clamp_len`, `ext_len`, `memory_start` and
-                `interpolation`.
+            lengths: any of `LENGTHS`.
 
         Raises:
             OptionError: a length is not allowed.
             TypeError: a name is none of these.
         """
-        known = {"mem_len", "compressed_len", "same_length", "clamp_len", "ext_len", "memory_start", "interpolation"}
-        unknown = set(lengths) - known
+        unknown = set(lengths) - LENGTHS
         if unknown:
             raise TypeError(f"with_lengths() got {sorted(unknown)}, which would change the weights")
         view = copy.copy(self)
@@ -132,9 +130,8 @@ class TransformerXL(nn.Module):
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         M = memory.length
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
-        attention_len = config.memory_slots if config.same_length and config.mem_len else None
-        mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
-        visible = VisibleKeys(mask_TK, M - memory.filled, attention_len)
+        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
+        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
 
         inputs: list[Tensor] = []
         usage: list[Tensor] = []

@@ -11,6 +11,7 @@ from txl_lightning.config.schemas import Config, TransformerXLModelConfig, check
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.model.config import LENGTHS
 from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
@@ -18,16 +19,8 @@ from txl_lightning.training.optimization import check_optimizer
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
-    *(
-        "mem_len",
-        "compressed_len",
-        "same_length",
-        "clamp_len",
-        "ext_len",
-        "memory_start",
-        "interpolation",
-        "vocab_size",
-    ),
+    *LENGTHS,
+    "vocab_size",
 }
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")

@@ -192,9 +192,8 @@ class _Distances:
                 for layer, of_layer in zip(self.model.layers, positions, strict=True)
             ]
         if self.mask_TK is None or len(self.mask_TK) != T:
-            attention_len = config.mem_len if config.same_length and config.mem_len else None
             longest = self.n_keys - T
-            self.mask_TK = attention_mask(T, longest, longest, attention_len, like)
+            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
         return [_nearest(positions, K + 1) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
 
 
