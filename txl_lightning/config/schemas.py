@@ -41,6 +41,9 @@ class TransformerXLModelConfig(ModelConfig):
     d_inner: int = MISSING
     attention_dropout: float = 0.0
     pre_norm: bool = False
+    final_norm: bool = False
+    norm: str = "layer"
+    feed_forward: str = "relu"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
@@ -144,7 +147,10 @@ class EvaluationConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Group `optimizer`: Adam or AdamW, linear warm-up, then cosine decay (or constant), gradient clipping."""
+    """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
+
+    With Muon, queries, keys and values of attention are separate matrices; `split_qkv=false` takes them as one.
+    """
 
     name: str = MISSING
     lr: float = MISSING
@@ -156,6 +162,7 @@ class OptimizerConfig:
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float = 0.25
+    split_qkv: bool = True
 
 
 @dataclass
