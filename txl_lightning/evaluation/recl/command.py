@@ -37,7 +37,7 @@ from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, c
 from txl_lightning.evaluation.scoring.position_blocks import POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
 SCHEMA_VERSION = 1  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
@@ -216,7 +216,7 @@ def _measure(
     return {
         "schema_version": SCHEMA_VERSION,
         "citation": CITATION,
-        "unit": next(iter(set(loss_metrics(0.0, text.level)) - {"nll"})),
+        "unit": loss_unit(text.level),
         "contexts": contexts,
         **{name: getattr(options, name) for name in (*names, "fractions", "threshold", "bootstrap", "seed")},
         "models": models,

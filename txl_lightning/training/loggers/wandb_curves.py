@@ -15,7 +15,7 @@ from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import read_checkpoint
 
 OVER_TOKENS = ("train/*", "context/*", "recl/*")
-BEST = ("val/nll", "val/bpc", "val/ppl")  # their minimum is a summary of the run: `val/nll.min`
+BEST = ("val/nll", "val/bpc", "val/ppl", "val/bpb")  # their minimum is a summary of the run: `val/nll.min`
 FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
 SPEED = "train/tokens_per_second"
 
