@@ -151,6 +151,8 @@ def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tm
         *LENGTHS,
     )
     refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS, error=OptionError)
+    with pytest.raises(OptionError, match=r"data.level=bpe: must be one of byte, char, word"):
+        convert(small, "tensorflow", "y.ckpt", "txl", "data.level=bpe", *LENGTHS)
     (small / "data/corpus-info.json").write_text('{"vocab_size": 31}')
     refuse(r"n_token=31: the variables of the checkpoint say 30", *LENGTHS, error=CheckpointError)
     flags.write_text('{"n_token": 30}')
