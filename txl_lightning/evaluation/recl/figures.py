@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -152,14 +153,15 @@ def position_figure(
     figure = new_figure(*SIZE)
     axes = figure.add_subplot()
     longest = max(max(positions) for positions, _, _ in curves.values())
+    marked = {name: length for name, length in trained.items() if name in curves and (length or math.inf) <= longest}
     for (name, (positions, mean, error)), colour in zip(curves.items(), cycle(COLOURS), strict=False):
         axes.plot(positions, mean, color=colour, linewidth=1.4, label=name)
         low, high = (np.asarray(mean) + sign * np.asarray(error) for sign in (-1, 1))
         axes.fill_between(positions, low, high, color=colour, alpha=0.12, linewidth=0)
-        length = trained[name]
-        if length is not None and length <= longest:
-            axes.axvline(length, color=colour, linestyle="--", linewidth=1.1)
-    axes.plot([], [], color="0.35", linestyle="--", linewidth=1.1, label="tokens seen in training")
+        if name in marked:
+            axes.axvline(marked[name] or 0, color=colour, linestyle="--", linewidth=1.1)
+    if marked:
+        axes.plot([], [], color="0.35", linestyle="--", linewidth=1.1, label="tokens seen in training")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set(xlabel="position in the window (tokens)", ylabel=y_label, title="Loss by position (± standard error)")
