@@ -197,11 +197,13 @@ class TrainerConfig:
 class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory.
+    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory. Every
+    `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over training.
     """
 
     enabled: bool = True
     every_n_steps: int = 500
+    keep_every_n_steps: int | None = None
     memory: bool = True
 
 

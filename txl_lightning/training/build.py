@@ -33,7 +33,7 @@ from txl_lightning.training.callbacks.context_curves import ContextCurves
 from txl_lightning.training.callbacks.progress_bar import ProgressBar
 from txl_lightning.training.callbacks.progress_file import ProgressFile
 from txl_lightning.training.callbacks.random_state import RandomState
-from txl_lightning.training.callbacks.run_record import RunRecord
+from txl_lightning.training.callbacks.run_record import RunRecord, StepWeights
 from txl_lightning.training.callbacks.skipped_steps import SkippedSteps
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
@@ -123,6 +123,9 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         RunRecord(record),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         ProgressFile(directory, curves) if config.trainer.progress_file else None,
+        StepWeights(directory / "checkpoints", config.checkpoint.keep_every_n_steps, record, ranks, step)
+        if config.checkpoint.enabled
+        else None,
         stop.checkpoints,
         stop,
     ]

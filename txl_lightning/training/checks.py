@@ -84,6 +84,7 @@ def check_config(config: Config) -> None:
         "trainer.val_every_n_steps": trainer.val_every_n_steps,
         "trainer.val_max_segments": trainer.val_max_segments,
         "checkpoint.every_n_steps": config.checkpoint.every_n_steps,
+        "checkpoint.keep_every_n_steps": config.checkpoint.keep_every_n_steps,
         "data.batch_size": config.data.batch_size,
         "data.segment_len": config.data.segment_len,
         "evaluation.batch_size": evaluation.batch_size,
