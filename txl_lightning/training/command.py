@@ -6,12 +6,13 @@ from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
+from txl_lightning.training.loggers.wandb_history import upload_command
 from txl_lightning.training.precision import resolve_precision
 from txl_lightning.training.run import train
 
 
 def run(options: Config, directory: Path) -> list[str]:
-    """Train one model and return its metrics on one line.
+    """Train one model and return its metrics on one line, and how to upload an offline W&B run.
 
     Raises:
         UserError: as `train` does.
@@ -23,4 +24,6 @@ def run(options: Config, directory: Path) -> list[str]:
     lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
     if options.trainer.precision == "auto":
         lines.insert(0, f"trainer.precision=auto: trained with {resolved.trainer.precision} on this machine")
+    if options.logger.name == "wandb" and (upload := upload_command(directory)):
+        lines.append(f"offline run of Weights & Biases, to upload it: {upload}")
     return lines
