@@ -25,6 +25,9 @@ def loss_metrics(nll: float, level: str) -> dict[str, float]:
     return {"nll": nll, "bpc": nll / math.log(2)}
 
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
+
+
 class TokenLoss(Metric):
     """Mean loss over tokens: a float64 sum and an int64 count, both summed over ranks.
 
@@ -43,17 +46,19 @@ class TokenLoss(Metric):
 
     def update(self, nll: Tensor) -> None:
         """Add the losses of some tokens, in nats."""
-        self.nll_sum += nll.detach().double().sum()
+        self.nll_sum += nll.detach().to(self.nll_sum.device).double().sum()
         self.tokens += nll.numel()
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Return the mean loss in nats per token (nan without tokens) and the number of tokens."""
-        return self.nll_sum / self.tokens, self.tokens.clone()
+        return self.nll_sum / self.tokens.to(self.nll_sum.device), self.tokens.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> TokenLoss:
-        # `.to(dtype)` of the module must not cast the float64 sum.
+        # `.to(dtype)` of the module must not cast the float64 sum, which stays on the CPU if the device has no float64.
         nll_sum = self.nll_sum
+        self.nll_sum = self._defaults["nll_sum"] = torch.zeros((), device=nll_sum.device)
         super()._apply(fn, *args, **kwargs)
-        self.nll_sum = nll_sum.to(self.tokens.device)
-        self._defaults["nll_sum"] = torch.zeros((), dtype=torch.float64, device=self.tokens.device)
+        device = self.tokens.device if self.tokens.device.type not in WITHOUT_FLOAT64 else torch.device("cpu")
+        self.nll_sum = nll_sum.to(device)
+        self._defaults["nll_sum"] = torch.zeros((), dtype=torch.float64, device=device)
         return self

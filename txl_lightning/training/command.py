@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
+from txl_lightning.training.accelerator import resolve_accelerator
 from txl_lightning.training.loggers.wandb_history import upload_command
 from txl_lightning.training.precision import resolve_precision
 from txl_lightning.training.run import train
@@ -17,11 +18,13 @@ def run(options: Config, directory: Path) -> list[str]:
     Raises:
         UserError: as `train` does.
     """
-    resolved = resolve_precision(options)
+    resolved = resolve_precision(resolve_accelerator(options))
     with leaving():
         metrics = train(resolved, directory)
     shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
     lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
+    if options.trainer.accelerator == "auto":
+        lines.insert(0, f"trainer.accelerator=auto: trained on {resolved.trainer.accelerator}")
     if options.trainer.precision == "auto":
         lines.insert(0, f"trainer.precision=auto: trained with {resolved.trainer.precision} on this machine")
     if options.logger.name == "wandb" and (upload := upload_command(directory)):
