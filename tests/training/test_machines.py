@@ -20,10 +20,9 @@ from txl_lightning import files
 from txl_lightning.errors import OptionError
 from txl_lightning.runs import metrics, storage
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.accelerator import resolve_accelerator
 from txl_lightning.training.callbacks.progress_bar import use_monotonic_clock
 from txl_lightning.training.loggers import curve_file
-from txl_lightning.training.precision import resolve_precision
+from txl_lightning.training.precision import resolve_accelerator, resolve_precision
 from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    *_, upload, printed = done.stdout.splitlines()
+    assert printed == str(directory / "run")
+    assert re.search(rf": wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+$", upload)
     return directory
 
 

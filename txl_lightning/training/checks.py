@@ -14,8 +14,8 @@ from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
-from txl_lightning.training.accelerator import check_accelerator
 from txl_lightning.training.optimization import check_optimizer
+from txl_lightning.training.precision import check_accelerator
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
-from txl_lightning.training.accelerator import resolve_accelerator
 from txl_lightning.training.loggers.wandb_history import upload_command
-from txl_lightning.training.precision import resolve_precision
+from txl_lightning.training.precision import resolve_accelerator, resolve_precision
 from txl_lightning.training.run import train
 
 

@@ -20,12 +20,11 @@ from txl_lightning.distributed.ranks import Ranks, connect, environment, n_proce
 from txl_lightning.errors import Stopped, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.accelerator import resolve_accelerator
 from txl_lightning.training.build import TrainingRun, build
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loggers import wandb_curves
-from txl_lightning.training.precision import resolve_precision
+from txl_lightning.training.precision import resolve_accelerator, resolve_precision
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
