@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.utils import get_method, instantiate
-from hydra_plugins.hydra_optuna_sweeper import _impl
 from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -25,6 +25,7 @@ from hydra_plugins.txl_process_launcher._optuna_trials import TrialsFile
 from txl_lightning.distributed.multirun_jobs import has_influence, identity
 
 log = logging.getLogger(__name__)
+PLUGIN = "hydra_plugins.hydra_optuna_sweeper._impl"  # private module of Hydra's plugin
 
 
 class OptunaSearch:
@@ -147,10 +148,10 @@ def objective(result: JobReturn) -> float | Exception:
 
 def search_space(given: list[str]) -> tuple[dict[str, BaseDistribution], dict[str, Any]]:
     """Return the distributions and the fixed options of overrides; a fixed option replaces a range given before."""
-    space, fixed = _impl.create_params_from_overrides(given)
+    space, fixed = import_module(PLUGIN).create_params_from_overrides(given)
     return {name: kind for name, kind in space.items() if name not in fixed}, fixed
 
 
 def grid_choices(distribution: BaseDistribution) -> list[Any]:
     """Return the values of a discrete distribution, for Optuna's grid."""
-    return list(_impl.OptunaSweeperImpl._to_grid_sampler_choices(None, distribution))  # type: ignore[arg-type]
+    return list(import_module(PLUGIN).OptunaSweeperImpl._to_grid_sampler_choices(None, distribution))

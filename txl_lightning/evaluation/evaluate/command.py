@@ -5,9 +5,9 @@
     checkpoint, step, protocol
     corpus              name, sha256, level
     evaluation          memory:  mem_len, ext_len, same_length, clamp_len (none for a recurrent model), segment_len,
-                                 batch_size, max_segments, cached
+                                 batch_size, max_segments, cached; compressed_len of a compressed memory
                         sliding: window (as far as the model sees), stride, clamp_len, batch_size (1), max_segments
-                        both:    precision
+                        both:    interpolation (of an encoding that rotates), precision
     float32_difference  nll: mean loss in this precision minus that in float32, on the first tokens of split;
                         tokens: how many; null with precision=32-true
     streams_start       context of the first token of every stream
@@ -71,7 +71,7 @@ from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
-ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
+ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 ONLY_SLIDING = ("window", "stride")
 
 
@@ -213,15 +213,16 @@ def _check_selection(options: EvaluateOptions) -> None:
 
 def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> ScoringProtocol:
     """Return the protocol at the given lengths; the others are those of the run's own evaluation."""
-    precision = chosen_precision(options.precision, options.accelerator)
+    common: dict[str, Any] = {"precision": chosen_precision(options.precision, options.accelerator)}
+    common["interpolation"] = options.interpolation
     if options.protocol == "sliding":
         sizes = (options.window, options.stride, options.clamp_len, options.max_segments)
-        return SlidingWindowProtocol(trained, corpus, *sizes, precision=precision)
+        return SlidingWindowProtocol(trained, corpus, *sizes, **common)
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
     evaluation = replace(trained.config.evaluation, **chosen)
-    clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
-    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, precision=precision)
+    clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
+    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 
 
 def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:
