@@ -169,6 +169,7 @@ class OptimizerConfig:
 class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
+    `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
     over that many parts of each process's columns. `num_threads` null means the number that trains a model of this size
     fastest on the CPU, stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
@@ -197,11 +198,13 @@ class TrainerConfig:
 class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory.
+    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory. Every
+    `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over training.
     """
 
     enabled: bool = True
     every_n_steps: int = 500
+    keep_every_n_steps: int | None = None
     memory: bool = True
 
 
@@ -284,6 +287,14 @@ def plain(config: Any) -> dict[str, Any]:
     if not OmegaConf.is_config(config):
         config = OmegaConf.structured(config)
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested config to dotted names."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return items
 
 
 def from_plain(values: dict[str, Any]) -> Config:
