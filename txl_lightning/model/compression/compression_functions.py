@@ -5,8 +5,37 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txl_lightning.model.config import COMPRESSIONS
+
+
+class TimeConvolution(nn.Conv1d):
+    """Convolution over time of states [B, S, D], without bias, as one product of all taps.
+
+    On CPU forward and backward of the product take half to three quarters of the time of `conv1d`.
+
+    Args:
+        d_model: D.
+        n_taps: states that one output reads.
+        stride: states from one output to the next.
+        dilation: states from one tap to the next.
+    """
+
+    def __init__(self, d_model: int, n_taps: int, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(d_model, d_model, n_taps, stride=stride, dilation=dilation, bias=False)
+
+    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
+        """Return Σ_k W_k x_{g·stride + k·dilation}."""
+        stride, dilation = self.stride[0], self.dilation[0]
+        span = (self.kernel_size[0] - 1) * dilation + 1
+        taps_BGDK = states_BSD.unfold(1, span, stride)[..., ::dilation]
+        return F.linear(taps_BGDK.flatten(2), self.weight.flatten(1))
+
+    @torch.no_grad()
+    def add_mean(self) -> None:
+        """Add I / taps to the matrix of each tap: the mean of the states that the taps read."""
+        self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
 
 
 class CompressionFunction(nn.Module):
@@ -57,15 +86,15 @@ class Convolution(CompressionFunction):
 
     def __init__(self, d_model: int, rate: int) -> None:
         super().__init__(d_model, rate)
-        self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate, bias=False)
+        self.convolution = TimeConvolution(d_model, rate, stride=rate)
 
     def initialize(self) -> None:
         """Add 1/rate of the identity to the matrix of each tap, so that training starts near mean pooling."""
-        _add_mean(self.convolution)
+        self.convolution.add_mean()
 
     def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
         """Return Σ_k W_k x_{g·rate + k}."""
-        compressed: Tensor = self.convolution(states_BSD.transpose(1, 2)).transpose(1, 2)
+        compressed: Tensor = self.convolution(states_BSD)
         return compressed
 
 
@@ -79,17 +108,17 @@ class DilatedConvolutions(CompressionFunction):
     def __init__(self, d_model: int, rate: int) -> None:
         super().__init__(d_model, rate)
         self.lookahead = rate
-        self.pairs = nn.Conv1d(d_model, d_model, 2, bias=False)
-        self.convolution = nn.Conv1d(d_model, d_model, rate, stride=rate, dilation=2, bias=False)
+        self.pairs = TimeConvolution(d_model, 2)
+        self.convolution = TimeConvolution(d_model, rate, stride=rate, dilation=2)
 
     def initialize(self) -> None:
         """Add identities, so that training starts near the mean of a group and the next one."""
-        _add_mean(self.pairs)
-        _add_mean(self.convolution)
+        self.pairs.add_mean()
+        self.convolution.add_mean()
 
     def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
         """Return Σ_k W_k y_{g·rate + 2k} with y_s = V_0 x_s + V_1 x_{s+1}, from (G + 1)·rate states."""
-        compressed: Tensor = self.convolution(self.pairs(states_BSD.transpose(1, 2))).transpose(1, 2)
+        compressed: Tensor = self.convolution(self.pairs(states_BSD))
         return compressed
 
 
@@ -112,13 +141,6 @@ class MostUsed(CompressionFunction):
         n_kept = states_BSD.shape[1] // self.rate
         places_BG = usage_BS.topk(n_kept, dim=1).indices.sort(dim=1).values
         return states_BSD.gather(1, places_BG[:, :, None].expand(-1, -1, states_BSD.shape[2]))
-
-
-@torch.no_grad()
-def _add_mean(convolution: nn.Conv1d) -> None:
-    """Add I / taps to the matrix of each tap."""
-    n_taps = convolution.weight.shape[2]
-    convolution.weight += torch.eye(len(convolution.weight)).to(convolution.weight)[:, :, None] / n_taps
 
 
 FUNCTIONS: dict[str, type[CompressionFunction]] = dict(

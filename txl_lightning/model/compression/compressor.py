@@ -45,9 +45,7 @@ class Compressor(nn.Module):
         functions = [function(D, self.rate) for _ in range(config.n_layer)]
         self.functions = nn.ModuleList(functions)
         n_decoders = config.n_layer if self.loss == "autoencoding" else 0
-        self.decoders = nn.ModuleList(
-            nn.ConvTranspose1d(D, D, self.rate, stride=self.rate, bias=False) for _ in range(n_decoders)
-        )
+        self.decoders = nn.ModuleList(nn.Linear(D, self.rate * D, bias=False) for _ in range(n_decoders))
         initialize(self, config.init_std)
         for of_layer in functions:
             of_layer.initialize()
@@ -111,7 +109,8 @@ class Compressor(nn.Module):
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
             return reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD)
-        return F.mse_loss(self.decoders[n](new_BGD.transpose(1, 2)).transpose(1, 2), old_BSD)
+        decoded_BSD = self.decoders[n](new_BGD).unflatten(2, (self.rate, -1)).flatten(1, 2)
+        return F.mse_loss(decoded_BSD, old_BSD)
 
 
 def reconstruction_loss(
@@ -152,15 +151,17 @@ class ContentAttention(nn.Module):
         """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
         layer = self.layer
         assert isinstance(layer, TransformerXLLayer)
-        lengths = [memory_BSD.shape[1] for memory_BSD in memories]
-        memory_BSD = torch.cat([memory.to(hidden_BTD.dtype) for memory in memories], dim=1)
-        if layer.pre_norm:
-            hidden_BTD, memory_BSD = layer.attention_norm(hidden_BTD), layer.attention_norm(memory_BSD)
-        q_HBTE, _ = layer.attention.project(hidden_BTD)
+        norm = layer.attention_norm if layer.pre_norm else nn.Identity()
+        q_HBTE, _ = layer.attention.project(norm(hidden_BTD))
         assert q_HBTE is not None
-        _, kv_PHBSE = layer.attention.project(memory_BSD)
-        parts = kv_PHBSE.split(lengths, dim=3)
-        return [F.scaled_dot_product_attention(q_HBTE, *part.unbind()) for part in parts]
+        q_HBTE = q_HBTE * layer.attention.d_head**-0.5
+        outputs = []
+        for memory_BSD in memories:
+            # One after the other: joined to states with a gradient, those without one would get one as well.
+            _, (k_HBSE, v_HBSE) = layer.attention.project(norm(memory_BSD.to(hidden_BTD.dtype)))
+            # Torch's fused attention is slow here: on CPU its backward pass took 40 % of a step.
+            outputs.append((q_HBTE @ k_HBSE.mT).softmax(dim=-1) @ v_HBSE)
+        return outputs
 
 
 @torch.no_grad()
