@@ -25,6 +25,7 @@ def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
     assert metrics["steps"] == 12
     assert metrics["tokens"] == 12 * 4 * 8
     assert metrics["seconds"] > 0
+    assert metrics["peak_memory_bytes"] > 50e6
     assert metrics["val/bpc"] == pytest.approx(metrics["val/nll"] / math.log(2))
     assert metrics["evaluation"] | {"mem_len": 8, "segment_len": 8, "batch_size": 2} == metrics["evaluation"]
     assert OmegaConf.load(tmp_path / "run/config.yaml").memory.mem_len == 8

@@ -51,6 +51,9 @@ def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
     return units[:1] if same else units
 
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
+
+
 class TokenLoss(Metric):
     """Mean loss over tokens and their number of bytes: float64 sums and an int64 count, summed over ranks.
 
@@ -71,19 +74,23 @@ class TokenLoss(Metric):
 
     def update(self, nll: Tensor, n_bytes: Tensor | float = math.nan) -> None:
         """Add the losses of some tokens, in nats, and their number of bytes (nan if it is not known)."""
-        self.nll_sum += nll.detach().double().sum()
-        self.bytes_sum += n_bytes
+        self.nll_sum += nll.detach().to(self.nll_sum.device).double().sum()
+        self.bytes_sum += n_bytes.to(self.bytes_sum.device) if isinstance(n_bytes, Tensor) else n_bytes
         self.tokens += nll.numel()
 
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean loss in nats per token (nan without tokens), the tokens and the bytes (nan if not known)."""
-        return self.nll_sum / self.tokens, self.tokens.clone(), self.bytes_sum.clone()
+        return self.nll_sum / self.tokens.to(self.nll_sum.device), self.tokens.clone(), self.bytes_sum.clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> TokenLoss:
-        # `.to(dtype)` of the module must not cast the float64 sums.
+        # `.to(dtype)` of the module must not cast the float64 sums, which stay on the CPU if the device has no float64.
         sums = {"nll_sum": self.nll_sum, "bytes_sum": self.bytes_sum}
-        super()._apply(fn, *args, **kwargs)
         for name, before in sums.items():
-            setattr(self, name, before.to(self.tokens.device))
-            self._defaults[name] = torch.zeros((), dtype=torch.float64, device=self.tokens.device)
+            self._defaults[name] = torch.zeros((), device=before.device)
+            setattr(self, name, self._defaults[name])
+        super()._apply(fn, *args, **kwargs)
+        device = self.tokens.device if self.tokens.device.type not in WITHOUT_FLOAT64 else torch.device("cpu")
+        for name, before in sums.items():
+            setattr(self, name, before.to(device))
+            self._defaults[name] = torch.zeros((), dtype=torch.float64, device=device)
         return self

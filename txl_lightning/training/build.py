@@ -33,7 +33,7 @@ from txl_lightning.training.callbacks.context_curves import ContextCurves
 from txl_lightning.training.callbacks.progress_bar import ProgressBar
 from txl_lightning.training.callbacks.progress_file import ProgressFile
 from txl_lightning.training.callbacks.random_state import RandomState
-from txl_lightning.training.callbacks.run_record import RunRecord
+from txl_lightning.training.callbacks.run_record import RunRecord, StepWeights
 from txl_lightning.training.callbacks.skipped_steps import SkippedSteps
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
@@ -42,7 +42,7 @@ from txl_lightning.training.checks import check_same_run, check_weights
 from txl_lightning.training.lightning_internals import disable_signal_handlers
 from txl_lightning.training.loggers import csv_curves, wandb_curves
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.resume import find_checkpoint
+from txl_lightning.training.resume import find_checkpoint, online_run
 
 
 @dataclass
@@ -92,7 +92,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     contexts = _build_context_curves(config, data, directory, curves)
     step, wandb_id = 0, None
     if checkpoint is not None:
-        step, wandb_id = checkpoint["global_step"], checkpoint["txl_lightning"].get("wandb_id")
+        step, wandb_id = checkpoint["global_step"], online_run(config, checkpoint["txl_lightning"])
         checkpoint = None  # frees a large dict
 
     logger: Logger | bool = False
@@ -101,7 +101,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
         if data.corpus.vocabulary.tokenizer:
             write_text(directory / "tokenizer.json", data.corpus.vocabulary.tokenizer)
-        logger = _build_logger(config, directory, n_parameters, step, wandb_id)
+        logger = _build_logger(config, directory, n_parameters, resumed_from, step, wandb_id)
     if config.checkpoint.enabled:
         options = (config.checkpoint.every_n_steps, _val_interval(config))
         stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step)
@@ -123,6 +123,9 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         RunRecord(record),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         ProgressFile(directory, curves) if config.trainer.progress_file else None,
+        StepWeights(directory / "checkpoints", config.checkpoint.keep_every_n_steps, record, ranks, step)
+        if config.checkpoint.enabled
+        else None,
         stop.checkpoints,
         stop,
     ]
@@ -187,13 +190,19 @@ def _build_context_curves(
     return ContextCurves(config.context_curve, tokens, trained_len, trained_clamp(config), path, curves)
 
 
-def _build_logger(config: Config, directory: Path, n_parameters: int, step: int, wandb_id: str | None) -> Logger | bool:
+def _build_logger(
+    config: Config, directory: Path, n_parameters: int, resumed_from: Path | None, step: int, wandb_id: str | None
+) -> Logger | bool:
     """Return the configured logger, which continues the curves up to `step` of an earlier session."""
     if config.logger.name == "csv":
         return csv_curves.start(directory, step)
     if config.logger.name == "none":
         return False
-    return wandb_curves.start(config, directory, n_parameters, wandb_id)
+    here = directory / "checkpoints"
+    continues = config.resume == "auto" or (
+        resumed_from is not None and resumed_from.parent.resolve() == here.resolve()
+    )
+    return wandb_curves.start(config, directory, n_parameters, step if continues else None, wandb_id)
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | bool) -> L.Trainer:

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import WandbLogger
 
 from txl_lightning.config.schemas import ContextCurveConfig
 from txl_lightning.data.streams.ordered import Segment
@@ -20,6 +19,7 @@ from txl_lightning.runs.metrics import loss_metrics, loss_unit
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 from txl_lightning.training.loggers.curve_file import CurveFile
 from txl_lightning.training.loggers.log_metrics import log_metrics
+from txl_lightning.training.loggers.wandb_history import RepeatableWandbLogger
 from txl_lightning.training.module import LanguageModelModule
 
 RECL_THRESHOLD = 0.01  # of appendix C
@@ -101,10 +101,8 @@ class ContextCurves(Callback):
         scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
         log_metrics(trainer, {**scalars, "tokens": self.curves.tokens})
         for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                from txl_lightning.reporting.wandb_panels import log_line_series
-
+            if isinstance(logger, RepeatableWandbLogger):
                 curves, title = {unit: values}, "Validation loss by context"
-                log_line_series(logger.experiment, "context/curve", self.contexts, curves, "context", title)
+                logger.log_series("context/curve", self.contexts, curves, "context", title, trainer.global_step)
         row = {"steps": trainer.global_step, "contexts": self.contexts, "nll": curve.nll}
         self.file.append({**row, "standard_error": curve.standard_error, unit: values, "recl": recl})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from typing import Any, TextIO
 
 import lightning as L
@@ -43,6 +44,7 @@ class ProgressBar(LightningProgressBar):
                 maxinterval=10.0 if on_terminal else math.inf,
                 miniters=1 if on_terminal else math.ceil(trainer.max_steps / 10),
             )
+            use_monotonic_clock(self._bar)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -67,6 +69,15 @@ class ProgressBar(LightningProgressBar):
         if "train/tokens_per_second" in latest:
             shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
         return ", ".join(shown)
+
+
+def use_monotonic_clock(bar: tqdm) -> None:
+    """Let a bar measure time with a clock that never jumps (a private attribute of tqdm, which reads the wall clock).
+
+    A wall clock that is set back would stop the bar and make its rate and time left negative.
+    """
+    bar._time = time.monotonic
+    bar.start_t = bar.last_print_t = bar._time()
 
 
 class _Lines:
