@@ -68,4 +68,6 @@ def test_bytes_that_are_no_text_are_of_no_word_and_words_have_no_pieces() -> Non
     assert kinds(*word_pieces(pieces_of_symbols(Vocabulary("byte"), content, np.arange(8)))) == "FL..F..F"
     latin = Vocabulary("byte", tuple("ab\xc3\xa9 "))  # a byte-level vocabulary of the paper's enwik8
     assert kinds(*word_pieces(pieces_of_symbols(latin, latin.encode("aé b".encode()), np.arange(5)))) == "FLL.F"
+    pairs = Vocabulary("bpe", ("a", " b", "\xc3", "\xa9", "c d", "."))
+    assert kinds(*word_pieces(pieces_of_symbols(pairs, np.array([0, 2, 3, 1, 0, 5, 4, 3]), np.arange(8)))) == "FLLFL.F."
     assert pieces_of_symbols(Vocabulary("word", ("<eos>", "a")), np.zeros(3, np.int32), np.arange(3)) is None

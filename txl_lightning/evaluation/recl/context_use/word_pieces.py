@@ -64,13 +64,13 @@ def pieces_of_text(text: TokenizedText, content: bytes, positions: Integers) -> 
 
 
 def pieces_of_symbols(vocabulary: Vocabulary, tokens: np.ndarray, positions: Integers) -> Iterator[Piece] | None:
-    """Return the tokens at `positions` of an encoded split of characters or bytes; None for other levels."""
-    if vocabulary.level not in ("byte", "char"):
+    """Return the tokens at `positions` of an encoded split of characters, bytes or BPE; None for words."""
+    if vocabulary.level == "word":
         return None
-    # A symbol of several characters is `<unk>`: a character outside of the vocabulary.
-    symbols = [s if len(s) == 1 else "\ufffd" for s in vocabulary.symbols] or [chr(byte) for byte in range(256)]
-    encoding = "latin-1" if vocabulary.level == "byte" else "utf-8"
-    encoded = [symbol.encode(encoding) for symbol in symbols]
+    if vocabulary.consists_of_bytes:
+        encoded = [symbol.encode("latin-1") for symbol in vocabulary.symbols] or [bytes([b]) for b in range(256)]
+    else:  # a symbol of several characters is `<unk>`: a character outside of the vocabulary
+        encoded = [(symbol if len(symbol) == 1 else "\ufffd").encode() for symbol in vocabulary.symbols]
 
     def piece(t: int) -> Piece:
         start = max(0, t - REACH)
