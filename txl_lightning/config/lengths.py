@@ -124,6 +124,14 @@ def trained_clamp(config: Config) -> int | None:
     return distance
 
 
+def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
+    """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
+    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) if lengths["mem_len"] else 0
+    if lengths["mem_len"] and lengths["same_length"]:
+        return int(memory) - 1 + getattr(config.model, "extra_key", False)
+    return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
+
+
 def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
     """Set `clamp_len` to `trained_clamp` in lengths whose attention reaches farther than training's.
 
@@ -131,14 +139,7 @@ def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
         lengths: of `evaluation_lengths`.
         config: its `evaluation.segment_len` is the length of the segments.
     """
-    if not lengths:
-        return lengths
-    farthest = lengths["mem_len"] + (lengths.get("compressed_len", 0) if lengths["mem_len"] else 0) - 1
-    if lengths["mem_len"] and lengths["same_length"]:
-        farthest += getattr(config.model, "extra_key", False)
-    else:
-        farthest += lengths["ext_len"] + config.evaluation.segment_len
-    if farthest <= longest_trained_distance(config):
+    if not lengths or farthest_distance(lengths, config) <= longest_trained_distance(config):
         return lengths
     return {**lengths, "clamp_len": trained_clamp(config)}
 

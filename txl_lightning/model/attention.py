@@ -22,9 +22,9 @@ class Attention(nn.Module):
              = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
 
     r_{i-j} is W_{k,R} R_{i-j} or a trained vector of the distance; v·r_{i-j} may be a trained bias. An encoding may
-    rotate q_i and k_j. With `qk_norm` they are x / rms(x) · gain, per head, before that (RMSNorm, Zhang & Sennrich
-    2019; on queries and keys Henry et al. 2020, with gains Dehghani et al. 2023). The
-    projections have no bias, and a projection that no term needs does not exist. Heads come before streams
+    rotate q_i and k_j. With `qk_norm` both are first normalised in each head, x / rms(x) · gain (RMSNorm of Zhang &
+    Sennrich 2019; normalised queries and keys: Henry et al. 2020, Dehghani et al. 2023). The projections have no
+    bias, and a projection that no term needs does not exist. Heads come before streams
     (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are one
     product per head, with the queries of all streams as rows.
 
@@ -198,7 +198,8 @@ class Attention(nn.Module):
         r_HSE, v_HE = self._distance_vectors(positions), positions.v_HE
         if "b" in self.terms or r_HSE is None or v_HE is None:
             return positions._replace(sinusoids_SD=None, table_HSE=None if r_HSE is None else r_HSE.contiguous())
-        return LayerPositions(u_HE=positions.u_HE, bias_HS=torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2))
+        bias_HS = torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2)
+        return LayerPositions(u_HE=positions.u_HE, bias_HS=bias_HS, rotation_2SE=positions.rotation_2SE)
 
     def _distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r of the distances K, …, 0."""

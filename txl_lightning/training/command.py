@@ -6,6 +6,7 @@ from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
+from txl_lightning.runs.metrics import shown_units
 from txl_lightning.training.loggers.wandb_history import upload_command
 from txl_lightning.training.precision import resolve_accelerator, resolve_precision
 from txl_lightning.training.run import train
@@ -20,7 +21,8 @@ def run(options: Config, directory: Path) -> list[str]:
     resolved = resolve_precision(resolve_accelerator(options))
     with leaving():
         metrics = train(resolved, directory)
-    shown = [f"{key} {metrics[key]:.4f}" for key in metrics if key.endswith(("/nll", "/bpc", "/ppl"))]
+    units = [f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", *shown_units(metrics, f"{split}/"))]
+    shown = [f"{key} {metrics[key]:.4f}" for key in units]
     lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
     if options.trainer.accelerator == "auto":
         lines.insert(0, f"trainer.accelerator=auto: trained on {resolved.trainer.accelerator}")

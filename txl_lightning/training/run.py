@@ -20,6 +20,7 @@ from txl_lightning.distributed.ranks import Ranks, connect, environment, n_proce
 from txl_lightning.errors import Stopped, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.runs.utilization import peak_memory
 from txl_lightning.training.build import TrainingRun, build
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
@@ -60,6 +61,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             "steps": run.trainer.global_step,
             "tokens": run.curves.tokens,
             "seconds": round(run.curves.seconds, 2),
+            "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
             "skipped_steps": run.skipped.total,
             **test(run),
             "parameters": run.n_parameters,

@@ -61,9 +61,17 @@ def test_interpolation_changes_the_score_of_a_rotation_and_is_stated(
         assert ours["evaluation"]["clamp_len"] == -1
         scores.append(ours["test"]["nll"])
     assert scores[0] != scores[1]
-    sweep = result(runs, "rope", tmp_path, splits=["test"], attention_lengths=[40], interpolation=2.5)["test"]["sweep"]
-    assert sweep["lengths"][0]["evaluation"]["interpolation"] == 2.5
-    assert sweep["init"]["evaluation"]["interpolation"] == 1.0
+
+
+@pytest.mark.parametrize("protocol", ["memory", "sliding"])
+def test_interpolation_of_a_sweep_is_given_or_follows_the_attention_length(
+    runs: SmallRuns, tmp_path: Path, protocol: str
+) -> None:
+    options = {"splits": ["test"], "attention_lengths": [8, 40], "protocol": protocol}
+    for interpolation, factors in ((2.5, [2.5, 2.5]), (0, [1.0, 40 / 16])):  # training: a memory and segment of 8 each
+        sweep = result(runs, "rope", tmp_path, interpolation=interpolation, **options)["test"]["sweep"]
+        assert [row["evaluation"]["interpolation"] for row in sweep["lengths"]] == factors
+        assert sweep["init"]["evaluation"]["interpolation"] == 1.0
 
 
 def test_distances_beyond_training_are_not_clamped_for_an_encoding_that_extrapolates(

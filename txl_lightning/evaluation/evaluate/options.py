@@ -28,7 +28,8 @@ class EvaluateOptions:
         same_length: whether all queries attend to equally many keys (protocol=memory).
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
             longest distance of training if you give longer lengths; -1 for no limit.
-        interpolation: positions of an encoding that rotates (rope) are divided by this; null for training's.
+        interpolation: positions of an encoding that rotates (rope) are divided by this; 0 for as much as the farthest
+            distance exceeds that of training; null for training's.
         window: tokens in a window (protocol=sliding); null for the attention length of training.
         stride: tokens scored in each window (protocol=sliding); null for half the window.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.

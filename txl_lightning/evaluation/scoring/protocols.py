@@ -12,6 +12,7 @@ from txl_lightning.config.lengths import (
     clamp_untrained,
     evaluation_lengths,
     extended_context,
+    farthest_distance,
     longest_trained_distance,
     memory_slots,
     position_limit,
@@ -44,7 +45,8 @@ class ScoringProtocol(ABC):
         corpus: corpus to score on.
         clamped: attention beyond the longest trained distance is clamped there (`trained_clamp`).
         precision: `32-true` or `bf16-mixed`.
-        interpolation: of the positions of an encoding that rotates; None for training's.
+        interpolation: of the positions of an encoding that rotates; 0 for training's, times the farthest distance of
+            this protocol relative to the longest trained one if that is larger; None for training's.
     """
 
     trained: TrainedModel
@@ -66,7 +68,15 @@ class ScoringProtocol(ABC):
         if not isinstance(model, TransformerXL):
             allowed = f"must be null: {self.trained.config.model.name} has no positions"
             raise OptionError("interpolation", interpolation, allowed)
+        if interpolation == 0:
+            longer = (self.farthest_distance + 1) / (longest_trained_distance(self.trained.config) + 1)
+            interpolation = self.trained.config.encoding.interpolation * max(1.0, longer)
         return model.with_lengths(interpolation=interpolation)
+
+    @property
+    @abstractmethod
+    def farthest_distance(self) -> int:
+        """Largest distance between a query and a key."""
 
     @property
     @abstractmethod
@@ -172,6 +182,10 @@ class StateReuse(ScoringProtocol):
     @property
     def limit(self) -> int | None:
         return position_limit(self.trained.config) if self.length_option == "ext_len" else None
+
+    @property
+    def farthest_distance(self) -> int:
+        return farthest_distance(self._lengths(), self._config)
 
     def at_attention_length(self, length: int) -> StateReuse:
         """Return a copy with another attention length.
@@ -294,6 +308,10 @@ class SlidingWindowProtocol(ScoringProtocol):
     def limit(self) -> int | None:
         return self.reader().limit
 
+    @property
+    def farthest_distance(self) -> int:
+        return (self.training_attention_length if self.window is None else self.window) - 1
+
     def at_attention_length(self, length: int) -> SlidingWindowProtocol:
         return replace(self, window=length)
 
@@ -306,8 +324,7 @@ class SlidingWindowProtocol(ScoringProtocol):
         """Return the reader of the model's windows."""
         config = self.trained.config
         clamp_len = config.evaluation.clamp_len if self.clamp_len is None else self.clamp_len
-        longest = self.training_attention_length if self.window is None else self.window
-        if clamp_len is None and self.clamped and longest - 1 > longest_trained_distance(config):
+        if clamp_len is None and self.clamped and self.farthest_distance > longest_trained_distance(config):
             clamp_len = trained_clamp(config)
         trained_len = position_limit(config) or config.data.segment_len + extended_context(config)
         return window_reader(self.interpolated, trained_len, clamp_len)

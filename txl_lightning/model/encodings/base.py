@@ -82,12 +82,15 @@ class Encoding(nn.Module):
         """
         return [LayerPositions()] * self.n_layer
 
-    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"] | None:
+    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
         """Return the F = E/2 angles that rotate queries and keys at these distances from the newest token.
 
-        Where they are linear in the distance, q_i·k_j depends on i - j only. None rotates nothing.
+        They must be linear in the distance: q_i·k_j then depends on i - j only.
+
+        Raises:
+            NotImplementedError: the encoding rotates nothing.
         """
-        return None
+        raise NotImplementedError
 
     def positions(self, n_keys: int, clamp_len: int, like: Tensor, interpolation: float = 1.0) -> list[LayerPositions]:
         """Return the positions of `forward` without the terms that are off, and the rotation.
@@ -102,11 +105,15 @@ class Encoding(nn.Module):
             interpolation: the rotation is that of distances divided by this.
         """
         of_layers = [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
-        angles_SF = self.angles(distances_of_keys(n_keys, -1, like) / interpolation)
-        if angles_SF is None:
+        if not rotates(type(self)):
             return of_layers
-        rotation_2SE = rotation(angles_SF, like)
+        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like) / interpolation), like)
         return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
+
+
+def rotates(encoding: type[Encoding]) -> bool:
+    """Return whether an encoding has angles."""
+    return encoding.angles is not Encoding.angles
 
 
 ENCODINGS: dict[str, type[Encoding]] = {}
@@ -147,11 +154,11 @@ def register_encoding(
         # A notebook cell that runs again defines the class again.
         same = (known.__module__, known.__qualname__) == (encoding.__module__, encoding.__qualname__)
         require(same, "name", name, f"is the name of another encoding, {known.__module__}.{known.__qualname__}")
-        rotates = encoding.angles is not Encoding.angles
         # (b) and (c) would depend on the place of a query or key in its stream, not on their distance alone.
-        require(not rotates or not set("bc") & set(terms), "terms", terms, "must be a or ad: angles rotate q and k")
+        fits = not (rotates(encoding) and set("bc") & set(terms))
+        require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
         ENCODINGS[name] = encoding
-        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table, extrapolates, rotates)
+        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table, extrapolates, rotates(encoding))
         return encoding
 
     return register

@@ -15,7 +15,7 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.metrics import loss_metrics, loss_unit
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 from txl_lightning.training.loggers.curve_file import CurveFile
 from txl_lightning.training.loggers.log_metrics import log_metrics
@@ -94,7 +94,7 @@ class ContextCurves(Callback):
         self.curves.restart_clock()
 
     def _log(self, trainer: L.Trainer, pl_module: LanguageModelModule, curve: ContextCurve) -> None:
-        unit = "ppl" if pl_module.level == "word" else "bpc"
+        unit = loss_unit(pl_module.level)
         values = [loss_metrics(nll, pl_module.level)[unit] for nll in curve.nll]
         scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}

@@ -11,12 +11,13 @@ import lightning as L
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from tqdm import tqdm
 
+from txl_lightning.runs.metrics import shown_units
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 from txl_lightning.training.module import LanguageModelModule
 
 
 class ProgressBar(LightningProgressBar):
-    """Shows steps done, loss, ppl or bpc, tokens/s and time left: a bar, or ten lines without a terminal."""
+    """Shows steps done, loss, ppl or bpc, bpb, tokens/s and time left: a bar, or ten lines without a terminal."""
 
     def __init__(self, curves: TrainingCurves) -> None:
         super().__init__()
@@ -64,9 +65,7 @@ class ProgressBar(LightningProgressBar):
     def _text(self, metrics: dict[str, float]) -> str:
         latest = self.curves.latest
         shown = [f"{name} {latest['train/' + name]:.3f}" for name in ("nll", "bpc", "ppl") if "train/" + name in latest]
-        for name in ("val/bpc", "val/ppl"):
-            if name in metrics:
-                shown.append(f"{name} {metrics[name]:.3f}")
+        shown += [f"val/{unit} {metrics[f'val/{unit}']:.3f}" for unit in shown_units(metrics, "val/")]
         if "train/tokens_per_second" in latest:
             shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
         return ", ".join(shown)

@@ -23,7 +23,7 @@ from txl_lightning.training.loggers.wandb_history import (
 )
 
 OVER_TOKENS = ("train/*", "context/*", "recl/*")
-BEST = ("val/nll", "val/bpc", "val/ppl")  # their minimum is a summary of the run: `val/nll.min`
+BEST = ("val/nll", "val/bpc", "val/ppl", "val/bpb")  # their minimum is a summary of the run: `val/nll.min`
 FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
 SPEED = "train/tokens_per_second"
 
