@@ -118,7 +118,7 @@ class ProcessLauncher(Launcher):
             HydraConfig.instance().cfg = before
         if place != directory:
             log.info(f"#{number} is in {place}: {directory} is another job's, or this one ran there before")
-            with read_write(config), open_dict(config):
+            with read_write(config.hydra):  # HydraConfig.set_config made it read-only
                 config.hydra.sweep.subdir = place.relative_to(root).as_posix()
         own = tuple(filter_overrides(overrides))
         return MultirunJob(number, own, place, config, self.task_function, self.hydra_context, singletons)
