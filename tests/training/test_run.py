@@ -155,16 +155,6 @@ def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:
         train(config, tmp_path / "b")
 
 
-def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path, "data.level=char"), tmp_path / "run")
-    weights = f"initial_weights={tmp_path / 'run/checkpoints/last.ckpt'}"
-    config = tiny_config(tmp_path, weights, "data.level=char")
-    other = (tmp_path / "text.txt").read_text().replace("l", "L")
-    (tmp_path / "text.txt").write_text(other)
-    with pytest.raises(OptionError, match="was trained on another vocabulary"):
-        train(config, tmp_path / "b")
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     limit = "trainer.max_nonfinite_steps=3"
     with pytest.raises(UserError, match="was not finite in 3 consecutive steps up to step"):

@@ -25,7 +25,7 @@ from txl_lightning.training.build import TrainingRun, build
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loggers import wandb_curves
-from txl_lightning.training.precision import resolve_precision
+from txl_lightning.training.precision import resolve_accelerator, resolve_precision
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         UserError: an option, the corpus or the checkpoint to resume from is not usable, or a process failed.
         Stopped: SIGTERM or SIGINT was received; the state is saved.
     """
-    config = resolve_precision(config)
+    config = resolve_precision(resolve_accelerator(config))
     check_config(config)
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)

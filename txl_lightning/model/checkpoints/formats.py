@@ -94,10 +94,10 @@ def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[
             variables where they are not given.
 
     Raises:
-        CheckpointError: names or shapes do not match, or `mem_len` is missing.
+        CheckpointError: names, shapes or flags do not match, or `mem_len` is missing.
     """
     variables = tensorflow.model_variables(weights)
-    flags = {**tensorflow.architecture_flags(variables), **tensorflow.given_flags(config)}
+    flags = tensorflow.model_flags(variables, config)
     variables, tied = tensorflow.with_all_projections(variables, flags)
     return _build(
         _config_from(
@@ -155,9 +155,7 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     if config.ext_len:
         raise CheckpointError(f"ext_len={config.ext_len}: Hugging Face's class has no extended context")
     if config.same_length and config.extra_key:
-        raise CheckpointError(
-            "extra_key=True: Hugging Face's class has no such mask; convert model.with_lengths(extra_key=False)"
-        )
+        raise CheckpointError("extra_key=True: Hugging Face's class has no such mask; convert with same_length=false")
     if config.tie_projections == "all":
         raise CheckpointError("tie_projections=all: Hugging Face's class never ties the first projection")
     if config.memory_start != "zeros" and config.mem_len:

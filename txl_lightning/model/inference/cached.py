@@ -223,7 +223,8 @@ def _attend_cached(
     q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
     q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
-    positions = positions._replace(rotation_2SE=None)
+    if positions.rotation_2SE is not None:
+        positions = positions._replace(rotation_2SE=None)
     blocks = []
     for queries, n_keys in _query_blocks(mask_TK):
         seen, of_block = _nearest(positions, n_keys + 1), mask_TK[queries, :n_keys]

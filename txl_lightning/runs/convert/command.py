@@ -138,7 +138,8 @@ def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
         path = tensorflow_folder.find_vocabulary(tensorflow_folder.find_checkpoint(options.source))
     if path is None:
         return None
-    require(options.data.level in LEVELS, "data.level", options.data.level, f"must be one of {', '.join(LEVELS)}")
+    levels = [level for level in LEVELS if level != "bpe"]  # a file of symbols has no merges
+    require(options.data.level in levels, "data.level", options.data.level, f"must be one of {', '.join(levels)}")
     return tensorflow_folder.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
 
 
@@ -162,7 +163,8 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
         vocabulary, source = corpus.vocabulary, f"data={corpus.name}"
         advice = "choose the corpus the model was trained on with data=…"
     else:
-        vocabulary, source, advice = given, "the file", "choose the model's own with vocabulary=FILE"
+        vocabulary, advice = given, "choose the model's own with vocabulary=FILE"
+        source = f"the file {options.vocabulary}" if options.vocabulary else "the file beside it"
     if len(vocabulary) != model.config.vocab_size:
         raise UserError(
             f"the vocabulary of the model has {model.config.vocab_size} tokens, that of {source} has "
