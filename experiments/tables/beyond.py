@@ -85,6 +85,7 @@ ARMS = {  # names in the table and in the figures
     "memory compressed by convolution": CONVOLVED,
     "modern recipe": MODERN,
 }
+NAMED = ARMS | {f"recipe without {part}": arm for part, arm in WITHOUT.items()}
 COMPARED: tuple[tuple[str, Arm, Arm, At], ...] = (  # key, the arm that is lower if the claim is right, the other
     ("beyond/relative_memory", ON, OFF, "init"),
     ("memory_helps_with_rope/init", ROPE, ROPE_OFF, "init"),
@@ -147,19 +148,17 @@ def differences(losses: Losses, outcomes: Outcomes) -> list[Comparison]:
     ]
 
 
-def _names(setup: Setup) -> dict[str, Arm]:
-    """Return the arms by their names; with Adam a joint matrix of queries, keys and values has no other step."""
-    muon = composed((f"profile={setup.profile.name}", *setup.overrides)).optimizer.name == "muon"
-    parts = {f"recipe without {part}": arm for part, arm in WITHOUT.items() if muon or part != "separate qkv"}
-    return {name: arm for name, arm in (ARMS | parts).items() if kept([arm], setup)}
-
-
 def _runs(setup: Setup) -> dict[Arm, list[Job]]:
-    """Return the trainings of every arm: all seeds where a claim compares its losses."""
-    profile, parts = setup.profile, set(WITHOUT.values())
+    """Return the trainings of every arm: all seeds where a claim compares its losses.
+
+    With Adam a joint matrix of queries, keys and values has no other step: no arm for it.
+    """
+    profile, compared = setup.profile, set(ARMS.values())
+    muon = composed((f"profile={profile.name}", *setup.overrides)).optimizer.name == "muon"
+    arms = [arm for arm in kept(NAMED.values(), setup) if muon or arm != WITHOUT["separate qkv"]]
     return {
-        arm: [training(arm, seed, setup) for seed in (profile.seeds_uncompared if arm in parts else profile.seeds)]
-        for arm in _names(setup).values()
+        arm: [training(arm, seed, setup) for seed in (profile.seeds if arm in compared else profile.seeds_uncompared)]
+        for arm in arms
     }
 
 
@@ -176,13 +175,16 @@ def _table(
 ) -> Table:
     unit = outcomes.unit
     lengths = {model["name"]: model["recl"]["0.1"] for model in recl["models"]}
-    names = ARMS | {arm.variant.name: arm for arm in WITHOUT.values() if arm.variant}
-    rows: dict[str, Row] = {}
-    for name, arm in names.items():
-        if arm in runs:
-            measured = recl_cell(lengths[name]) if name in lengths else None
-            rows[arm.key] = {"arm": Text(name), **cells(sweeps[arm], unit), "recl": measured}
-            rows[arm.key] = {**rows[arm.key], **_cost(runs[arm], outcomes)}
+    rows: dict[str, Row] = {
+        arm.key: {
+            "arm": Text(name),
+            **cells(sweeps[arm], unit),
+            "recl": recl_cell(lengths[name]) if name in lengths else None,
+            **_cost(runs[arm], outcomes),
+        }
+        for name, arm in NAMED.items()
+        if arm in runs
+    }
     return Table(
         id="beyond",
         caption=TITLE,
