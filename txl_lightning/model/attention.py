@@ -123,7 +123,7 @@ class Attention(nn.Module):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
-        kernel = kernel_on(kv_PHBKE.device, self.kernel)
+        kernel = kernel_on(kv_PHBKE.device, self.kernel, by_stream=visible.mask_TK.ndim == 3)
         if kernel == "eager":
             return self.attend_eager(q_HBTE, kv_PHBKE, positions, visible.mask_TK)
         query, by_distance = self._factors(q_HBTE, positions, self.terms)
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         q_HBTE: Float[Tensor, "H B T E"] | None,
         kv_PHBKE: Float[Tensor, "P H B K E"],
         positions: LayerPositions,
-        mask_TK: Float[Tensor, "T K"],
+        mask_TK: Float[Tensor, "*B T K"],
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for the heads that are given, by torch's own operations."""
         keys_values = kv_PHBKE.unbind()
@@ -175,10 +175,12 @@ class Attention(nn.Module):
         """Add the two halves of the score. `positions` has None for terms that are left out."""
         query, by_distance = self._factors(q_HBTE, positions, terms)
         H, B = keys_values[-1].shape[:2]
-        content_XTK = content_scores(query, keys_values[0], mask_TK.expand(H * B, -1, -1))
+        by_stream = mask_TK.ndim == 3
+        mask_XTK = mask_TK.expand(H, -1, -1, -1).flatten(0, 1) if by_stream else mask_TK.expand(H * B, -1, -1)
+        content_XTK = content_scores(query, keys_values[0], mask_XTK)
         if by_distance is None:
             return content_XTK
-        position = position_scores(by_distance, len(mask_TK))
+        position = position_scores(by_distance, mask_TK.shape[-2])
         if len(position) == len(content_XTK):
             return content_XTK.add_(position)
         return (content_XTK.unflatten(0, (H, B)) + position[:, None]).flatten(0, 1)

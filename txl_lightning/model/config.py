@@ -10,6 +10,7 @@ from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
+MemoryReset = Literal["never", "document"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class TransformerXLConfig:
             next one, and so do not enter the memory.
         memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
             are attended to, as in the TensorFlow code and Hugging Face).
+        memory_reset: `never`, or `document`: no token attends to anything before its document. A token that begins
+            a document is given as -1 - token (`positions.without_marks`).
 
     Raises:
         OptionError: a value is not allowed; the message names it.
@@ -81,6 +84,7 @@ class TransformerXLConfig:
     clamp_len: int = -1
     ext_len: int = 0
     memory_start: MemoryStart = "empty"
+    memory_reset: MemoryReset = "never"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "n_layer", "n_head", "d_head", "d_inner", "div_val"):
@@ -103,6 +107,10 @@ class TransformerXLConfig:
             require(value > 0, name, value, "must be a number > 0")
         require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
         require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")
+        resets, allowed = self.memory_reset == "document", "must be never or document"
+        require(resets or self.memory_reset == "never", "memory_reset", self.memory_reset, allowed)
+        allowed = "must be empty with memory_reset=document: only the first document of a stream would see the zeros"
+        require(not resets or self.memory_start == "empty", "memory_start", self.memory_start, allowed)
         require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)
         require(good_terms, "terms", self.terms, "must be letters of abcd, each at most once")
