@@ -88,7 +88,8 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b.
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b. `path` is the
+    file of `data=file`, a folder of files or a list of files.
     """
 
     name: str = MISSING
@@ -97,7 +98,7 @@ class DataConfig:
     prefix: bool = False
     newlines: str = "dropped"
     seed: int = 1
-    path: str | None = None
+    path: Any = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"
     batch_size: int = MISSING
