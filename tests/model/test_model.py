@@ -192,9 +192,12 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked):
+@pytest.mark.parametrize("reset", ["never", "document"])
+def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked, reset):
     T, segments, warm_up = 4, 7, 3
-    eager, stream = tiny_model(mem_len=6), random_stream(2, T * segments + 1)
+    eager, stream = tiny_model(mem_len=6, memory_reset=reset), random_stream(2, T * segments + 1)
+    if reset == "document":
+        stream[0, ::5] = ~stream[0, ::5]
     compiled = unchecked.TransformerXL(unchecked.TransformerXLConfig(**vars(eager.config))).double()
     compiled.load_state_dict(eager.state_dict())
     compiled_score = torch.compile(compiled.score, backend="aot_eager", fullgraph=True)

@@ -72,13 +72,15 @@ class EncodingConfig:
 
 @dataclass
 class MemoryConfig:
-    """Group `memory`: length of the memory in training (0 for no recurrence) and its start.
+    """Group `memory`: length of the memory in training (0 for no recurrence), its start and its reset.
 
+    `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
     """
 
     mem_len: int = MISSING
     start: str = "empty"
+    reset: str = "never"
     segments: int | None = None
 
 
@@ -89,7 +91,8 @@ class DataConfig:
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
     `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b. `path` is the
-    file of `data=file`, a folder of files or a list of files.
+    file of `data=file`, a folder of files or a list of files. With `memory.reset=document` a document begins with every
+    file, and with every line that the regular expression `document_start` matches (null: with files alone).
     """
 
     name: str = MISSING
@@ -99,6 +102,7 @@ class DataConfig:
     newlines: str = "dropped"
     seed: int = 1
     path: Any = None
+    document_start: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"
     batch_size: int = MISSING

@@ -19,6 +19,7 @@ State: TypeAlias = Memory | RecurrentState
 OPTION_OF_FIELD = {
     "mem_len": "memory.mem_len",
     "memory_start": "memory.start",
+    "memory_reset": "memory.reset",
     "encoding": "encoding",
     "table_len": "encoding.table_len",
     VARIABLE: VARIABLE,
@@ -37,12 +38,15 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
         if isinstance(config.model, RecurrentModelConfig):
             mem_len, allowed = config.memory.mem_len, f"must be > 0: {config.model.name} always carries its state"
             require(mem_len > 0, "mem_len", mem_len, allowed)
+            reset, allowed = config.memory.reset, f"must be never: {config.model.name} always carries its state"
+            require(reset == "never", "memory_reset", reset, allowed)
             return RecurrentConfig(**sizes)
         return TransformerXLConfig(
             encoding=config.encoding.name,
             table_len=table_len(config),
             mem_len=config.memory.mem_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
+            memory_reset=config.memory.reset,  # type: ignore[arg-type]
             **sizes,
         )
     except OptionError as error:

@@ -77,7 +77,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     """
     resumed_from, checkpoint = find_checkpoint(config, directory, ranks)
     L.seed_everything(config.seed, verbose=False)
-    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
+    data = make_data(config)
     module = _build_module(config, data, ranks, resumed_from, checkpoint)
     n_parameters = sum(parameter.numel() for parameter in module.parameters())
     config = resolve_threads(config, n_parameters, checkpoint)
@@ -121,6 +121,16 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
     return TrainingRun(config, directory, ranks, data, module, trainer, curves, skipped, stop.checkpoints, resumed_from)
+
+
+def make_data(config: Config) -> StreamsDataModule:
+    """Return the data of a run, the corpus prepared.
+
+    Raises:
+        UserError: the corpus cannot be loaded, or does not fit the options.
+    """
+    marked = config.memory.reset == "document"
+    return StreamsDataModule(config.data, config.evaluation, extended_context(config), marked)
 
 
 def _build_module(

@@ -18,7 +18,7 @@ from txl_lightning.training.optimization import check_optimizer
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
-    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "vocab_size"),
+    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "memory_reset", "vocab_size"),
 }
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
@@ -101,6 +101,8 @@ def _check_attention(config: Config) -> None:
     check(config.trainer.precision != "64-true", allowed="has at most 32 bits a number; eager has 64")
     drops = kernel == "flex" and getattr(model, "attention_dropout", 0.0) > 0
     check(not drops, allowed="has no dropout of attention probabilities: set model.attention_dropout=0")
+    resets = config.memory.reset == "document"
+    check(not resets, allowed="has one mask for all streams: memory.reset=document needs eager")
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
