@@ -5,6 +5,7 @@ The parts, each a process with its log in the output folder:
     tests       the tests that need a GPU
     bench       training beside Hugging Face's TransfoXL, where its environment exists
     steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
+    kernels     the attention kernels alone, beside eager attention
     training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
 
 `summary.json` is rewritten after every part, so that a session that is cut short leaves what it has measured.
@@ -181,6 +182,8 @@ def measure(session: GpuSession) -> None:
         record = session.run(part, train_words(session, part, steps, *overrides), 100)
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
+    kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
+    session.run("kernels", kernels, 60)
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])
     every = f"trainer.val_every_n_steps={max(1, steps // 5)}"

@@ -276,6 +276,15 @@ class EvaluationWorkload(SegmentWorkload):
         super().__init__(implementation, case)
         self.model.eval()
 
+    def prepare(self, steps: int) -> Callable[[], object]:
+        work = super().prepare(steps)
+
+        def in_one_autocast() -> object:
+            with autocast(self.case):  # as in `txl evaluate`: weights are cast once, not in every segment
+                return work()
+
+        return in_one_autocast
+
     @torch.no_grad()
     def step(self, tokens: Tensor) -> None:
         self.infer(tokens)

@@ -194,5 +194,5 @@ def trainings(arm: Arm, setup: Setup, compared: bool = True) -> list[Job]:
     compared_seeds = profile.seeds if pair else profile.seeds_others
     if profile.seeds_absolute is not None and not arm.baseline and kind_named(arm.encoding).absolute:
         compared_seeds = profile.seeds_absolute
-    seeds = compared_seeds if compared else profile.seeds_uncompared
+    seeds = profile.seeds_of.get(arm.key) or (compared_seeds if compared else profile.seeds_uncompared)
     return [training(arm, seed, setup) for seed in seeds]

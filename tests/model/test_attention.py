@@ -251,3 +251,33 @@ def test_gradient_of_a_later_segment_depends_on_its_memory():
 
     zeroed = Memory(torch.zeros_like(memory.states), filled=memory.filled)
     assert ((gradient(memory) - gradient(zeroed)).abs().amax(-1) > 1e-9)[6:].all()
+
+
+@pytest.mark.parametrize("terms", ["a", "c", "bd", "acd", "abcd"])
+@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute"])
+@pytest.mark.parametrize("same_length", [False, True])
+def test_losses_do_not_depend_on_whether_a_gradient_is_needed(encoding, terms, same_length):
+    """K exceeds 1,000, so that whole blocks of keys of the fused attention are hidden from some queries."""
+    options = {"encoding": encoding, "table_len": 20} if encoding == "shaw" else {"encoding": encoding}
+    model = tiny_model(**options, terms=terms, mem_len=600, same_length=same_length)
+    stream = random_stream(2, 1201)
+    with_gradient, _ = score_segments(model, stream, [600, 600])
+    with torch.no_grad():
+        without, _ = score_segments(model, stream, [600, 600])
+    torch.testing.assert_close(without, with_gradient.detach(), rtol=0, atol=1e-12)
+
+
+def test_losses_without_gradient_do_not_depend_on_threads_or_on_other_streams():
+    model, stream, threads = tiny_model(mem_len=700).bfloat16(), random_stream(5, 1401), torch.get_num_threads()
+    losses = []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            with torch.no_grad():
+                losses.append(score_segments(model, stream, [700, 699, 1])[0])
+    finally:
+        torch.set_num_threads(threads)
+    with torch.no_grad():
+        alone, _ = score_segments(model, stream[1:2], [700, 699, 1])
+    assert all(torch.equal(each, losses[0]) for each in losses)
+    torch.testing.assert_close(alone, losses[0][1:2])

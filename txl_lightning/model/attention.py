@@ -138,11 +138,33 @@ class Attention(nn.Module):
         mask_TK: Float[Tensor, "*B T K"],
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for the heads that are given, by torch's own operations."""
+        if self.n_key and not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
+            return self._attend_without_gradient(q_HBTE, kv_PHBKE, positions, mask_TK)
         keys_values = kv_PHBKE.unbind()
         scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
         v_HBKE = keys_values[-1]
         probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
+
+    def _attend_without_gradient(
+        self, q_HBTE: Tensor | None, kv_PHBKE: Tensor, positions: LayerPositions, mask_TK: Tensor
+    ) -> Float[Tensor, "H B T E"]:
+        """Attend by torch's fused attention, which reads keys and values in place; (b), (d) and the mask are its bias.
+
+        It has no gradient for its bias on the CPU, so training cannot use it. In bfloat16, where batched products copy
+        keys and values first, it takes a half to a ninth of the time.
+        """
+        query, by_distance = self._factors(q_HBTE, positions, self.terms)
+        assert query is not None
+        k_HBKE, v_HBKE = kv_PHBKE.unbind()
+        H, B, K, _ = v_HBKE.shape
+        T = len(mask_TK)
+        bias = mask_TK[None, None]
+        if by_distance is not None:
+            bias = position_scores(by_distance, T).add_(mask_TK).unflatten(0, (H, -1))
+        return F.scaled_dot_product_attention(
+            query.expand(H, B, T, -1), k_HBKE, v_HBKE, attn_mask=bias.expand(H, B, T, K), scale=1.0
+        )
 
     def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
         """Concatenate the heads of every token and project them to the output."""
