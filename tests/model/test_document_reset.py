@@ -109,6 +109,22 @@ def test_text_before_a_document_does_not_change_a_bit(starts, options, mode):
         assert first == 0 or not torch.equal(one[row, :first], two[row, :first])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
+    """Fused attention reads keys in blocks of some hundreds."""
+    model, stream = documents_model(n_layer=1, mem_len=1500).float(), random_stream(1, 1601)
+    other = stream.clone()
+    other[:, :1300] = (other[:, :1300] + 1) % model.config.vocab_size
+    losses = []
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        for text in (stream, other):
+            tokens = marked(text, [[1300]])
+            _, memory = model.score(tokens[:, :1280], tokens[:, 1:1281])
+            losses.append(model.score(tokens[:, 1280:-1], tokens[:, 1281:], memory)[0])
+    assert torch.equal(losses[0][:, 20:], losses[1][:, 20:])
+    assert not torch.equal(losses[0], losses[1])
+
+
 def test_without_a_reset_the_text_before_counts():
     model, stream, starts = documents_model(mem_len=9), random_stream(1, L), [[6]]
     with_reset, _ = scored(model, marked(stream, starts))

@@ -158,10 +158,11 @@ class Attention(nn.Module):
         assert query is not None
         k_HBKE, v_HBKE = kv_PHBKE.unbind()
         H, B, K, _ = v_HBKE.shape
-        T = len(mask_TK)
-        bias = mask_TK[None, None]
+        T = mask_TK.shape[-2]
+        bias = mask_TK
         if by_distance is not None:
-            bias = position_scores(by_distance, T).add_(mask_TK).unflatten(0, (H, -1))
+            position = position_scores(by_distance, T).unflatten(0, (H, -1))
+            bias = position.add_(mask_TK) if mask_TK.ndim == 2 else position + mask_TK
         return F.scaled_dot_product_attention(
             query.expand(H, B, T, -1), k_HBKE, v_HBKE, attn_mask=bias.expand(H, B, T, K), scale=1.0
         )
