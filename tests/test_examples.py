@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from tests.training.small_run import TINY, tiny_config
@@ -37,7 +37,7 @@ from txl_lightning.runs.models import architecture
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-ALIBI = Path(__file__).parent.parent / "examples/alibi.py"
+T5 = Path(__file__).parent.parent / "examples/t5.py"
 NO_LOGGER = LoggerConfig("none")
 EXACT = {"rtol": 0, "atol": 1e-12}
 BUILT_IN = tuple(KINDS)
@@ -55,22 +55,22 @@ def _only_built_in_encodings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def alibi(monkeypatch: pytest.MonkeyPatch) -> None:
+def t5(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the example as a user does."""
-    monkeypatch.setenv("TXL_ENCODINGS", str(ALIBI))
-    kind_named("alibi")
+    monkeypatch.setenv("TXL_ENCODINGS", str(T5))
+    kind_named("t5")
 
 
 def test_the_example_is_short() -> None:
-    assert len(ALIBI.read_text().splitlines()) < 40
+    assert len(T5.read_text().splitlines()) < 40
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ALIBI.parent)
+    (tmp_path / "examples").symlink_to(T5.parent)
     config = tiny_config(tmp_path)  # writes the text
     tiny = [*TINY, f"data.path={config.data.path}", f"data.cache_dir={config.data.cache_dir}", "trainer.max_steps=2"]
-    export, *commands = [line.strip() for line in ALIBI.read_text().splitlines() if line.startswith("    ")][:3]
+    export, *commands = [line.strip() for line in T5.read_text().splitlines() if line.startswith("    ")][:3]
     assert export.startswith("export ")
     named = dict([export.removeprefix("export ").split("=")])
 
@@ -86,47 +86,31 @@ def test_the_commands_of_the_example_as_they_stand(tmp_path: Path) -> None:
     assert "after 3 steps" in done.stdout, done.stderr
     done = txl(commands[1], env={})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "best.ckpt: encoding=alibi: must be one of absolute" in done.stderr
-    done = txl("txl train encoding=alibi", env=named)
-    assert "a custom encoding: encoding.name=alibi" in done.stderr
+    assert "best.ckpt: encoding=t5: must be one of absolute" in done.stderr
+    done = txl("txl train encoding=t5", env=named)
+    assert "a custom encoding: encoding.name=t5" in done.stderr
 
 
-def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
-    """Attention of the first layer in loops over i and j, by Press et al. 2021 (section 3)."""
-    layer, H, E = model.layers[0].attention, model.config.n_head, model.config.d_head
-    W_q, W_k, W_v = (w.view(H, E, -1) for w in layer.qkv.weight.chunk(3))
-    outputs = []
-    for b in range(len(hidden)):
-        states, M = [*memory[b], *hidden[b]], memory.shape[1]
-        for i in range(hidden.shape[1]):
-            heads = []
-            for h in range(H):
-                slope, keys = 2 ** (-8 * (h + 1) / H), range(M + i + 1)
-                distance = [M + i - j if clamp_len <= 0 else min(M + i - j, clamp_len) for j in keys]
-                content = [(W_q[h] @ states[M + i]) @ (W_k[h] @ states[j]) / math.sqrt(E) for j in keys]
-                scores = torch.stack([content[j] - slope * distance[j] for j in keys])
-                heads.append(sum(p * (W_v[h] @ states[j]) for p, j in zip(scores.softmax(0), keys, strict=True)))
-            outputs.append(layer.output.weight @ torch.cat(heads))
-    return torch.stack(outputs).view_as(hidden)
+def bucket_of_t5(distance: int) -> int:
+    """Bucket of a distance in `T5Attention._relative_position_bucket`, unidirectional, with its default sizes."""
+    if distance < 16:
+        return distance
+    return min(31, 16 + int(math.log(distance / 16) / math.log(128 / 16) * 16))
 
 
-@pytest.mark.parametrize("clamp_len", [-1, 3])
-@pytest.mark.parametrize("n_head", [1, 3, 4])
-def test_alibi_is_the_naive_one(alibi: None, n_head: int, clamp_len: int) -> None:
-    model = tiny_model(encoding="alibi", n_head=n_head, clamp_len=clamp_len, mem_len=4)
-    tokens, seen = random_stream(2, 5), []
-    _, memory = model(tokens)
-    model.layers[0].attention.register_forward_hook(lambda _, given, output: seen.append((given, output)))
-    model(tokens, memory)
-    (hidden, states, *_), output = seen[0]
-    assert states.shape[1] == 4
-    torch.testing.assert_close(output, naive_alibi(model, hidden, states, clamp_len), **EXACT)
+@pytest.mark.parametrize("clamp_len", [-1, 30])
+def test_the_bias_is_that_of_t5(t5: None, clamp_len: int) -> None:
+    model = tiny_model(encoding="t5", clamp_len=clamp_len)
+    (bias_HS,) = {of_layer.bias_HS for of_layer in model.encoding(200, clamp_len, torch.zeros(1))}
+    for distance in range(201):
+        counted = min(distance, clamp_len) if clamp_len > 0 else distance
+        assert torch.equal(bias_HS[:, 200 - distance], model.encoding.bias[:, bucket_of_t5(counted)]), distance
 
 
 @pytest.mark.parametrize("same_length", [True, False])
 @pytest.mark.parametrize("clamp_len", [-1, 3])
-def test_recurrence_is_the_whole_context_cached_or_not(alibi: None, clamp_len: int, same_length: bool) -> None:
-    model = tiny_model(encoding="alibi", clamp_len=clamp_len, same_length=same_length, mem_len=16)
+def test_recurrence_is_the_whole_context_cached_or_not(t5: None, clamp_len: int, same_length: bool) -> None:
+    model = tiny_model(encoding="t5", clamp_len=clamp_len, same_length=same_length, mem_len=16)
     stream = random_stream(2, 13)
     with torch.no_grad():
         whole, _ = score_segments(model, stream, [12])
@@ -136,19 +120,20 @@ def test_recurrence_is_the_whole_context_cached_or_not(alibi: None, clamp_len: i
     torch.testing.assert_close(cached, whole, **EXACT)
 
 
-def test_the_term_of_the_bias_can_be_off(alibi: None) -> None:
-    without, with_bias = (tiny_model(encoding="alibi", terms=terms) for terms in ("a", "ad"))
-    nothing = tiny_model(encoding="absolute")  # has the same parameters
-    nothing.encoding = Encoding(nothing.config)  # without any positions
+def test_the_term_of_the_bias_can_be_off(t5: None) -> None:
+    without, with_bias = (tiny_model(encoding="t5", terms=terms) for terms in ("a", "ad"))
+    nothing = tiny_model(encoding="none")
+    nothing.load_state_dict(without.state_dict(), strict=False)
+    with_bias.load_state_dict(nothing.state_dict(), strict=False)
     tokens = random_stream(2, 5)
     assert torch.equal(without(tokens)[0], nothing(tokens)[0])
     assert not torch.allclose(with_bias(tokens)[0], nothing(tokens)[0])
 
 
-def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
+def test_every_command_has_it(t5: None, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=2", "data.level=char"), run)
-    longer = tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=4", "data.level=char", "resume=auto")
+    train(tiny_config(tmp_path, "encoding.name=t5", "trainer.max_steps=2", "data.level=char"), run)
+    longer = tiny_config(tmp_path, "encoding.name=t5", "trainer.max_steps=4", "data.level=char", "resume=auto")
     assert train(longer, run)["steps"] == 4
     path = str(run / "checkpoints/best.ckpt")
     for command in ("evaluate", "recl", "attention", "text"):
@@ -161,12 +146,12 @@ def test_every_command_has_it(alibi: None, tmp_path: Path) -> None:
     generate(GenerateOptions(path, prompt="line 7", n_tokens=5), tmp_path / "text", write=lambda _: None)
     assert len(json.loads((tmp_path / "text/generation.json").read_text())["samples"]) == 1
     for convert in (to_original, to_huggingface):
-        with pytest.raises(CheckpointError, match="encoding=alibi"):
+        with pytest.raises(CheckpointError, match="encoding=t5"):
             convert(load_trained(path).model)
 
 
 BROKEN = "import no_such_library\n"
-UNKNOWN = rf"^encoding=alibi: must be one of {', '.join(BUILT_IN)}, or one that a file in the variable "
+UNKNOWN = rf"^encoding=t5: must be one of {', '.join(BUILT_IN)}, or one that a file in the variable "
 
 
 @pytest.mark.parametrize(
@@ -184,23 +169,23 @@ def test_an_encoding_that_is_missing_or_cannot_be_imported_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "alibi.py").write_text("raise SystemExit('imported without being asked for')\n")
+    (tmp_path / "t5.py").write_text("raise SystemExit('imported without being asked for')\n")
     (tmp_path / "other.py").touch()
     (tmp_path / "broken.py").write_text(BROKEN)
-    (tmp_path / "taken.py").write_text(ALIBI.read_text().replace('"alibi"', '"shaw"'))
+    (tmp_path / "taken.py").write_text(T5.read_text().replace('"t5"', '"shaw"'))
     if variable is not None:
         monkeypatch.setenv("TXL_ENCODINGS", variable)
     with pytest.raises(OptionError, match=message):
-        architecture(tiny_config(tmp_path, "encoding.name=alibi"), vocab_size=50)
+        architecture(tiny_config(tmp_path, "encoding.name=t5"), vocab_size=50)
 
 
-def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alibi: None) -> None:
-    train(tiny_config(tmp_path, "encoding.name=alibi", "trainer.max_steps=1"), tmp_path / "run")
-    del KINDS["alibi"], ENCODINGS["alibi"]
+def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t5: None) -> None:
+    train(tiny_config(tmp_path, "encoding.name=t5", "trainer.max_steps=1"), tmp_path / "run")
+    del KINDS["t5"], ENCODINGS["t5"]
     monkeypatch.delenv("TXL_ENCODINGS")
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "alibi.py").write_text("raise SystemExit('imported without being asked for')\n")
-    with pytest.raises(OptionError, match=r"^checkpoint=.*last.ckpt: encoding=alibi: must be one of"):
+    (tmp_path / "t5.py").write_text("raise SystemExit('imported without being asked for')\n")
+    with pytest.raises(OptionError, match=r"^checkpoint=.*last.ckpt: encoding=t5: must be one of"):
         load_trained(tmp_path / "run/checkpoints/last.ckpt")
 
 

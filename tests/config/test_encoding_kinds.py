@@ -8,10 +8,13 @@ from txl_lightning.config.encoding_kinds import EncodingKind, kind_named
 from txl_lightning.errors import OptionError
 
 
-def test_the_kinds_of_the_paper_are_registered() -> None:
+def test_the_kinds_of_the_package_are_registered() -> None:
     assert kind_named("relative") == EncodingKind("abcd", projects=True)
     assert kind_named("shaw") == EncodingKind("abcd", table="distances")
     assert kind_named("absolute") == EncodingKind("a", absolute=True)
+    assert kind_named("rope") == EncodingKind("a", rotates=True)
+    assert kind_named("alibi") == EncodingKind("ad", extrapolates=True)
+    assert kind_named("none") == EncodingKind("a", extrapolates=True)
     assert kind_named("al_rfou") == EncodingKind("a", absolute=True, table="positions")
 
 
@@ -24,6 +27,6 @@ def test_asking_before_the_encodings_are_imported_is_an_internal_error(monkeypat
 def test_an_unknown_encoding_is_named_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TXL_ENCODINGS", raising=False)
     with pytest.raises(
-        OptionError, match=r"^encoding=rope: must be one of .*relative.*TXL_ENCODINGS registers \(not set\)"
+        OptionError, match=r"^encoding=xpos: must be one of .*relative.*TXL_ENCODINGS registers \(not set\)"
     ):
-        kind_named("rope")
+        kind_named("xpos")

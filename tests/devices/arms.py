@@ -19,7 +19,7 @@ RELATIVE = TransformerXLConfig(
     vocab_size=30, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=12, dropout=0.1, mem_len=6, table_len=16
 )
 RECURRENT = RecurrentConfig(vocab_size=30, n_layer=2, d_model=8, weight_dropout=0.1)
-ENCODINGS = ("relative", "shaw", "absolute", "al_rfou")
+ENCODINGS = ("relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope")
 ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     **{f"{name}, memory": replace(RELATIVE, encoding=name) for name in ENCODINGS},
     **{f"{name}, no memory": replace(RELATIVE, encoding=name, mem_len=0) for name in ENCODINGS},
@@ -27,6 +27,10 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     **{f"shaw, terms {terms}": replace(RELATIVE, encoding="shaw", terms=terms) for terms in ("ab", "d")},
     "attention dropout": replace(RELATIVE, attention_dropout=0.1),
     "pre-norm": replace(RELATIVE, pre_norm=True),
+    "modern recipe": replace(RELATIVE, pre_norm=True, final_norm=True, norm="rms", feed_forward="swiglu", qk_norm=True),
+    "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
+    "QK-norm": replace(RELATIVE, qk_norm=True),
+    "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),

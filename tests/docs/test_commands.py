@@ -34,6 +34,8 @@ NOT_RUN = {  # a word of the command: why it is only composed
     "experiment=paper/wt103_base": "needs a GPU and the corpus",
     "data=enwik8": "needs the corpus",
     "data=wikitext-103": "needs the corpus",
+    "source_format=tensorflow": "needs a published checkpoint; tests/runs/convert has small ones",
+    "accelerator=gpu": "needs a GPU",
     "source_format=huggingface": "needs a checkpoint of Hugging Face's; tests/runs/convert has a small one",
     "checkpoint=a.ckpt": "needs the checkpoint that the conversion writes",
     "n_positions=5000": "takes minutes",
@@ -66,10 +68,10 @@ SMALLER = {
     "generate": ["n_tokens=30"],
 }
 LOGGING = ("recl", "attention")
-REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40"}
-REPLACED |= {"context_curve.every_n_steps": "3", "attention_lengths": "[30,60]"}
+REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
+REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
-RUNS = ("runs/first", "runs/second", "runs/alibi")  # other commands read them
+RUNS = ("runs/first", "runs/second", "runs/t5", "runs/kept")  # other commands read them
 
 
 def txl_words(command: Command) -> list[str] | None:
@@ -177,7 +179,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Run them in one folder and one process, in the order of the pages."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TXL_ENCODINGS", "examples/alibi.py")
+    monkeypatch.setenv("TXL_ENCODINGS", "examples/t5.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))

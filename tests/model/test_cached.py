@@ -23,9 +23,18 @@ SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations(
 ENCODINGS: dict[str, dict[str, Any]] = {
     "relative": {},
     "relative, pre-norm, untied u and v": {"pre_norm": True, "untie_biases": True},
+    "relative, modern recipe": {
+        "pre_norm": True,
+        "final_norm": True,
+        "norm": "rms",
+        "feed_forward": "swiglu",
+        "qk_norm": True,
+    },
     "shaw": {"encoding": "shaw", "table_len": 5},
     "absolute": {"encoding": "absolute"},
     "al_rfou, pre-norm": {"encoding": "al_rfou", "table_len": 4, "pre_norm": True},
+    "alibi": {"encoding": "alibi"},
+    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
 }
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5},
@@ -37,6 +46,12 @@ LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 50},
     {"mem_len": 0, "same_length": True},
 ]
+
+
+def model_of(encoding: str, **options: Any) -> TransformerXL:
+    """A tiny model of an entry of ENCODINGS; one that rotates has no clamp."""
+    clamp = {"clamp_len": -1} if ENCODINGS[encoding].get("encoding") == "rope" else {}
+    return tiny_model(**{**ENCODINGS[encoding], **options, **clamp})
 
 
 @torch.no_grad()
@@ -61,13 +76,13 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_cache_computes_what_hidden_states_do(encoding, lengths):
-    model = tiny_model(**ENCODINGS[encoding], **lengths)
+    model = model_of(encoding, **lengths)
     assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_in_single_precision(encoding):
-    model = tiny_model(**ENCODINGS[encoding], **LENGTHS[5]).float()
+    model = model_of(encoding, **LENGTHS[5]).float()
     assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, SINGLE)
 
 
@@ -79,7 +94,9 @@ def test_with_any_terms(terms, encoding):
 
 
 @pytest.mark.parametrize("scores_at_once", [1, 40])
-@pytest.mark.parametrize("encoding", ["relative, pre-norm, untied u and v", "shaw", "absolute"])
+@pytest.mark.parametrize(
+    "encoding", ["relative, pre-norm, untied u and v", "shaw", "absolute", "alibi", "rope, QK-norm"]
+)
 @pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
     monkeypatch.setattr(cached_inference, "CPU_SCORES_AT_ONCE", scores_at_once)
@@ -104,7 +121,7 @@ def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
     n_streams=st.integers(1, 3),
 )
 def test_with_any_options_and_segments(encoding, terms, lengths, segments, n_streams):
-    model = tiny_model(**ENCODINGS[encoding], terms=terms, **lengths)
+    model = model_of(encoding, terms=terms, **lengths)
     assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
 
 
@@ -264,7 +281,11 @@ def test_in_inference_mode():
         assert_close(outputs(CachedTransformerXL(made_inside), stream, [3] * 4), expected, EXACT)
 
 
-@pytest.mark.parametrize("options", [{}, {"terms": "acd"}, {"encoding": "shaw", "table_len": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}],
+    ids=str,
+)
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
     model, stream = tiny_model(**options).float(), random_stream(2, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
@@ -283,7 +304,7 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n_targets):
-    model, stream = tiny_model(**ENCODINGS[name], **lengths), random_stream(2, 17)
+    model, stream = model_of(name, **lengths), random_stream(2, 17)
     targets = random_stream(2, 8)
     for other in (model, CachedTransformerXL(model)):
         hidden, memory = other(stream[:, :9])
@@ -309,8 +330,8 @@ def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatc
         return attend(self, q_HBTE, kv_PHBKE, positions, mask_TK)
 
     monkeypatch.setattr(cached_inference, "QUERIES_AT_ONCE", 2)
-    for options in ({"terms": terms}, {"terms": terms, "encoding": "shaw", "table_len": 5}):
-        assert_same(tiny_model(**options, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
+    for encoding in ("relative", "shaw", "rope, QK-norm"):
+        assert_same(model_of(encoding, terms=terms, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
     monkeypatch.setattr(cached_inference.Attention, "attend_eager", noted)
     with torch.no_grad():
         CachedTransformerXL(tiny_model(terms=terms, mem_len=0))(random_stream(2, 5))

@@ -16,6 +16,10 @@ ENCODINGS = [
     {"encoding": "shaw", "table_len": 8, "terms": "ab"},
     {"encoding": "absolute"},
     {"encoding": "al_rfou", "table_len": 4},
+    {"encoding": "alibi"},
+    {"encoding": "none"},
+    {"encoding": "rope", "d_head": 4},
+    {"qk_norm": True},
 ]
 
 
@@ -75,7 +79,7 @@ def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(options:
     assert not torch.allclose(with_memory[:, 4:], without)
 
 
-@pytest.mark.parametrize("options", ENCODINGS[3:], ids=str)
+@pytest.mark.parametrize("options", ENCODINGS[3:5], ids=str)
 def test_every_segment_uses_the_same_absolute_positions(options: dict[str, object]) -> None:
     model = tiny_model(**options, mem_len=6)
     tokens = torch.tensor([[1, 2, 3, 4]])

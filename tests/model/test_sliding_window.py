@@ -8,9 +8,9 @@ from txl_lightning.errors import OptionError
 from txl_lightning.model import SlidingWindow, generate
 
 
-@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute", "al_rfou"])
+@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute", "al_rfou", "alibi", "none", "rope"])
 def test_the_last_loss_of_every_window(encoding: str) -> None:
-    model = tiny_model(encoding=encoding, table_len=9, mem_len=4)
+    model = tiny_model(encoding=encoding, table_len=9, mem_len=4, d_head=4)
     stream, window = random_stream(2, 12), SlidingWindow(model, 5)
     nll, seen = window.score(stream[:, :7], stream[:, 1:8])
     more, seen = window.score(stream[:, 7:11], stream[:, 8:12], seen)
@@ -22,9 +22,10 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
     assert model.config.mem_len == 4
 
 
-@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
-def test_fused_attention_computes_the_same(encoding: str) -> None:
-    model, stream = tiny_model(encoding=encoding, table_len=9), random_stream(2, 12)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
+def test_fused_attention_computes_the_same(encoding: str, qk_norm: bool) -> None:
+    model, stream = tiny_model(encoding=encoding, table_len=9, qk_norm=qk_norm), random_stream(2, 12)
     for tokens, targets in ((stream[:, :-1], stream[:, 1:]), (stream[:, :-1], stream[:, -1:])):
         plain, fused = (SlidingWindow(model, 6, fused).score(tokens, targets)[0] for fused in (False, True))
         torch.testing.assert_close(fused, plain)
@@ -33,6 +34,8 @@ def test_fused_attention_computes_the_same(encoding: str) -> None:
 def test_fused_attention_has_no_position_terms() -> None:
     with pytest.raises(OptionError, match="fused=True: is not possible with encoding=relative"):
         SlidingWindow(tiny_model(), 6, fused=True)
+    with pytest.raises(OptionError, match="fused=True: is not possible with encoding=rope"):
+        SlidingWindow(tiny_model(encoding="rope", d_head=4), 6, fused=True)
     with pytest.raises(OptionError, match="attention_len=0: must be"):
         SlidingWindow(tiny_model(), 0)
     with pytest.raises(ValueError, match="2 tokens cannot predict 3 targets"):

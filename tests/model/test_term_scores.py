@@ -21,6 +21,8 @@ MODELS = {
     "shaw": {"encoding": "shaw", "table_len": 6},
     "shaw as its text says": {"encoding": "shaw", "table_len": 6, "terms": "ab"},
     "absolute": {"encoding": "absolute"},
+    "alibi": {"encoding": "alibi"},
+    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
 }  # fmt: skip
 
 

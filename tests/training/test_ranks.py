@@ -32,6 +32,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
+    "compressive": ("memory=compressive", "memory.rate=2"),
 }
 
 

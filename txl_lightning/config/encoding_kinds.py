@@ -1,6 +1,6 @@
 """Properties of encodings by name, and the import of custom ones named in the variable TXL_ENCODINGS.
 
-    TXL_ENCODINGS=examples/alibi.py txl train encoding.name=alibi
+    TXL_ENCODINGS=examples/t5.py txl train encoding.name=t5
 
 The variable holds files (`….py`) or importable modules, separated by commas. Importing one registers its encodings
 (`register_encoding`). Configs and checkpoints hold only the name of an encoding, so that loading someone else's
@@ -34,12 +34,16 @@ class EncodingKind:
         projects: whether every layer has a matrix W_{k,R} for `LayerPositions.sinusoids_SD`.
         table: rows of its trained table: one per distance (`distances`: segment, extended context and memory) or
             one per position (`positions`: segment and extended context); None without a table.
+        extrapolates: whether evaluation leaves distances beyond training's as they are, instead of clamping them.
+        rotates: whether queries and keys are rotated (`Encoding.angles`): no `clamp_len`, but `interpolation`.
     """
 
     terms: str = "a"
     absolute: bool = False
     projects: bool = False
     table: Literal["distances", "positions"] | None = None
+    extrapolates: bool = False
+    rotates: bool = False
 
 
 KINDS: dict[str, EncodingKind] = {}  # by name; filled by register_encoding

@@ -41,11 +41,16 @@ class TransformerXLModelConfig(ModelConfig):
     d_inner: int = MISSING
     attention_dropout: float = 0.0
     pre_norm: bool = False
+    final_norm: bool = False
+    norm: str = "layer"
+    feed_forward: str = "relu"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
+    qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
 
@@ -64,10 +69,12 @@ class EncodingConfig:
     """Group `encoding`: the encoding of positions, built in or custom (see `encoding_kinds`).
 
     `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
+    `interpolation` divides the positions of rope.
     """
 
     name: str = MISSING
     table_len: int | None = None
+    interpolation: float = 1.0
 
 
 @dataclass
@@ -76,12 +83,20 @@ class MemoryConfig:
 
     `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+
+    The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
+    `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
+    `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
     """
 
     mem_len: int = MISSING
     start: str = "empty"
     reset: str = "never"
     segments: int | None = None
+    compressed_len: int = 0
+    rate: int = 4
+    compression: str | None = None
+    compression_loss: str = "reconstruction"
 
 
 @dataclass
@@ -90,16 +105,21 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b. `path` is the
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does. `path` is the
     file of `data=file`, a folder of files or a list of files. With `memory.reset=document` a document begins with every
-    file, and with every line that the regular expression `document_start` matches (null: with files alone).
+    file, and with every line that the regular expression `document_start` matches (null: with files alone). At level
+    bpe `tokenizer` is a `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING
     level: str = "byte"
+    vocab_size: int | None = None
+    tokenizer: str | None = None
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
+    sentence_marks: str = "start"
     seed: int = 1
     path: Any = None
     document_start: str | None = None
@@ -114,13 +134,15 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the
-    final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
+    without recurrence). `compressed_len` null means training's, for `memory=compressive`; `ext_len`, `clamp_len` and
+    `same_length` null mean the model's own. `max_segments` limits the final evaluation (null: the whole split);
+    `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
+    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
@@ -129,7 +151,10 @@ class EvaluationConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Group `optimizer`: Adam or AdamW, linear warm-up, then cosine decay (or constant), gradient clipping."""
+    """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
+
+    With Muon, queries, keys and values of attention are separate matrices; `split_qkv=false` takes them as one.
+    """
 
     name: str = MISSING
     lr: float = MISSING
@@ -141,12 +166,14 @@ class OptimizerConfig:
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float = 0.25
+    split_qkv: bool = True
 
 
 @dataclass
 class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
+    `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
     over that many parts of each process's columns. `num_threads` null means the number that trains a model of this size
     fastest on the CPU, stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
@@ -175,11 +202,13 @@ class TrainerConfig:
 class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory.
+    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory. Every
+    `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over training.
     """
 
     enabled: bool = True
     every_n_steps: int = 500
+    keep_every_n_steps: int | None = None
     memory: bool = True
 
 
@@ -262,6 +291,14 @@ def plain(config: Any) -> dict[str, Any]:
     if not OmegaConf.is_config(config):
         config = OmegaConf.structured(config)
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested config to dotted names."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return items
 
 
 def from_plain(values: dict[str, Any]) -> Config:

@@ -9,6 +9,7 @@ from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.streams.ordered import OrderedStreams, Segment, Streams
 from txl_lightning.data.streams.shuffled import ShuffledStreams
+from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import OptionError, require
 
 
@@ -22,6 +23,7 @@ class StreamsDataModule(L.LightningDataModule):
         data: corpus, batch size and segment length of training.
         evaluation: batch size, segment length and, if given, extended context of validation and test.
         ext_len: tokens of extended context in front of every training segment.
+        vocabulary: encode the corpus with this one instead of its own.
         marked: mark the first token of every document, for `memory.reset=document`.
 
     Raises:
@@ -29,10 +31,17 @@ class StreamsDataModule(L.LightningDataModule):
         UserError: the corpus cannot be loaded.
     """
 
-    def __init__(self, data: DataConfig, evaluation: EvaluationConfig, ext_len: int = 0, marked: bool = False) -> None:
+    def __init__(
+        self,
+        data: DataConfig,
+        evaluation: EvaluationConfig,
+        ext_len: int = 0,
+        vocabulary: Vocabulary | None = None,
+        marked: bool = False,
+    ) -> None:
         super().__init__()
         self.data, self.evaluation, self.ext_len = data, evaluation, ext_len
-        self.corpus: Corpus = load_corpus(data, marked=marked)
+        self.corpus: Corpus = load_corpus(data, vocabulary, marked)
         starts = self.corpus.documents or self.corpus.sentences
         allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
         allowed += "least two documents"

@@ -11,7 +11,7 @@ from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels.choice import attend_fused, kernel_on
-from txl_lightning.model.positions import VisibleKeys, relative_shift
+from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
 
 
 class Attention(nn.Module):
@@ -21,8 +21,10 @@ class Attention(nn.Module):
                   (a)      (c)       (b)          (d)
              = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E)
 
-    r_{i-j} is W_{k,R} R_{i-j} or a trained vector of the distance; v·r_{i-j} may be a trained bias. The
-    projections have no bias, and a projection that no term needs does not exist. Heads come before streams
+    r_{i-j} is W_{k,R} R_{i-j} or a trained vector of the distance; v·r_{i-j} may be a trained bias. An encoding may
+    rotate q_i and k_j. With `qk_norm` both are first normalised in each head, x / rms(x) · gain (RMSNorm of Zhang &
+    Sennrich 2019; normalised queries and keys: Henry et al. 2020, Dehghani et al. 2023). The projections have no
+    bias, and a projection that no term needs does not exist. Heads come before streams
     (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are one
     product per head, with the queries of all streams as rows.
 
@@ -43,6 +45,8 @@ class Attention(nn.Module):
         projects = config.kind.projects and bool(set("bd") & set(self.terms))
         self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
         self.output = nn.Linear(width, config.d_model, bias=False)
+        self.query_norm = _head_norm(config) if has_query and config.qk_norm else None
+        self.key_norm = _head_norm(config) if has_key and config.qk_norm else None
         self.dropout = Dropout(config.attention_dropout)
         self.kernel = "eager"
 
@@ -90,30 +94,44 @@ class Attention(nn.Module):
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
         q_HBTE, kv_PHBKE = self.project_with_memory(hidden_BTD, memory_BMD)
-        scores_XTK = self._scores(q_HBTE, kv_PHBKE.unbind(), positions.of_terms(terms), visible.mask_TK, terms)
+        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
+        scores_XTK = self._scores(q_HBTE, keys_values, positions.of_terms(terms), visible.mask_TK, terms)
         return scores_XTK.unflatten(0, kv_PHBKE.shape[1:3])
 
     def project_with_memory(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"]
     ) -> tuple[Tensor | None, Float[Tensor, "P H B K E"]]:
         """Project the segment to queries, and memory and segment to keys and values; see `project`."""
-        q_HBTE, kv_PHBKE = self.project(hidden_BTD)
+        q_HBTE, kv_PHBKE = self._project(hidden_BTD)
         if memory_BMD.shape[1]:
             weight = self.qkv.weight[self.n_query * self.n_head * self.d_head :]
             memory_kv = F.linear(memory_BMD, weight).unflatten(-1, (-1, self.n_head, self.d_head))
             kv_PHBKE = torch.cat([memory_kv.permute(2, 3, 0, 1, 4), kv_PHBKE], dim=3)
-        return q_HBTE, kv_PHBKE
+        return self._normalized(q_HBTE, kv_PHBKE)
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor | None, Float[Tensor, "P H B T E"]]:
         """Project to queries (None if no term needs them), keys and values, heads first.
 
         P = 2 is keys and values; P = 1 is values alone, where no term needs keys.
         """
+        return self._normalized(*self._project(hidden_BTD))
+
+    def _project(self, hidden_BTD: Float[Tensor, "B T D"]) -> tuple[Tensor | None, Float[Tensor, "P H B T E"]]:
         parts = self.qkv(hidden_BTD).unflatten(-1, (-1, self.n_head, self.d_head)).permute(2, 3, 0, 1, 4)
         if not self.n_query:
             return None, parts
         q_1HBTE, kv_PHBTE = parts.split([1, len(parts) - 1])  # slices would fill their gradients with zeros
         return q_1HBTE.squeeze(0), kv_PHBTE
+
+    def _normalized(self, q_HBTE: Tensor | None, kv_PHBKE: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Normalise queries and keys with `qk_norm`."""
+        if self.query_norm is not None:
+            assert q_HBTE is not None
+            q_HBTE = _normalize(q_HBTE, self.query_norm)
+        if self.key_norm is not None:
+            k_HBKE, v_HBKE = kv_PHBKE.unbind()
+            kv_PHBKE = torch.stack([_normalize(k_HBKE, self.key_norm), v_HBKE])
+        return q_HBTE, kv_PHBKE
 
     def attend(
         self,
@@ -124,8 +142,11 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
         kernel = kernel_on(kv_PHBKE.device, self.kernel, by_stream=visible.mask_TK.ndim == 3)
+        q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         if kernel == "eager":
-            return self.attend_eager(q_HBTE, kv_PHBKE, positions, visible.mask_TK)
+            return self.attend_eager(q_HBTE, keys_values, positions, visible.mask_TK)
+        if positions.rotation_2SE is not None:
+            kv_PHBKE = torch.stack(keys_values)
         query, by_distance = self._factors(q_HBTE, positions, self.terms)
         p = self.dropout.p if self.dropout.training else 0.0
         return attend_fused(kernel, query, kv_PHBKE, by_distance, visible, p)
@@ -133,21 +154,20 @@ class Attention(nn.Module):
     def attend_eager(
         self,
         q_HBTE: Float[Tensor, "H B T E"] | None,
-        kv_PHBKE: Float[Tensor, "P H B K E"],
+        keys_values: tuple[Tensor, ...],
         positions: LayerPositions,
         mask_TK: Float[Tensor, "*B T K"],
     ) -> Float[Tensor, "H B T E"]:
-        """Return Σ_j softmax(A_i)_j v_j for the heads that are given, by torch's own operations."""
+        """Return Σ_j softmax(A_i)_j v_j for the heads that are given, after any rotation, by torch's own operations."""
         if self.n_key and not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
-            return self._attend_without_gradient(q_HBTE, kv_PHBKE, positions, mask_TK)
-        keys_values = kv_PHBKE.unbind()
+            return self._attend_without_gradient(q_HBTE, keys_values, positions, mask_TK)
         scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
         v_HBKE = keys_values[-1]
         probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
 
     def _attend_without_gradient(
-        self, q_HBTE: Tensor | None, kv_PHBKE: Tensor, positions: LayerPositions, mask_TK: Tensor
+        self, q_HBTE: Tensor | None, keys_values: tuple[Tensor, ...], positions: LayerPositions, mask_TK: Tensor
     ) -> Float[Tensor, "H B T E"]:
         """Attend by torch's fused attention, which reads keys and values in place; (b), (d) and the mask are its bias.
 
@@ -156,7 +176,7 @@ class Attention(nn.Module):
         """
         query, by_distance = self._factors(q_HBTE, positions, self.terms)
         assert query is not None
-        k_HBKE, v_HBKE = kv_PHBKE.unbind()
+        k_HBKE, v_HBKE = keys_values
         H, B, K, _ = v_HBKE.shape
         T = mask_TK.shape[-2]
         bias = mask_TK
@@ -179,7 +199,8 @@ class Attention(nn.Module):
         r_HSE, v_HE = self._distance_vectors(positions), positions.v_HE
         if "b" in self.terms or r_HSE is None or v_HE is None:
             return positions._replace(sinusoids_SD=None, table_HSE=None if r_HSE is None else r_HSE.contiguous())
-        return LayerPositions(u_HE=positions.u_HE, bias_HS=torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2))
+        bias_HS = torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2)
+        return LayerPositions(u_HE=positions.u_HE, bias_HS=bias_HS, rotation_2SE=positions.rotation_2SE)
 
     def _distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r of the distances K, …, 0."""
@@ -229,6 +250,16 @@ class Attention(nn.Module):
         return query, by_distance
 
 
+def rotated(
+    q_HBTE: Float[Tensor, "H B T E"] | None, kv_PHBKE: Float[Tensor, "P H B K E"], rotation_2SE: Tensor | None
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """Return queries, and keys and values apart, with queries and keys rotated if there is a rotation."""
+    if rotation_2SE is None or q_HBTE is None:
+        return q_HBTE, kv_PHBKE.unbind()
+    k_HBKE, v_HBKE = kv_PHBKE.unbind()
+    return rotate(q_HBTE, rotation_2SE), (rotate(k_HBKE, rotation_2SE), v_HBKE)
+
+
 def content_scores(
     query: Float[Tensor, "H _B _T E"] | None, k_HBKE: Float[Tensor, "H B K E"], mask_XTK: Float[Tensor, "X T K"]
 ) -> Float[Tensor, "X T K"]:
@@ -258,6 +289,17 @@ def position_scores(by_distance: Float[Tensor, "H _BT S"], n_queries: int) -> Fl
     if by_distance.shape[1] == 1:
         by_distance = by_distance.expand(-1, n_queries, -1).contiguous()
     return relative_shift(by_distance.view(-1, n_queries, by_distance.shape[2]))
+
+
+def _head_norm(config: TransformerXLConfig) -> nn.RMSNorm:
+    """Return the norm of the queries or of the keys of a layer, with one gain for all its heads."""
+    return nn.RMSNorm(config.d_head, config.layer_norm_epsilon)
+
+
+def _normalize(x_HBTE: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """Normalise in the type of the gain: float32 under autocast, as torch's fused kernel needs."""
+    normalized: Tensor = norm(x_HBTE.to(norm.weight.dtype))
+    return normalized.to(x_HBTE.dtype)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

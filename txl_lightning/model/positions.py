@@ -1,4 +1,4 @@
-"""Distances between queries and keys: sinusoids, the relative shift, the mask."""
+"""Distances between queries and keys: sinusoids, the relative shift, rotations, the mask."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def sinusoid(positions_S: Float[Tensor, " S"], d_model: int) -> Float[Tensor, "S
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
+def distances_of_keys(n_keys: int, clamp_len: int, like: Tensor) -> Float[Tensor, " S"]:
+    """Return the distances K, K-1, …, 0 (S = K + 1), clamped, in float64 where the device of `like` has it."""
+    precise = torch.float32 if like.device.type == "mps" else torch.float64
+    distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
+    return distances.clamp(max=clamp_len) if clamp_len > 0 else distances
+
+
 def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tensor) -> Float[Tensor, "S D"]:
     """Return the sinusoids of distances K, K-1, …, 0 (S = K + 1).
 
@@ -31,11 +38,28 @@ def sinusoids_of_distances(n_keys: int, d_model: int, clamp_len: int, like: Tens
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
         like: tensor with the type and device of the result.
     """
-    precise = torch.float32 if like.device.type == "mps" else torch.float64
-    distances = torch.arange(n_keys, -1, -1, dtype=precise, device=like.device)
-    if clamp_len > 0:
-        distances = distances.clamp(max=clamp_len)
-    return sinusoid(distances, d_model).to(like.dtype)
+    return sinusoid(distances_of_keys(n_keys, clamp_len, like), d_model).to(like.dtype)
+
+
+def rotation(angles_SF: Float[Tensor, "S F"], like: Tensor) -> Float[Tensor, "2 S E"]:
+    """Return (cos, cos) and (-sin, sin) of the angles, E = 2F, in the type of `like`, but at least in float32."""
+    cos, sin = angles_SF.cos(), angles_SF.sin()
+    both = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
+    return both.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"]) -> Float[Tensor, "H B T E"]:
+    """Rotate the pairs (x_f, x_{f+F}), F = E/2, of the newest T tokens by the angles of their distances T-1, …, 0.
+
+    The halves of a vector are paired ("rotate_half", as in Llama of `transformers`), not neighbouring components.
+
+    Args:
+        x_HBTE: queries or keys.
+        rotation_2SE: from `rotation`, of the distances S-1, …, 0 from the newest token.
+    """
+    cos_TE, sin_TE = rotation_2SE[:, -x_HBTE.shape[2] :].unbind()
+    x = x_HBTE.to(cos_TE.dtype)
+    return (x * cos_TE).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin_TE).to(x_HBTE.dtype)
 
 
 def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
-from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns
+from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns, take_loss
 from txl_lightning.training.optimization import make_optimizer
 
 
@@ -32,7 +35,7 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         optimizer: options of optimiser and schedule.
         max_steps: length of the schedule in updates.
-        level: `byte`, `char` or `word`; decides between bits per character and perplexity.
+        level: `byte`, `char`, `word` or `bpe`; decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         fused: use the fused optimiser step.
         loss: `full`, or `half` to count only the last half of a training segment's positions (Table 6).
@@ -41,10 +44,12 @@ class LanguageModelModule(L.LightningModule):
             equals that of all columns at once; activations need 1/n of the GPU memory.
         ranks: the processes of the run.
         save_memory: store the training memory in checkpoints.
+        byte_lengths: bytes of every token, for bits per byte (see `Vocabulary.byte_lengths`).
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
         loss: mean training loss of this rank's columns in the last step, in nats.
+        compression_loss: of this rank's columns in the last step; None without a compressed memory.
         gradient_norm: global norm before clipping in the last step.
         step_skipped: whether the last step was skipped because the loss or the gradient was not finite; a tensor on
             the device of the model, since reading it makes the CPU wait for a GPU.
@@ -63,12 +68,15 @@ class LanguageModelModule(L.LightningModule):
         column_chunks: int = 1,
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
         save_memory: bool = True,
+        byte_lengths: np.ndarray | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.optimizer_config, self.max_steps, self.level, self.fused = optimizer, max_steps, level, fused
         self.evaluation_lengths = evaluation_lengths or {}
         self.ranks, self.column_chunks, self.save_memory = ranks, column_chunks, save_memory
+        # No buffer: DDP would broadcast it before every step.
+        self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory = CarriedMemory(ranks.rank)
         self.evaluation_memory = CarriedMemory()
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
@@ -76,6 +84,7 @@ class LanguageModelModule(L.LightningModule):
         self.static_memory = compile
         self.score: Any = torch.compile(model.score) if compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
+        self.compression_loss: Tensor | None = None
         self.step_skipped = torch.tensor(False)
         self._memory_before: State | None = None
         self.metrics: dict[str, float] = {}
@@ -89,24 +98,33 @@ class LanguageModelModule(L.LightningModule):
     def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
         """Return the loss of the last chunk of columns; backward of the earlier ones is done here.
 
-        Each chunk's loss is its mean over tokens divided by the number of chunks.
+        Each chunk's loss is its mean over tokens divided by the number of chunks. The compression loss is added: its
+        gradient is that of the compressor alone, where the loss of the tokens has none.
         """
         memory: Any = self.training_memory.load_for(batch)
         if memory is None and self.static_memory:
             memory = self.model.start_memory(batch.tokens.shape[0], static=True)
         self._memory_before = memory
         losses: list[Tensor] = []
+        compression_losses: list[Tensor] = []
         memories: list[State] = []
+        total: Tensor | None = None
         for first, chunk, chunk_memory in column_chunks(batch, memory, self.column_chunks):
-            if losses:
-                self.trainer.strategy.backward(losses[-1], None)
-                losses[-1] = losses[-1].detach()
+            if total is not None:
+                self.trainer.strategy.backward(total, None)
             nll_BT, chunk_memory = self.score(chunk.tokens, chunk.targets, chunk_memory)
-            losses.append((last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks)
+            total = (last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks
+            losses.append(total.detach())
+            chunk_memory, compression_loss = take_loss(chunk_memory)
+            if compression_loss is not None:
+                compression_losses.append(compression_loss.detach() / self.column_chunks)
+                total = total + compression_loss / self.column_chunks
             memories.append(replace(chunk_memory, first_column=first))
         self.training_memory.store_after(batch, join_columns(memories))
-        self.loss = torch.stack([loss.detach() for loss in losses]).sum() if len(losses) > 1 else losses[0].detach()
-        return losses[-1]
+        self.loss = torch.stack(losses).sum()
+        self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
+        assert total is not None
+        return total
 
     @property
     def skips_on_device(self) -> bool:
@@ -114,7 +132,7 @@ class LanguageModelModule(L.LightningModule):
         return self.fused and self.device.type != "cpu"
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clip by global norm; skip the step if it is not finite.
+        """Clip by global norm, a compressor by a norm of its own; skip the step if a norm is not finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
         rank is not. A skipped step leaves weights, the optimiser's state and memory unchanged. With a gradient scaler
@@ -127,8 +145,12 @@ class LanguageModelModule(L.LightningModule):
         if self.ranks.world_size > 1 and self.device.type == "cuda":
             self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
         limit = self.optimizer_config.clip_norm or float("inf")
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
+        compressor: Any = getattr(self.model, "compressor", None)
+        apart = set() if compressor is None else set(compressor.parameters())
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_((p for p in self.parameters() if p not in apart), limit)
         self.step_skipped = ~torch.isfinite(self.gradient_norm)
+        if apart:
+            self.step_skipped |= ~torch.isfinite(torch.nn.utils.clip_grad_norm_(compressor.parameters(), limit))
         memory = self.training_memory
         before, self._memory_before = self._memory_before, None  # frees a large tensor
         found_inf = None
@@ -169,13 +191,22 @@ class LanguageModelModule(L.LightningModule):
         model: Any = self.model.with_lengths(**self.evaluation_lengths)
         nll_BT, memory = model.score(batch.tokens, batch.targets, self.evaluation_memory.load_for(batch))
         self.evaluation_memory.store_after(batch, memory)
-        self.losses[stage].update(nll_BT)  # type: ignore[operator]
+        self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))  # type: ignore[operator]
+
+    def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:
+        """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
+        if self.byte_lengths_V is None:
+            return math.nan
+        self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
+        lengths_BT = self.byte_lengths_V[without_marks(targets_BT)].double()
+        return torch.where(lengths_BT < 0, math.nan, lengths_BT).sum()
 
     def _evaluation_end(self, stage: str) -> None:
         loss: TokenLoss = self.losses[stage]  # type: ignore[assignment]
-        nll, tokens = loss.compute()
-        values = {f"{stage}/{name}": value for name, value in loss_metrics(float(nll), self.level).items()}
-        self.metrics |= {**values, f"{stage}/tokens": int(tokens)}
+        nll, tokens, n_bytes = loss.compute()
+        values = loss_metrics(float(nll), self.level, float(n_bytes / tokens))
+        self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
+        self.metrics[f"{stage}/tokens"] = int(tokens)
         self.evaluation_memory = CarriedMemory()
         loss.reset()
 

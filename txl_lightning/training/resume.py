@@ -29,10 +29,11 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
         _report(ranks, *messages, f"resume=auto: {none}{choice}")
     contents = None if path is None else read_checkpoint(path, option="resume")
     if contents is not None and lacks_memory(config, contents):
+        n_tokens = config.memory.mem_len + config.memory.compressed_len * config.memory.rate
         _report(
             ranks,
             f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
-            f"{config.memory.mem_len} tokens of every stream, and the run will differ from an uninterrupted one",
+            f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one",
         )
     return path, contents
 
@@ -55,6 +56,17 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
         if name == LAST and path in steps:
             break
     return max(steps, key=lambda path: steps[path], default=None), messages
+
+
+def online_run(config: Config, record: dict[str, Any]) -> str | None:
+    """Return the id of the online W&B run that a resumed run continues; None unless both are online.
+
+    Args:
+        config: config of the resumed run.
+        record: `txl_lightning` of the checkpoint.
+    """
+    both_online = config.logger.mode == record["config"]["logger"]["mode"] == "online"
+    return record.get("wandb_id") if both_online else None
 
 
 def lacks_memory(config: Config, checkpoint: dict[str, Any]) -> bool:

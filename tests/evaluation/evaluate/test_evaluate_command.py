@@ -24,7 +24,9 @@ from txl_lightning.training.run import train
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("kind", ["characters", "documents", "extended", "al_rfou", "shaw_words", "lstm"])
+@pytest.mark.parametrize(
+    "kind", ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"]
+)
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str, cached: bool) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     validation = json.loads((runs.directory(kind) / "validation.jsonl").read_text().splitlines()[-1])
@@ -48,6 +50,37 @@ def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_pa
         assert f"memory {mem_len}, segments of 8, 2 streams" in line
         scores.append(ours["test"]["nll"])
     assert len(set(scores)) == 3
+
+
+@pytest.mark.parametrize("protocol", [{"mem_len": 40}, {"protocol": "sliding", "window": 40}], ids=str)
+def test_interpolation_changes_the_score_of_a_rotation_and_is_stated(
+    runs: SmallRuns, tmp_path: Path, protocol: dict[str, Any]
+) -> None:
+    scores = []
+    for interpolation in (None, 2.5):
+        ours = result(runs, "rope", tmp_path, splits=["test"], interpolation=interpolation, **protocol)
+        assert ours["evaluation"]["interpolation"] == (interpolation or 1.0)
+        assert ours["evaluation"]["clamp_len"] == -1
+        scores.append(ours["test"]["nll"])
+    assert scores[0] != scores[1]
+
+
+@pytest.mark.parametrize("protocol", ["memory", "sliding"])
+def test_interpolation_of_a_sweep_is_given_or_follows_the_attention_length(
+    runs: SmallRuns, tmp_path: Path, protocol: str
+) -> None:
+    options = {"splits": ["test"], "attention_lengths": [8, 40], "protocol": protocol}
+    for interpolation, factors in ((2.5, [2.5, 2.5]), (0, [1.0, 40 / 16])):  # training: a memory and segment of 8 each
+        sweep = result(runs, "rope", tmp_path, interpolation=interpolation, **options)["test"]["sweep"]
+        assert [row["evaluation"]["interpolation"] for row in sweep["lengths"]] == factors
+        assert sweep["init"]["evaluation"]["interpolation"] == 1.0
+
+
+def test_distances_beyond_training_are_not_clamped_for_an_encoding_that_extrapolates(
+    runs: SmallRuns, tmp_path: Path
+) -> None:
+    for kind, clamp_len in (("alibi", -1), ("none", -1), ("characters", 15)):
+        assert result(runs, kind, tmp_path, splits=["test"], mem_len=40)["evaluation"]["clamp_len"] == clamp_len
 
 
 def test_every_token_is_scored_or_left_out_for_a_reason(runs: SmallRuns, tmp_path: Path) -> None:
@@ -167,6 +200,9 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
         ("characters", {"ext_len": -1}, "^ext_len=-1"),
         ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
         ("characters", {"batch_size": 4000}, "^batch_size=4000"),
+        ("characters", {"interpolation": 2.0}, "^interpolation=2.0: must be 1: encoding=relative rotates no"),
+        ("lstm", {"interpolation": 2.0}, "^interpolation=2.0: must be null: lstm has no positions"),
+        ("rope", {"clamp_len": 7}, "^clamp_len=7: must be -1: encoding=rope rotates"),
         ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
         ("characters", {"window": 8}, "^window=8: is for protocol=sliding"),
         ("characters", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),

@@ -22,6 +22,9 @@ EXACT = {
     "relative clamp": lambda: attention("relative", mem_len=4, clamp_len=3),
     "shaw": lambda: attention("shaw", mem_len=0),
     "shaw memory": lambda: attention("shaw", mem_len=4),
+    "alibi": lambda: attention("alibi", mem_len=4, clamp_len=7),
+    "none": lambda: attention("none", mem_len=4),
+    "rope": lambda: attention("rope", mem_len=4, interpolation=2.0, qk_norm=True),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

@@ -31,7 +31,8 @@ def recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
 
 
 def attention(encoding: str, **options: object) -> TransformerXL:
-    return tiny_model(encoding=encoding, table_len=TABLE.get(encoding), **options)
+    pairs = {"d_head": 4} if encoding == "rope" else {}
+    return tiny_model(encoding=encoding, table_len=TABLE.get(encoding), **pairs, **options)
 
 
 def token_by_token(model: TransformerXL, window: torch.Tensor) -> float:
@@ -62,9 +63,11 @@ def windows(context: int) -> list[torch.Tensor]:
     ],
     ids=["no memory", "same_length", "zeros", "clamp"],
 )
-@pytest.mark.parametrize("encoding", ["relative", "shaw"])
+@pytest.mark.parametrize("encoding", ["relative", "shaw", "alibi", "none", "rope"])
 @torch.no_grad()
 def test_distances_see_exactly_the_window_and_nothing_else(encoding: str, lengths: dict, adaptive: dict) -> None:
+    if encoding == "rope":
+        lengths = {**lengths, "clamp_len": -1}
     model = attention(encoding, **lengths, **adaptive)
     for context in (1, 2, 15):
         ours = context_losses(window_reader(model), TOKENS, POSITIONS, context, batch_tokens=40)

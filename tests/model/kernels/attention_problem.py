@@ -7,7 +7,7 @@ from torch import Tensor
 
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.positions import VisibleKeys, attention_mask, sinusoids_of_distances
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,14 +28,16 @@ class Problem:
     B: int = 2
     H: int = 2
     D: int = 6
+    qk_norm: bool = False
 
     def visible(self, like: Tensor) -> VisibleKeys:
         mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
         return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len)
 
-    def attention(self) -> Attention:
-        sizes = {"d_model": self.D, "n_head": self.H, "d_head": self.E, "table_len": 64}
-        return Attention(TransformerXLConfig(1, encoding=self.encoding, terms=self.terms, **sizes))
+    @property
+    def config(self) -> TransformerXLConfig:
+        sizes = {"d_model": self.D, "n_head": self.H, "d_head": self.E, "table_len": 64, "qk_norm": self.qk_norm}
+        return TransformerXLConfig(1, encoding=self.encoding, terms=self.terms, **sizes)
 
     def run(self, kernel: str, dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output and, by name, the gradient of everything that has one."""
@@ -45,7 +47,7 @@ class Problem:
             x = torch.randn(shape, generator=generator).to(DEVICE, dtype)
             return x.requires_grad_(gradients)
 
-        attention = self.attention().to(DEVICE, dtype).eval()
+        attention = Attention(self.config).to(DEVICE, dtype).eval()
         attention.kernel = kernel
         weights = {name: random(*weight.shape) for name, weight in attention.named_parameters()}
         hidden, memory = random(self.B, self.T, self.D), random(self.B, self.M, self.D)
@@ -58,6 +60,8 @@ class Problem:
             table_HSE=table if shaw else None,
             bias_HS=bias.T if shaw else None,
         ).of_terms(self.terms)
+        if self.encoding in ("rope", "alibi"):  # without parameters
+            positions = ENCODINGS[self.encoding](self.config).positions(S - 1, self.clamp_len, hidden)[0]
         inputs = (hidden, memory, positions, self.visible(hidden))
         output = torch.func.functional_call(attention, weights, inputs)
         if not gradients:

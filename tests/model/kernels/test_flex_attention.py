@@ -19,6 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
         Problem(T=40, M=120, filled=100, attention_len=24),
         *(Problem(terms=terms) for terms in ("", "a", "bd", "acd", "cd")),
         *(Problem(terms=terms, encoding="shaw") for terms in ("abcd", "d")),
+        Problem(encoding="alibi", qk_norm=True),
+        Problem(encoding="rope", E=6),
     ],
     ids=str,
 )

@@ -55,6 +55,8 @@ def test_every_subset_of_the_terms(terms: str, encoding: str) -> None:
         Problem(T=40, M=24, filled=3, attention_len=9),
         Problem(T=20, M=20, filled=20, attention_len=1),
         Problem(T=20, M=3, filled=3, attention_len=1000, B=1, H=3, E=41),
+        Problem(encoding="alibi"),
+        Problem(encoding="rope", E=6, qk_norm=True),
     ],
     ids=str,
 )

@@ -14,6 +14,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora import benchmarks, sources
+from txl_lightning.data.corpora.bpe_tokenizer import check_tokenizer_options, tokenizer_vocabulary
 from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
 from txl_lightning.data.corpora.sources import SPLITS, Source, Split
 from txl_lightning.data.documents import Pattern, mark, split_documents, start_pattern
@@ -80,9 +81,12 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
     directory = Path(config.cache_dir).expanduser()
     source = CORPORA[config.name](config)
     checksum = _checksum(source, directory / "fingerprints")
+    check_tokenizer_options(config)
+    if vocabulary is None and config.level == "bpe":
+        vocabulary = tokenizer_vocabulary(config, source, checksum)
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
-        key = cache_key(checksum, "given vocabulary", vocabulary, source.documents)
+        key = cache_key(checksum, f"given vocabulary{source.marks}", vocabulary)
     prepare = partial(_prepare, source, vocabulary)
     if marked:
         prepare = partial(prepare, marked=True, starts=start_pattern(config.document_start))
@@ -147,7 +151,7 @@ def _prepare(
         if source.documents or (marked and not encoder.starts_sentences):
             counts[split] = _write_documents(encoder, split_documents(parts[split], starts), folder, split, marked)
         else:
-            counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, marked)
+            counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences, marked)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -158,7 +162,7 @@ def _prepare(
 
 
 def _write_tokens(
-    vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str, marked: bool = False
+    vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str, closed: bool, marked: bool
 ) -> int:
     """Write the tokens of a split and, for lm1b, the positions of its sentences; return the number of tokens."""
     with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
@@ -168,9 +172,12 @@ def _write_tokens(
         else:
             with ArrayWriter(folder / f"{split}.sentences.npy", np.dtype(np.int64)) as sentences:
                 for chunk in vocabulary.encode_chunks(chunks):
-                    firsts = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
-                    sentences.append(tokens.length + firsts)
-                    tokens.append(mark(chunk, firsts) if marked else chunk)
+                    starts = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
+                    if closed:  # <S> at the ends too: before every start but the first, and after the last token
+                        chunk = np.insert(chunk, [*starts[1:], len(chunk)][: len(starts)], vocabulary.numbers[SENTENCE])
+                        starts = starts + np.arange(len(starts))
+                    sentences.append(tokens.length + starts)
+                    tokens.append(mark(chunk, starts) if marked else chunk)
         return tokens.length
 
 

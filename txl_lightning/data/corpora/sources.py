@@ -31,8 +31,9 @@ OPEN_VOCABULARY: dict[Level, MakeVocabulary] = {
     "byte": counting.all_bytes,
     "char": counting.characters_and_unknown,
     "word": counting.words,
+    "bpe": counting.all_bytes,  # the alphabet; `load_corpus` trains or reads the tokenizer
 }
-ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line"}
+ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Source:
         vocabulary_file: file that lists the vocabulary, and the function that reads it; replaces `vocabulary`.
         published: sizes that the encoded tokens must have.
         cutoffs: usual cut-offs of the adaptive softmax.
+        closed_sentences: whether `<S>` stands at both ends of a sentence (lm1b).
         documents: whether every part is a document.
     """
 
@@ -55,13 +57,20 @@ class Source:
     vocabulary_file: tuple[Part, Callable[[Part], Vocabulary]] | None = None
     published: Published | None = None
     cutoffs: tuple[int, ...] = ()
+    closed_sentences: bool = False
     documents: bool = False
 
     @property
     def recipe(self) -> str:
         """Name of the preparation, for the cache: tokens depend on it and on the bytes."""
         listed = self.vocabulary_file[1].__name__ if self.vocabulary_file else ""
-        return f"{self.vocabulary.__name__} {listed}{' documents' if self.documents else ''}"
+        return f"{self.vocabulary.__name__} {listed}{self.marks}"
+
+    @property
+    def marks(self) -> str:
+        """Part of the cache's key: which marks and positions the tokens have."""
+        closed = " closed sentences" if self.closed_sentences else ""
+        return closed + (" documents" if self.documents else "")
 
 
 def by_split(parts: Iterable[Part]) -> Parts:
@@ -127,7 +136,7 @@ def _documents(given: Any) -> tuple[str, list[Path]]:
     packed = [path.name for path in filled if path.suffix == ".xz"]
     require(len(filled) == 1 or not packed, "data.path", given, f"must be unpacked: {', '.join(packed[:1])}")
     others = len(filled) - 1 if len(roots) > 1 else 0
-    return roots[0].name + (f" and {others} more" if others else ""), filled
+    return (roots[0].name or roots[0].resolve().name) + (f" and {others} more" if others else ""), filled
 
 
 def _is_visible_file(path: Path, root: Path) -> bool:

@@ -5,13 +5,15 @@
     checkpoint, step, protocol
     corpus              name, sha256, level
     evaluation          memory:  mem_len, ext_len, same_length, clamp_len (none for a recurrent model), segment_len,
-                                 batch_size, max_segments, cached
+                                 batch_size, max_segments, cached; compressed_len of a compressed memory
                         sliding: window (as far as the model sees), stride, clamp_len, batch_size (1), max_segments
-                        both:    precision
+                        both:    interpolation (of an encoding that rotates), precision
     float32_difference  nll: mean loss in this precision minus that in float32, on the first tokens of split;
                         tokens: how many; null with precision=32-true
     streams_start       context of the first token of every stream
     SPLIT               nll (nats per token), bpc or ppl, tokens (scored), seconds
+        bpb, bytes      bits per byte, and bytes of the scored tokens; no bpb and null where the bytes are not known:
+                        words, and characters that are `<unk>`
         standard_error  nll, bpc or ppl (null for a single unit), over (name of a unit), units (how many)
         left_out        tokens of the split that are not scored: first_of_streams, trimmed, max_segments
         losses          with `losses=true`, the file `losses_SPLIT.npz`: nll and positions of the scored tokens, in
@@ -54,6 +56,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus
+from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths
 from txl_lightning.evaluation.evaluate.float32_difference import float32_difference
@@ -71,7 +74,7 @@ from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
-ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
+ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 ONLY_SLIDING = ("window", "stride")
 
 
@@ -136,7 +139,7 @@ def _score_splits(
         units = text_units(corpus.sentences.get(split), options.block_len)
         measure = _measure_once(split)
         losses = measure(protocol)
-        results[split] = _split_result(losses, units, level)
+        results[split] = _split_result(losses, units, corpus, split)
         if options.losses:
             results[split]["losses"] = f"losses_{split}.npz"
             write_losses(directory / results[split]["losses"], losses)
@@ -160,7 +163,7 @@ def _select(
         if split == chosen_on and sweep is not None:
             entry = sweep_lengths(sweep, measure, units, level, options.tolerance)
             selection = Selection.from_sweep(chosen_on, sweep, entry)
-        result = results[split] = _split_result(measure(selection.init), units, level)
+        result = results[split] = _split_result(measure(selection.init), units, corpus, split)
         lines.append(split_line(split, result, corpus.name, selection.init.description()))
         result["selected"] = selection.score(split, measure, units, level, directory if options.losses else None)
         if split == chosen_on:
@@ -213,15 +216,16 @@ def _check_selection(options: EvaluateOptions) -> None:
 
 def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> ScoringProtocol:
     """Return the protocol at the given lengths; the others are those of the run's own evaluation."""
-    precision = chosen_precision(options.precision, options.accelerator)
+    common: dict[str, Any] = {"precision": chosen_precision(options.precision, options.accelerator)}
+    common["interpolation"] = options.interpolation
     if options.protocol == "sliding":
         sizes = (options.window, options.stride, options.clamp_len, options.max_segments)
-        return SlidingWindowProtocol(trained, corpus, *sizes, precision=precision)
+        return SlidingWindowProtocol(trained, corpus, *sizes, **common)
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
     evaluation = replace(trained.config.evaluation, **chosen)
-    clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
-    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, precision=precision)
+    clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
+    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 
 
 def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:
@@ -239,14 +243,18 @@ def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:
     return measure
 
 
-def _split_result(losses: TokenLosses, units: TextUnits, level: str) -> dict[str, Any]:
+def _split_result(losses: TokenLosses, units: TextUnits, corpus: Corpus, split: str) -> dict[str, Any]:
     """Return the entry of a split in `evaluation.json`."""
+    vocabulary, level = corpus.vocabulary, corpus.vocabulary.level
+    scored = None if vocabulary.byte_lengths is None else without_marks(corpus.splits[split][losses.positions])
+    n_bytes = None if scored is None else vocabulary.count_bytes(scored)
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)
     return {
-        **loss_metrics(losses.mean, level),
+        **loss_metrics(losses.mean, level, None if n_bytes is None else n_bytes / len(losses.nll)),
         "standard_error": {**errors, "over": units.name, "units": n_units},
         "tokens": len(losses.nll),
+        "bytes": n_bytes,
         "left_out": losses.left_out,
         "seconds": round(losses.seconds, 2),
     }

@@ -23,10 +23,13 @@ class EvaluateOptions:
         batch_size: number of streams (protocol=memory; sliding has one).
         segment_len: tokens in a segment (protocol=memory).
         mem_len: memory length in tokens (protocol=memory).
+        compressed_len: length of a compressed memory in states (protocol=memory).
         ext_len: extended context in tokens (protocol=memory).
         same_length: whether all queries attend to equally many keys (protocol=memory).
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
             longest distance of training if you give longer lengths; -1 for no limit.
+        interpolation: positions of an encoding that rotates (rope) are divided by this; 0 for as much as the farthest
+            distance exceeds that of training; null for training's.
         window: tokens in a window (protocol=sliding); null for the attention length of training.
         stride: tokens scored in each window (protocol=sliding); null for half the window.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
@@ -56,9 +59,11 @@ class EvaluateOptions:
     batch_size: int | None = None
     segment_len: int | None = None
     mem_len: int | None = None
+    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
+    interpolation: float | None = None
     window: int | None = None
     stride: int | None = None
     attention_lengths: list[int] | None = None

@@ -53,7 +53,11 @@ def block_gains(losses: Mapping[str, Array], blocks: Integers) -> dict[str, Arra
 
 
 def token_classes(
-    losses_CP: Array, contexts: Sequence[int], tokens: np.ndarray, positions: Integers
+    losses_CP: Array,
+    contexts: Sequence[int],
+    tokens: np.ndarray,
+    positions: Integers,
+    further: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> dict[str, dict[str, list[Any]]]:
     """Return the mean loss of classes of target tokens at each context, and how many positions are in each class.
 
@@ -68,6 +72,7 @@ def token_classes(
         contexts: c.
         tokens: the text, its documents marked or not.
         positions: t.
+        further: members of other classes, [P], by name.
     """
     tokens = without_marks(tokens)
     distance_P = _distances(tokens, positions)
@@ -81,6 +86,7 @@ def token_classes(
         "new": [distance_P == 0] * len(contexts),
         "frequent": [frequent_P] * len(contexts),
         "rare": [~frequent_P] * len(contexts),
+        **{name: [member_P] * len(contexts) for name, member_P in (further or {}).items()},
     }
     return {
         name: {

@@ -116,7 +116,8 @@ def vanilla_of(model: TransformerXL, n_layer: int | None = None) -> TransformerX
     Weights that both models have are copied.
     """
     n_layer = n_layer or model.config.n_layer
-    vanilla = TransformerXL(replace(model.config, encoding="absolute", terms="a", mem_len=0, n_layer=n_layer))
+    absolute = replace(model.config, encoding="absolute", terms="a", interpolation=1.0)
+    vanilla = TransformerXL(replace(absolute, mem_len=0, n_layer=n_layer))
     vanilla.to(model.embedding.tables[0])
     shapes, weights = {name: x.shape for name, x in vanilla.state_dict().items()}, model.state_dict()
     vanilla.load_state_dict({k: x for k, x in weights.items() if shapes.get(k) == x.shape}, strict=False)

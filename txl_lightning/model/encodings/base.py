@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
 from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.positions import distances_of_keys, rotation
 
 
 class LayerPositions(NamedTuple):
@@ -22,6 +23,7 @@ class LayerPositions(NamedTuple):
         sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
         table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
+        rotation_2SE: `positions.rotation` of the distances K, …, 0, which rotates queries and keys.
     """
 
     u_HE: Tensor | None = None
@@ -29,6 +31,7 @@ class LayerPositions(NamedTuple):
     sinusoids_SD: Tensor | None = None
     table_HSE: Tensor | None = None
     bias_HS: Tensor | None = None
+    rotation_2SE: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
         """Keep only what these terms of the score need."""
@@ -39,14 +42,15 @@ class LayerPositions(NamedTuple):
             sinusoids_SD=self.sinusoids_SD if r_needed else None,
             table_HSE=self.table_HSE if r_needed else None,
             bias_HS=self.bias_HS if "d" in terms else None,
+            rotation_2SE=self.rotation_2SE,
         )
 
 
 class Encoding(nn.Module):
     """Base class of encodings: adds no positional information.
 
-    A subclass overrides `forward` to change the score by distance, or `embed` and `layer_input` to change the
-    inputs; `register_encoding` makes it available.
+    A subclass overrides `forward` to change the score by distance, `angles` to rotate queries and keys, or `embed`
+    and `layer_input` to change the inputs; `register_encoding` makes it available.
 
     Args:
         config: sizes and terms.
@@ -78,9 +82,38 @@ class Encoding(nn.Module):
         """
         return [LayerPositions()] * self.n_layer
 
-    def positions(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
-        """Return the positions of `forward` without the terms that are off; arguments as there."""
-        return [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
+    def angles(self, distances_S: Float[Tensor, " S"]) -> Float[Tensor, "S F"]:
+        """Return the F = E/2 angles that rotate queries and keys at these distances from the newest token.
+
+        They must be linear in the distance: q_i·k_j then depends on i - j only.
+
+        Raises:
+            NotImplementedError: the encoding rotates nothing.
+        """
+        raise NotImplementedError
+
+    def positions(self, n_keys: int, clamp_len: int, like: Tensor, interpolation: float = 1.0) -> list[LayerPositions]:
+        """Return the positions of `forward` without the terms that are off, and the rotation.
+
+        Distances are counted from the newest token, so angles do not grow with the stream. They are computed in
+        float64 and rounded once.
+
+        Args:
+            n_keys: K.
+            clamp_len: see `forward`.
+            like: see `forward`.
+            interpolation: the rotation is that of distances divided by this.
+        """
+        of_layers = [of_layer.of_terms(self.terms) for of_layer in self(n_keys, clamp_len, like)]
+        if not rotates(type(self)):
+            return of_layers
+        rotation_2SE = rotation(self.angles(distances_of_keys(n_keys, -1, like) / interpolation), like)
+        return [of_layer._replace(rotation_2SE=rotation_2SE) for of_layer in of_layers]
+
+
+def rotates(encoding: type[Encoding]) -> bool:
+    """Return whether an encoding has angles."""
+    return encoding.angles is not Encoding.angles
 
 
 ENCODINGS: dict[str, type[Encoding]] = {}
@@ -93,6 +126,7 @@ def register_encoding(
     absolute: bool = False,
     projects: bool = False,
     table: Literal["distances", "positions"] | None = None,
+    extrapolates: bool = False,
 ) -> Callable[[type[Encoding]], type[Encoding]]:
     """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
 
@@ -105,6 +139,7 @@ def register_encoding(
         absolute: its positions belong to a segment and mean nothing beyond the trained length.
         projects: every layer has a W_{k,R}, for `sinusoids_SD`.
         table: kind of the trained table, if any; see `EncodingKind`.
+        extrapolates: evaluation does not clamp distances beyond training's.
 
     Raises:
         OptionError: another class has the name, or a value is not allowed.
@@ -119,8 +154,11 @@ def register_encoding(
         # A notebook cell that runs again defines the class again.
         same = (known.__module__, known.__qualname__) == (encoding.__module__, encoding.__qualname__)
         require(same, "name", name, f"is the name of another encoding, {known.__module__}.{known.__qualname__}")
+        # (b) and (c) would depend on the place of a query or key in its stream, not on their distance alone.
+        fits = not (rotates(encoding) and set("bc") & set(terms))
+        require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
         ENCODINGS[name] = encoding
-        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table)
+        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table, extrapolates, rotates(encoding))
         return encoding
 
     return register

@@ -2,20 +2,23 @@
 
 With hidden states as memory every segment projects all of them to keys and values again (paper §3.2), because
 training changes the weights. In evaluation they stay as they are: the projections are kept, and W_{k,R} R of
-every distance is computed once. A token costs its own projections and the products of the attention.
+every distance is computed once. A token costs its own projections and the products of the attention. Keys are kept
+unrotated: an encoding that rotates them does so when they are read, by their distance then, which is exact in a stream
+of any length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from txl_lightning.model.attention import Attention
+from txl_lightning.errors import require
+from txl_lightning.model.attention import Attention, rotated
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
@@ -27,6 +30,14 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 CPU_SCORES_AT_ONCE = 1 << 21
 QUERIES_AT_ONCE = 64
+
+
+def can_cache(model: object) -> TypeGuard[TransformerXL]:
+    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL without compressed memory.
+
+    States are compressed, not their keys and values, so hidden states have to be kept anyway.
+    """
+    return isinstance(model, TransformerXL) and model.config.compression is None
 
 
 class CachedTransformerXL:
@@ -41,14 +52,16 @@ class CachedTransformerXL:
 
     Args:
         model: model whose weights are used; it is not changed.
-        lengths: other values, as of `TransformerXL.with_lengths`.
+        lengths: other values of its lengths (see `TransformerXL.with_lengths`).
 
     Raises:
-        OptionError: a length is not allowed.
+        OptionError: a length is not allowed, or the model has a compressed memory (`can_cache`).
         TypeError: a name is none of these.
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
+        compression = model.config.compression
+        require(can_cache(model), "compression", compression, "cannot be cached; use the model itself")
         self.model = model.with_lengths(**lengths)
         self._weights = WeightsSnapshot(model)
         self._distances = _Distances(self.model)
@@ -129,7 +142,7 @@ class CachedTransformerXL:
             )
             hidden_BTD = layer.forward_with(attend, queries_BTD)
         memory.advance(T, config.mem_len, config.ext_len, first_BT)
-        return hidden_BTD, memory
+        return model.final_norm(hidden_BTD), memory
 
     def score(
         self,
@@ -184,24 +197,24 @@ class _Distances:
         config, K = self.model.config, M + T
         if self.n_keys < K:
             self.n_keys, self.mask_TK = max(K, min(2 * K, config.mem_len + T)), None
-            positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like)
+            positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
             self.positions = [
                 layer.attention.precompute(of_layer)  # type: ignore[union-attr, operator]
                 for layer, of_layer in zip(self.model.layers, positions, strict=True)
             ]
         if self.mask_TK is None or len(self.mask_TK) != T:
-            attention_len = config.mem_len if config.same_length and config.mem_len else None
             longest = self.n_keys - T
-            self.mask_TK = attention_mask(T, longest, longest, attention_len, like)
+            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
         return [_nearest(positions, K + 1) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
 
 
 def _nearest(positions: LayerPositions, n: int) -> LayerPositions:
     """Return the positions of the n smallest distances."""
-    table_HSE, bias_HS = positions.table_HSE, positions.bias_HS
+    table_HSE, bias_HS, rotation_2SE = positions.table_HSE, positions.bias_HS, positions.rotation_2SE
     return positions._replace(
         table_HSE=None if table_HSE is None else table_HSE[:, -n:],
         bias_HS=None if bias_HS is None else bias_HS[:, -n:],
+        rotation_2SE=None if rotation_2SE is None else rotation_2SE[:, -n:],
     )
 
 
@@ -220,13 +233,16 @@ def _attend_cached(
     """
     q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
+    q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
+    if positions.rotation_2SE is not None:
+        positions = positions._replace(rotation_2SE=None)
     blocks = []
     for queries, n_keys in _query_blocks(mask_TK):
         seen, of_block = _nearest(positions, n_keys + 1), mask_TK[..., queries, :n_keys]
         groups = [
             attention.attend_eager(
                 None if q_HBTE is None else q_HBTE[heads, :, queries],
-                kv_PHBKE[:, heads, :, :n_keys],
+                tuple(x_HBKE[heads, :, :n_keys] for x_HBKE in keys_values),
                 LayerPositions(*(None if x is None else x[heads] for x in seen)),
                 of_block,
             )

@@ -27,7 +27,8 @@ class SlidingWindow:
         model: model whose weights are used, in evaluation mode; its memory and extended context are not used.
         attention_len: L, tokens of a window, the one before the prediction included.
         fused: use torch's scaled_dot_product_attention, which never holds all scores: the same function,
-            faster. Only for encodings whose score has term (a) alone, such as `absolute` and `al_rfou`, without resets.
+            faster. Only for encodings whose score has term (a) alone, unrotated, such as `absolute` and `al_rfou`, and
+            without resets.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
@@ -35,7 +36,7 @@ class SlidingWindow:
 
     def __init__(self, model: TransformerXL, attention_len: int, fused: bool = False) -> None:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
-        has_positions = model.config.active_terms != "a"
+        has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
         resets = model.config.memory_reset == "document"
         require(not (fused and resets), "fused", fused, "is not possible with memory_reset=document")
@@ -88,7 +89,7 @@ class SlidingWindow:
             assert isinstance(layer, TransformerXLLayer)
             attend = partial(_attend_fused, layer.attention)
             hidden_BLD = layer.forward_with(attend, model.encoding.layer_input(n, hidden_BLD))
-        return hidden_BLD
+        return model.final_norm(hidden_BLD)
 
 
 def _attend_fused(attention: Attention, hidden_BLD: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:

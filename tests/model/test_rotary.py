@@ -1,0 +1,245 @@
+"""Encodings after the paper: rotations as in Llama, ALiBi, none at all; normalised queries and keys."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
+from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
+from txl_lightning.model.encodings import ENCODINGS
+from txl_lightning.model.encodings.alibi import slopes
+from txl_lightning.model.encodings.base import register_encoding
+from txl_lightning.model.encodings.rope import RotaryEncoding
+from txl_lightning.model.positions import rotate
+
+EXACT = {"rtol": 0, "atol": 1e-12}
+ARMS = {
+    "rope": {"encoding": "rope", "d_head": 4},
+    "rope, QK-norm, interpolation": {"encoding": "rope", "d_head": 4, "qk_norm": True, "interpolation": 3.0},
+    "alibi": {"encoding": "alibi", "n_head": 3},
+    "none": {"encoding": "none"},
+    "relative, QK-norm": {"qk_norm": True},
+}
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+@pytest.mark.parametrize("arm", ARMS)
+def test_one_long_segment_is_many_with_memory_cached_or_not(arm: str, same_length: bool) -> None:
+    model, stream = tiny_model(**ARMS[arm], same_length=same_length, mem_len=30), random_stream(2, 31)
+    with torch.no_grad():
+        whole, _ = score_segments(model, stream, [30])
+        for other in (model, CachedTransformerXL(model)):
+            segments, _ = score_segments(other, stream, [3, 1, 1, 5, 9, 11])
+            torch.testing.assert_close(segments, whole, **EXACT)
+
+
+def llama_rotation(x_HBTE: Tensor, first_position: int) -> Tensor:
+    """Rotation of `transformers`' Llama: cos and sin of E angles, the E/2 frequencies twice, and `rotate_half`.
+
+    Its halves are paired, (x_f, x_{f+E/2}). The formula of Su et al. pairs neighbours, (x_{2f}, x_{2f+1}): the same
+    function after a fixed permutation of the components, but not the same numbers.
+    """
+    T, E = x_HBTE.shape[-2:]
+    frequencies = 1.0 / 10000.0 ** (torch.arange(0, E, 2, dtype=torch.int64).double() / E)
+    positions = torch.arange(first_position, first_position + T).double()
+    angles = torch.outer(positions, frequencies)
+    angles = torch.cat((angles, angles), dim=-1)
+    rotated_half = torch.cat((-x_HBTE[..., E // 2 :], x_HBTE[..., : E // 2]), dim=-1)
+    return x_HBTE * angles.cos() + rotated_half * angles.sin()
+
+
+def rotation_of(n_keys: int, d_head: int, interpolation: float = 1.0) -> Tensor:
+    model = tiny_model(encoding="rope", d_head=d_head)
+    rotation = model.encoding.positions(n_keys, -1, torch.zeros(1).double(), interpolation)[0].rotation_2SE
+    assert rotation is not None
+    return rotation
+
+
+@pytest.mark.parametrize("first_position", [0, 5, 1000])
+def test_scores_are_those_of_llamas_rotation_at_any_shift(first_position: int) -> None:
+    q, k = (torch.randn(2, 3, n, 8, dtype=torch.float64) for n in (4, 9))
+    rotation = rotation_of(9, 8)
+    ours = rotate(q, rotation) @ rotate(k, rotation).transpose(2, 3)
+    queries = llama_rotation(q, first_position + 5)
+    theirs = queries @ llama_rotation(k, first_position).transpose(2, 3)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
+    model, stream = tiny_model(encoding="rope", d_head=4, mem_len=3, n_layer=1), random_stream(2, 8)
+    attention = model.layers[0].attention
+    _, memory = model(stream[:, :5])
+    hidden = model.embedding(stream[:, 5:])
+    states = torch.cat([memory.states[0], hidden], dim=1)
+    by_head = lambda x: x.unflatten(-1, (2, 4)).permute(2, 0, 1, 3)  # noqa: E731
+    W_q, W_k, W_v = attention.qkv.weight.chunk(3)
+    q, k, v = by_head(hidden @ W_q.T), by_head(states @ W_k.T), by_head(states @ W_v.T)
+    scores = llama_rotation(q, 3) @ llama_rotation(k, 0).transpose(2, 3) / math.sqrt(4)
+    causal = torch.ones(3, 6, dtype=torch.bool).tril(3)
+    heads = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v
+    seen: list[Tensor] = []
+    attention.register_forward_hook(lambda _, given, output: seen.append(output))
+    model(stream[:, 5:], memory)
+    torch.testing.assert_close(seen[0], attention.combine_heads(heads), **EXACT)
+
+
+def test_scores_depend_on_the_distance_only() -> None:
+    q, k = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    rotation = rotation_of(50, 8)
+    same = rotate(q.expand(1, 1, 50, 8), rotation) @ rotate(k.expand(1, 1, 50, 8), rotation).transpose(2, 3)
+    for distance in (0, 1, 17):
+        diagonal = same[0, 0].diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), **EXACT)
+    assert abs(same[0, 0, 17, 0] - same[0, 0, 18, 0]) > 1e-3
+
+
+def test_interpolation_gives_a_longer_attention_the_angles_of_training() -> None:
+    torch.testing.assert_close(rotation_of(40, 8, interpolation=4.0)[:, ::4], rotation_of(10, 8), **EXACT)
+    trained, stream = tiny_model(encoding="rope", d_head=4, mem_len=20), random_stream(2, 9)
+    longer = trained.with_lengths(interpolation=2.0)
+    made = tiny_model(encoding="rope", d_head=4, mem_len=20, interpolation=2.0)
+    with torch.no_grad():
+        expected, _ = score_segments(made, stream, [3, 5])
+        assert torch.equal(score_segments(longer, stream, [3, 5])[0], expected)
+        cached = CachedTransformerXL(trained, interpolation=2.0)
+        torch.testing.assert_close(score_segments(cached, stream, [3, 5])[0], expected, **EXACT)
+        assert not torch.allclose(score_segments(trained, stream, [3, 5])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoding": "rope", "d_head": 4, "clamp_len": 5}, "clamp_len=5: must be -1: encoding=rope rotates"),
+        ({"encoding": "rope", "d_head": 3}, "d_head=3: must be even: encoding=rope rotates pairs"),
+        ({"encoding": "rope", "d_head": 4, "interpolation": 0.5}, "interpolation=0.5: must be a number >= 1"),
+        ({"encoding": "alibi", "interpolation": 2.0}, "interpolation=2.0: must be 1: encoding=alibi rotates no"),
+    ],
+)
+def test_options_that_do_not_fit_a_rotation_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        tiny_model(**options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("arm", ["rope, QK-norm, interpolation", "alibi", "none"])
+def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm: str, dtype: torch.dtype) -> None:
+    """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
+    model, stream = tiny_model(**ARMS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype), random_stream(1, 3001)
+    cached = CachedTransformerXL(model)
+    with torch.no_grad():
+        ours, _ = score_segments(cached, stream, 10)
+        hidden, _ = score_segments(model, stream, 100)
+        torch.testing.assert_close(ours, hidden, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5)
+        alone, _ = score_segments(model, stream[:, -21:], 20)
+    torch.testing.assert_close(ours[:, -10:], alone[:, -10:], rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_an_encoding_that_rotates_has_terms_that_allow_it() -> None:
+    class Own(RotaryEncoding):
+        """Another rotation."""
+
+    with pytest.raises(OptionError, match="terms=ab: must be a or ad: angles rotate q and k"):
+        register_encoding("own_rotation", "ab")(Own)
+    assert "own_rotation" not in ENCODINGS
+
+
+PUBLISHED = {  # `get_slopes` of the ALiBi repository
+    8: [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256],
+    16: [2 ** (-h / 2) for h in range(1, 17)],
+    6: [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8],
+    12: [*(2.0**-h for h in range(1, 9)), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5],
+    1: [1 / 256],
+}
+
+
+@pytest.mark.parametrize("n_head", PUBLISHED)
+def test_slopes_are_the_published_ones(n_head: int) -> None:
+    expected = torch.tensor(PUBLISHED[n_head], dtype=torch.float64)
+    torch.testing.assert_close(slopes(n_head, expected), expected, rtol=1e-15, atol=0)
+
+
+def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
+    """Attention of the first layer in loops over i and j, by Press et al. 2022 (section 3)."""
+    layer, H, E = model.layers[0].attention, model.config.n_head, model.config.d_head
+    W_q, W_k, W_v = (w.view(H, E, -1) for w in layer.qkv.weight.chunk(3))
+    outputs = []
+    for b in range(len(hidden)):
+        states, M = [*memory[b], *hidden[b]], memory.shape[1]
+        for i in range(hidden.shape[1]):
+            heads = []
+            for h in range(H):
+                keys = range(M + i + 1)
+                distance = [M + i - j if clamp_len <= 0 else min(M + i - j, clamp_len) for j in keys]
+                content = [(W_q[h] @ states[M + i]) @ (W_k[h] @ states[j]) / math.sqrt(E) for j in keys]
+                scores = torch.stack([content[j] - PUBLISHED[H][h] * distance[j] for j in keys])
+                heads.append(sum(p * (W_v[h] @ states[j]) for p, j in zip(scores.softmax(0), keys, strict=True)))
+            outputs.append(layer.output.weight @ torch.cat(heads))
+    return torch.stack(outputs).view_as(hidden)
+
+
+@pytest.mark.parametrize("clamp_len", [-1, 3])
+@pytest.mark.parametrize("n_head", [1, 6, 8])
+def test_alibi_is_the_naive_one(n_head: int, clamp_len: int) -> None:
+    model = tiny_model(encoding="alibi", n_head=n_head, clamp_len=clamp_len, mem_len=4)
+    tokens, seen = random_stream(2, 5), []
+    _, memory = model(tokens)
+    model.layers[0].attention.register_forward_hook(lambda _, given, output: seen.append((given, output)))
+    model(tokens, memory)
+    (hidden, states, *_), output = seen[0]
+    assert states.shape[1] == 4
+    torch.testing.assert_close(output, naive_alibi(model, hidden, states, clamp_len), **EXACT)
+
+
+def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_layer() -> None:
+    tokens = random_stream(2, 7)
+    mixed = tokens[:, [3, 0, 5, 1, 4, 2, 6]]
+    for encoding, same in (("none", True), ("alibi", False), ("rope", False)):
+        model = tiny_model(encoding=encoding, n_layer=1, d_head=4)
+        assert torch.allclose(model(tokens)[0][:, -1], model(mixed)[0][:, -1], rtol=0, atol=1e-12) == same
+    two_layers = tiny_model(encoding="none")  # the causal mask tells later layers how far a token has seen
+    assert not torch.allclose(two_layers(tokens)[0][:, -1], two_layers(mixed)[0][:, -1])
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "none"])
+def test_these_encodings_have_no_parameters(encoding: str) -> None:
+    with_terms = {name for name, _ in tiny_model(encoding=encoding, d_head=4).named_parameters()}
+    assert with_terms == {name for name, _ in tiny_model(encoding="absolute").named_parameters()}
+
+
+def test_qk_norm_has_a_gain_for_queries_and_one_for_keys_of_each_layer_that_starts_near_one() -> None:
+    plain, normed = (dict(tiny_model(qk_norm=on).named_parameters()) for on in (False, True))
+    new = set(normed) - set(plain)
+    norms = ("query_norm", "key_norm")
+    assert new == {f"layers.{n}.attention.{norm}.weight" for n in range(2) for norm in norms}
+    assert all(normed[name].shape == (SIZES["d_head"],) for name in new)
+    only_keys = {name for name, _ in tiny_model(qk_norm=True, terms="cd").named_parameters()}
+    assert not any("query_norm" in name for name in only_keys)
+    wide = TransformerXL(TransformerXLConfig(**{**SIZES, "d_head": 4000, "qk_norm": True}))
+    gain = wide.layers[0].attention.query_norm.weight
+    assert gain.mean().item() == pytest.approx(1, abs=2e-3)
+    assert gain.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_qk_norm_is_the_root_mean_square_of_each_head() -> None:
+    model = tiny_model(qk_norm=True, pre_norm=True)
+    attention, hidden, memory = model.layers[0].attention, torch.randn(2, 3, 8).double(), torch.randn(2, 4, 8).double()
+    bare = tiny_model(pre_norm=True).layers[0].attention
+    bare.qkv.weight = attention.qkv.weight
+    (q, (k, v)), (normed_q, (normed_k, normed_v)) = (
+        one.project_with_memory(hidden, memory) for one in (bare, attention)
+    )
+    for x, normed, norm in ((q, normed_q, attention.query_norm), (k, normed_k, attention.key_norm)):
+        expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+        torch.testing.assert_close(normed, expected, **EXACT)
+    assert torch.equal(v, normed_v)
+
+
+def test_a_model_with_qk_norm_is_not_converted() -> None:
+    model = tiny_model(qk_norm=True, memory_start="zeros", d_embed=None)
+    for convert in (to_original, to_huggingface):
+        with pytest.raises(CheckpointError, match="qk_norm=True"):
+            convert(model)
