@@ -181,7 +181,9 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_ENCODINGS", "examples/t5.py")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(4000)))
+    lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
+    (tmp_path / "book.txt").write_text("".join(lines))
+    (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
     if find_spec("transformers"):
         save_tiny(import_module("transformers"), tmp_path / "tiny", "gpt2")
     found = must_run()

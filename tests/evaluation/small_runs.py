@@ -7,6 +7,7 @@ from txl_lightning.training.run import train
 
 KINDS = {
     "relative": ["memory=on"],
+    "documents": ["memory=on", "memory.reset=document", "data.document_start='^line'"],
     "characters": ["data.level=char"],
     "words": ["data.level=word"],
     "absolute": ["memory=off", "encoding=absolute", "loss=half"],

@@ -189,6 +189,12 @@ def test_switched_off_terms_cannot_be_exported(convert):
         convert(tiny_model(terms="abd", memory_start="zeros"))
 
 
+@pytest.mark.parametrize("convert", [to_original, to_huggingface])
+def test_a_memory_that_is_reset_cannot_be_exported(convert):
+    with pytest.raises(CheckpointError, match="memory_reset=document: other code never resets a memory"):
+        convert(tiny_model(memory_reset="document", mem_len=0))
+
+
 @pytest.mark.parametrize("options", [o for o in FURTHER_ARCHITECTURES if "encoding" in o], ids=str)
 def test_huggingface_has_only_the_relative_encoding(options):
     with pytest.raises(CheckpointError, match=f"encoding={options['encoding']}"):

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model import CachedTransformerXL, RecurrentConfig, RecurrentLanguageModel, generate, generate_all
+from txl_lightning.model import (
+    CachedTransformerXL,
+    RecurrentConfig,
+    RecurrentLanguageModel,
+    SlidingWindow,
+    generate,
+    generate_all,
+)
 from txl_lightning.model.inference.generation import candidates
 
 
@@ -201,3 +208,62 @@ def test_all_tokens_at_once(name):
     model, prompt = MODELS[name](), random_stream(2, 5)
     assert torch.equal(generate_all(model, prompt, 6, seed=4, top_k=3), drawn(model, prompt, 6, seed=4, top_k=3))
     assert generate_all(model, prompt, 0).shape == (2, 0)
+
+
+UNEQUAL = {
+    "relative": lambda: tiny_model(mem_len=400),
+    "short memory": lambda: tiny_model(mem_len=5, same_length=True),
+    "shaw": lambda: tiny_model(encoding="shaw", table_len=9, mem_len=8),
+    "absolute": lambda: tiny_model(encoding="absolute", mem_len=8),
+    "al_rfou": lambda: tiny_model(encoding="al_rfou", table_len=6, mem_len=8),
+    "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
+    "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
+    "lstm": MODELS["lstm"],
+}
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+@pytest.mark.parametrize("top_k", [1, 5], ids=["greedy", "a seed each"])
+def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k):
+    model, stream = UNEQUAL[name](), random_stream(1, 300)[0]
+    prompts, seeds = [stream[:7], stream[:1], stream, stream[50:57]], [4, 5, 6, 7]
+    options = {"top_k": top_k, "segment_len": 64}
+    together = drawn(model, prompts, 8, seed=seeds, **options)
+    for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        assert torch.equal(together[row : row + 1], drawn(model, prompt[None], 8, seed=seed, **options))
+    assert torch.equal(together, generate_all(model, prompts, 8, seed=seeds, **options))
+    assert top_k == 1 or len(set(map(tuple, together.tolist()))) > 1
+
+
+def test_a_seed_for_each_prompt_of_one_length():
+    model, prompt = tiny_model(), random_stream(1, 5).expand(3, -1)
+    together = drawn(model, prompt, 20, seed=[1, 2, 1])
+    assert torch.equal(together[0], together[2])
+    assert torch.equal(together[1:2], drawn(model, prompt[:1], 20, seed=2))
+    with pytest.raises(OptionError, match=r"seed=\[1, 2\]: must be one, or one for each of the 3 prompts"):
+        drawn(model, prompt, 1, seed=[1, 2])
+    with pytest.raises(OptionError, match=r"prompt=\[5, 0\]: must have at least one token"):
+        drawn(model, [prompt[0], prompt[0, :0]], 1)
+    with pytest.raises(OptionError, match=r"prompt=\[\]: must have at least one token"):
+        drawn(model, [], 1)
+
+
+def test_what_stood_before_a_document_does_not_change_what_is_drawn():
+    """The prompt's document begins with a marked token; a drawn `document_start` begins another one."""
+    model, prompt = tiny_model(mem_len=60, memory_reset="document").float(), random_stream(2, 12)
+    prompt[1] = prompt[0]
+    prompt[1, :7] = (prompt[1, :7] + 1) % VOCABULARY
+    prompt[:, 7] = ~prompt[:, 7]
+    assert (one := drawn(model, prompt, 30, seed=[1, 1]))[0].tolist() == one[1].tolist()
+    cut = drawn(model, prompt, 30, seed=[1, 1], document_start=9)[0]
+    begins = torch.cat([prompt[0], cut])[:-1]
+    begins = torch.where(begins == 9, ~begins, begins)[None]
+    assert (begins[0, 12:] < 0).any()
+    whole = tiny_model(mem_len=0, memory_reset="document").float()
+    with torch.no_grad():
+        p = whole.log_probabilities(whole(begins)[0])[0, 11:].exp()
+    again, generator = [], torch.Generator().manual_seed(1)
+    for of_place in p:
+        probabilities, tokens = candidates(of_place[None].log(), 40, 1.0, 1.0)
+        again.append(int(tokens[0, torch.multinomial(probabilities, 1, generator=generator)]))
+    assert again == cut.tolist()

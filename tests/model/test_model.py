@@ -195,10 +195,16 @@ COMPRESSIVE = {"mem_len": 4, "compressed_len": 2, "compression": "conv", "compre
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", [{"mem_len": 6}, COMPRESSIVE], ids=["ordinary", "compressive"])
+@pytest.mark.parametrize(
+    "lengths",
+    [{"mem_len": 6}, {"mem_len": 6, "memory_reset": "document"}, COMPRESSIVE],
+    ids=["ordinary", "documents", "compressive"],
+)
 def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked, lengths):
     T, segments, warm_up = 4, 7, 3
     eager, stream = tiny_model(**lengths), random_stream(2, T * segments + 1)
+    if "memory_reset" in lengths:
+        stream[0, ::5] = ~stream[0, ::5]
     compiled = unchecked.TransformerXL(unchecked.TransformerXLConfig(**vars(eager.config))).double()
     compiled.load_state_dict(eager.state_dict())
     compiled_score = torch.compile(compiled.score, backend="aot_eager", fullgraph=True)

@@ -30,6 +30,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "double": ("trainer.precision=64-true",),
     "chunks": ("trainer.column_chunks=2",),
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
+    "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
     "compressive": ("memory=compressive", "memory.rate=2"),
 }
@@ -65,7 +66,9 @@ def differences(runs: Path, first: str, second: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arm", "tolerance"), [(arm, 1e-10 if arm == "double" else 1e-5) for arm in ARMS])
+@pytest.mark.parametrize(
+    ("arm", "tolerance"), [(arm, 1e-10 if arm in ("double", "documents") else 1e-5) for arm in ARMS]
+)
 def test_losses_of_one_two_and_four_processes_are_the_same(runs: Path, arm: str, tolerance: float) -> None:
     assert differences(runs, f"{arm}1", f"{arm}2") < tolerance
     assert differences(runs, f"{arm}1", f"{arm}4") < tolerance

@@ -79,8 +79,9 @@ class EncodingConfig:
 
 @dataclass
 class MemoryConfig:
-    """Group `memory`: length of the memory in training (0 for no recurrence) and its start.
+    """Group `memory`: length of the memory in training (0 for no recurrence), its start and its reset.
 
+    `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
 
     The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
@@ -90,6 +91,7 @@ class MemoryConfig:
 
     mem_len: int = MISSING
     start: str = "empty"
+    reset: str = "never"
     segments: int | None = None
     compressed_len: int = 0
     rate: int = 4
@@ -105,8 +107,9 @@ class DataConfig:
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
     `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
     `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does. `path` is the
-    file of `data=file`, a folder of files or a list of files. At level bpe `tokenizer` is a `tokenizer.json`; null
-    trains one with `vocab_size` tokens (null: 8192) on the training split.
+    file of `data=file`, a folder of files or a list of files. With `memory.reset=document` a document begins with every
+    file, and with every line that the regular expression `document_start` matches (null: with files alone). At level
+    bpe `tokenizer` is a `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING
@@ -119,6 +122,7 @@ class DataConfig:
     sentence_marks: str = "start"
     seed: int = 1
     path: Any = None
+    document_start: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"
     batch_size: int = MISSING

@@ -10,7 +10,7 @@ from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.streams.ordered import OrderedStreams, Segment, Streams
 from txl_lightning.data.streams.shuffled import ShuffledStreams
 from txl_lightning.data.vocabulary.symbols import Vocabulary
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, require
 
 
 class StreamsDataModule(L.LightningDataModule):
@@ -24,18 +24,28 @@ class StreamsDataModule(L.LightningDataModule):
         evaluation: batch size, segment length and, if given, extended context of validation and test.
         ext_len: tokens of extended context in front of every training segment.
         vocabulary: encode the corpus with this one instead of its own.
+        marked: mark the first token of every document, for `memory.reset=document`.
 
     Raises:
-        OptionError: a split is too short for the batch size and segment length.
+        OptionError: a split is too short for the batch size and segment length, or has no documents to mark.
         UserError: the corpus cannot be loaded.
     """
 
     def __init__(
-        self, data: DataConfig, evaluation: EvaluationConfig, ext_len: int = 0, vocabulary: Vocabulary | None = None
+        self,
+        data: DataConfig,
+        evaluation: EvaluationConfig,
+        ext_len: int = 0,
+        vocabulary: Vocabulary | None = None,
+        marked: bool = False,
     ) -> None:
         super().__init__()
         self.data, self.evaluation, self.ext_len = data, evaluation, ext_len
-        self.corpus: Corpus = load_corpus(data, vocabulary)
+        self.corpus: Corpus = load_corpus(data, vocabulary, marked)
+        starts = self.corpus.documents or self.corpus.sentences
+        allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
+        allowed += "least two documents"
+        require(not marked or len(starts["train"]) > 1, "data.document_start", data.document_start, allowed)
         self._check_lengths()
 
     def streams(self, split: str) -> Streams:

@@ -141,7 +141,7 @@ class Attention(nn.Module):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
-        kernel = kernel_on(kv_PHBKE.device, self.kernel)
+        kernel = kernel_on(kv_PHBKE.device, self.kernel, by_stream=visible.mask_TK.ndim == 3)
         q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         if kernel == "eager":
             return self.attend_eager(q_HBTE, keys_values, positions, visible.mask_TK)
@@ -156,7 +156,7 @@ class Attention(nn.Module):
         q_HBTE: Float[Tensor, "H B T E"] | None,
         keys_values: tuple[Tensor, ...],
         positions: LayerPositions,
-        mask_TK: Float[Tensor, "T K"],
+        mask_TK: Float[Tensor, "*B T K"],
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for the heads that are given, after any rotation, by torch's own operations."""
         if self.n_key and not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
@@ -178,10 +178,11 @@ class Attention(nn.Module):
         assert query is not None
         k_HBKE, v_HBKE = keys_values
         H, B, K, _ = v_HBKE.shape
-        T = len(mask_TK)
-        bias = mask_TK[None, None]
+        T = mask_TK.shape[-2]
+        bias = mask_TK
         if by_distance is not None:
-            bias = position_scores(by_distance, T).add_(mask_TK).unflatten(0, (H, -1))
+            position = position_scores(by_distance, T).unflatten(0, (H, -1))
+            bias = position.add_(mask_TK) if mask_TK.ndim == 2 else position + mask_TK
         return F.scaled_dot_product_attention(
             query.expand(H, B, T, -1), k_HBKE, v_HBKE, attn_mask=bias.expand(H, B, T, K), scale=1.0
         )
@@ -218,10 +219,12 @@ class Attention(nn.Module):
         """Add the two halves of the score. `positions` has None for terms that are left out."""
         query, by_distance = self._factors(q_HBTE, positions, terms)
         H, B = keys_values[-1].shape[:2]
-        content_XTK = content_scores(query, keys_values[0], mask_TK.expand(H * B, -1, -1))
+        by_stream = mask_TK.ndim == 3
+        mask_XTK = mask_TK.expand(H, -1, -1, -1).flatten(0, 1) if by_stream else mask_TK.expand(H * B, -1, -1)
+        content_XTK = content_scores(query, keys_values[0], mask_XTK)
         if by_distance is None:
             return content_XTK
-        position = position_scores(by_distance, len(mask_TK))
+        position = position_scores(by_distance, mask_TK.shape[-2])
         if len(position) == len(content_XTK):
             return content_XTK.add_(position)
         return (content_XTK.unflatten(0, (H, B)) + position[:, None]).flatten(0, 1)

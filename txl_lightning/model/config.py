@@ -10,6 +10,7 @@ from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
+MemoryReset = Literal["never", "document"]
 Norm = Literal["layer", "rms"]
 FeedForwardKind = Literal["relu", "swiglu", "geglu"]
 TRAINED_COMPRESSIONS = ("conv", "dilated")
@@ -24,6 +25,7 @@ LENGTHS = frozenset(  # fields that may differ between training and evaluation o
         "clamp_len",
         "ext_len",
         "memory_start",
+        "memory_reset",
         "interpolation",
     }
 )
@@ -81,6 +83,8 @@ class TransformerXLConfig:
             next one, and so do not enter the memory.
         memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
             are attended to, as in the TensorFlow code and Hugging Face).
+        memory_reset: `never`, or `document`: no token attends to anything before its document. A token that begins
+            a document is given as -1 - token (`positions.without_marks`).
         interpolation: positions of an encoding that rotates are divided by this (position interpolation, Chen et al.
             2023), so that attention longer by this factor has the angles of training.
 
@@ -122,6 +126,7 @@ class TransformerXLConfig:
     clamp_len: int = -1
     ext_len: int = 0
     memory_start: MemoryStart = "empty"
+    memory_reset: MemoryReset = "never"
     interpolation: float = 1.0
 
     def __post_init__(self) -> None:
@@ -148,6 +153,12 @@ class TransformerXLConfig:
         kinds = ("relu", "swiglu", "geglu")
         require(self.feed_forward in kinds, "feed_forward", self.feed_forward, f"must be one of {', '.join(kinds)}")
         require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")
+        resets, allowed = self.memory_reset == "document", "must be never or document"
+        require(resets or self.memory_reset == "never", "memory_reset", self.memory_reset, allowed)
+        allowed = "must be empty with memory_reset=document: only the first document of a stream would see the zeros"
+        require(not resets or self.memory_start == "empty", "memory_start", self.memory_start, allowed)
+        allowed = "must be 0 with memory_reset=document: compressed states are of several documents"
+        require(not resets or not self.compressed_len, "compressed_len", self.compressed_len, allowed)
         require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)
         require(good_terms, "terms", self.terms, "must be letters of abcd, each at most once")

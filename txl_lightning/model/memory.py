@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from txl_lightning.model.positions import states_of_document
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,14 @@ class Memory:
             equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         first_column: index of the first stream among all columns of the global batch.
+        in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
+            unless the memory is reset at documents.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
     first_column: int = 0
+    in_document_B: Int[Tensor, " B"] | None = None
 
     @property
     def length(self) -> int:
@@ -41,13 +46,25 @@ class Memory:
         return self.states.shape[1]
 
     @torch.no_grad()
-    def update(self, inputs: Sequence[Float[Tensor, "B T D"]], mem_len: int, ext_len: int = 0) -> Memory:
+    def update(
+        self,
+        inputs: Sequence[Float[Tensor, "B T D"]],
+        mem_len: int,
+        ext_len: int = 0,
+        first_BT: Int[Tensor, "B T"] | None = None,
+    ) -> Memory:
         """Append one segment's layer inputs and keep the last `mem_len` states.
 
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
 
         The last `ext_len` tokens are left out: they are fed again as extended context of the next segment.
+
+        Args:
+            inputs: inputs of the layers, in their order.
+            mem_len: longest memory.
+            ext_len: tokens of extended context.
+            first_BT: first key of each token's document (`positions.first_of_documents`), if documents are told apart.
         """
         appended = max(0, inputs[0].shape[1] - ext_len)
         length = min(mem_len, self.length + appended)
@@ -57,11 +74,22 @@ class Memory:
         if kept:
             old = self.states[:, :, self.length - kept :].to(states.dtype)
             states = torch.cat([old, states], dim=2)
-        return replace(self, states=states, filled=min(mem_len, self.filled + appended))
+        in_document_B = None
+        if first_BT is not None:
+            in_document_B = states_of_document(first_BT, self.length, appended, mem_len, self.document_states())
+        return replace(self, states=states, filled=min(mem_len, self.filled + appended), in_document_B=in_document_B)
+
+    def document_states(self) -> Int[Tensor, " B"]:
+        """Return `in_document_B`; of a memory that was not reset so far, all states belong to one document."""
+        if self.in_document_B is not None:
+            return self.in_document_B
+        return torch.full((self.batch_size,), self.filled, device=self.states.device)
 
     def columns(self, start: int, stop: int) -> Memory:
         """Return the memory of streams `start` to `stop` (exclusive), counted within this memory."""
-        return replace(self, states=self.states[:, start:stop], first_column=self.first_column + start)
+        in_document_B = None if self.in_document_B is None else self.in_document_B[start:stop]
+        first_column = self.first_column + start
+        return replace(self, states=self.states[:, start:stop], first_column=first_column, in_document_B=in_document_B)
 
     @staticmethod
     def join(parts: Sequence[Memory]) -> Memory:
@@ -79,17 +107,24 @@ class Memory:
                     f"expected columns from {column} filled {parts[0].filled}"
                 )
             column += part.batch_size
-        return replace(parts[0], states=torch.cat([part.states for part in parts], dim=1))
+        in_document_B = None
+        if parts[0].in_document_B is not None:
+            in_document_B = torch.cat([part.document_states() for part in parts])
+        states = torch.cat([part.states for part in parts], dim=1)
+        return replace(parts[0], states=states, in_document_B=in_document_B)
 
     def to(self, device: torch.device | str) -> Memory:
         """Copy the memory to a device."""
-        return replace(self, states=self.states.to(device))
+        in_document_B = None if self.in_document_B is None else self.in_document_B.to(device)
+        return replace(self, states=self.states.to(device), in_document_B=in_document_B)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
-        return {"states": self.states, "filled": self.filled, "first_column": self.first_column}
+        state = {"states": self.states, "filled": self.filled, "first_column": self.first_column}
+        return state if self.in_document_B is None else {**state, "in_document_B": self.in_document_B}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Memory:
         """Rebuild a memory from `state_dict`."""
-        return cls(states=state["states"], filled=int(state["filled"]), first_column=int(state["first_column"]))
+        numbers = {name: int(state[name]) for name in ("filled", "first_column")}
+        return cls(states=state["states"], **numbers, in_document_B=state.get("in_document_B"))

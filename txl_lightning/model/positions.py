@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -94,7 +94,8 @@ class _RelativeShift(torch.autograd.Function):
 class VisibleKeys(NamedTuple):
     """Keys to which T queries, the last of K tokens, may attend: as a mask, and as the bounds that it was made of.
 
-    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len.
+    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len. With documents the mask,
+    [B, T, K], also hides the keys before each query's document.
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere.
@@ -129,3 +130,48 @@ def attention_mask(
         visible &= queries - keys < attention_len
     mask_TK = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
     return mask_TK.masked_fill(~visible, float("-inf"))
+
+
+def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Return the numbers of tokens of which some are marked: -1 - token is a token that begins a document.
+
+    The mark stays with its token wherever streams are cut into segments, chunks, windows and extended context.
+    """
+    return torch.maximum(tokens_BT, ~tokens_BT)
+
+
+def first_of_documents(
+    tokens_BT: Int[Tensor, "B T"], n_memory: int, in_document_B: Int[Tensor, " B"]
+) -> Int[Tensor, "B T"]:
+    """Return the first of the K = M + T keys that belongs to the document of each token.
+
+    Args:
+        tokens_BT: tokens, marked where a document begins.
+        n_memory: M.
+        in_document_B: number of states of the memory, counted from the newest, of the last document before the tokens.
+    """
+    places_T = torch.arange(n_memory, n_memory + tokens_BT.shape[1], device=tokens_BT.device)
+    return torch.where(tokens_BT < 0, places_T, n_memory - in_document_B[:, None]).cummax(dim=1).values
+
+
+def hide_other_documents(mask_TK: Float[Tensor, "T K"], first_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:
+    """Return the mask of every stream: -inf also at the keys before each query's document (`first_of_documents`)."""
+    keys_K = torch.arange(mask_TK.shape[1], device=mask_TK.device)
+    return mask_TK.masked_fill(keys_K < first_BT[:, :, None], float("-inf"))
+
+
+def states_of_document(
+    first_BT: Int[Tensor, "B T"], n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Return how many states of the next memory, counted from the newest, belong to the document of its last token.
+
+    Args:
+        first_BT: of `first_of_documents`.
+        n_memory: M of the memory before the tokens.
+        appended: number of the T tokens that enter the next memory.
+        mem_len: longest memory.
+        in_document_B: this number for the memory before the tokens.
+    """
+    if not appended:
+        return in_document_B
+    return (n_memory + appended - first_BT[:, appended - 1]).clamp(max=mem_len)

@@ -21,7 +21,13 @@ from txl_lightning.model.initialization import initialize
 from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.model.layers import TransformerXLLayer, make_norm
 from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import VisibleKeys, attention_mask
+from txl_lightning.model.positions import (
+    VisibleKeys,
+    attention_mask,
+    first_of_documents,
+    hide_other_documents,
+    without_marks,
+)
 from txl_lightning.model.softmax import TokenSoftmax
 
 
@@ -102,7 +108,9 @@ class TransformerXL(nn.Module):
         filled = length if zeros else 0
         if config.compresses:
             return CompressiveMemory(states, filled, n_compressed=max(0, length - config.mem_len))
-        return Memory(states, filled)
+        resets = config.memory_reset == "document"
+        none_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device) if resets else None
+        return Memory(states, filled, in_document_B=none_B)
 
     def forward(
         self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None, n_last: int | None = None
@@ -112,7 +120,7 @@ class TransformerXL(nn.Module):
         All T tokens are processed, extended context included. The last layer has queries of Q tokens only.
 
         Args:
-            tokens_BT: T consecutive tokens of B streams.
+            tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token begins a document.
             memory: returned for the previous segment; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
 
@@ -127,10 +135,15 @@ class TransformerXL(nn.Module):
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         if isinstance(memory, CompressiveMemory) != config.compresses:
             raise ValueError(f"{type(memory).__name__} given to a model with compressed_len={config.compressed_len}")
+        M, first_BT = memory.length, None
+        if config.memory_reset == "document":
+            first_BT = first_of_documents(tokens_BT, M, memory.document_states())
+            tokens_BT = without_marks(tokens_BT)
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
-        M = memory.length
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
         mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
+        if first_BT is not None:
+            mask_TK = hide_other_documents(mask_TK, first_BT)
         visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
 
         inputs: list[Tensor] = []
@@ -142,13 +155,13 @@ class TransformerXL(nn.Module):
                 # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
-                visible = visible._replace(mask_TK=mask_TK[T - n_last :])
+                visible = visible._replace(mask_TK=mask_TK[..., T - n_last :, :])
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
             if compressor is not None and compressor.needs_usage:
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
         if compressor is None:
-            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len)
+            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT)
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 
@@ -171,7 +184,14 @@ class TransformerXL(nn.Module):
         if tokens_BT.shape[1] < targets_BT.shape[1]:
             raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
         hidden_BTD, memory = self(tokens_BT, memory, n_last=targets_BT.shape[1])
-        return self.softmax(hidden_BTD, targets_BT, self.embedding), memory
+        return self.losses(hidden_BTD, targets_BT), memory
+
+    def losses(self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Return -log P(target | h) in nats, from the hidden states of `forward`."""
+        if self.config.memory_reset == "document":
+            targets_BT = without_marks(targets_BT)
+        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding)
+        return nll_BT
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""

@@ -15,6 +15,8 @@ def checkpoint_corpus(
 ) -> Corpus:
     """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
 
+    For a run with `memory.reset=document` the first token of every document is marked.
+
     Args:
         trained: contents of the checkpoint.
         checkpoint: path of the checkpoint, for errors.
@@ -31,7 +33,7 @@ def checkpoint_corpus(
     # At level bpe that of the checkpoint needs neither the tokenizer's file nor its training.
     given = trained.vocabulary_given or trained.vocabulary.level == "bpe"
     try:
-        corpus = load_corpus(trained.config.data, trained.vocabulary if given else None)
+        corpus = load_corpus(trained.config.data, trained.vocabulary if given else None, _resets(trained))
     except UserError as error:
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:
@@ -39,10 +41,14 @@ def checkpoint_corpus(
     return corpus
 
 
+def _resets(trained: TrainedModel) -> bool:
+    return trained.config.memory.reset == "document"
+
+
 def _encoded_text(trained: TrainedModel, data_path: str) -> Corpus:
     data = replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
     try:
-        return load_corpus(data, trained.vocabulary)
+        return load_corpus(data, trained.vocabulary, _resets(trained))
     except OptionError as error:
         option = "data_path" if error.option == "data.path" else error.option
         raise OptionError(option, error.value, error.allowed) from error

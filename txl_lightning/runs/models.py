@@ -20,6 +20,7 @@ State: TypeAlias = Memory | RecurrentState
 OPTION_OF_FIELD = {
     "mem_len": "memory.mem_len",
     "memory_start": "memory.start",
+    "memory_reset": "memory.reset",
     "compressed_len": "memory.compressed_len",
     "compression": "memory.compression",
     "compression_rate": "memory.rate",
@@ -43,6 +44,8 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
         if isinstance(config.model, RecurrentModelConfig):
             mem_len, allowed = config.memory.mem_len, f"must be > 0: {config.model.name} always carries its state"
             require(mem_len > 0, "mem_len", mem_len, allowed)
+            reset, allowed = config.memory.reset, f"must be never: {config.model.name} always carries its state"
+            require(reset == "never", "memory_reset", reset, allowed)
             no_states = f"is for a Transformer-XL: {config.model.name} has no states to compress"
             require(config.memory.compression is None, "compression", config.memory.compression, no_states)
             return RecurrentConfig(**sizes)
@@ -55,6 +58,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             mem_len=config.memory.mem_len,
             compressed_len=config.memory.compressed_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
+            memory_reset=config.memory.reset,  # type: ignore[arg-type]
             interpolation=config.encoding.interpolation,
             **sizes,
         )

@@ -82,7 +82,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     given = None
     if checkpoint is not None and config.data.level == "bpe":  # a resumed run needs neither file nor training
         given = Vocabulary.from_state_dict(checkpoint["txl_lightning"]["vocabulary"])
-    data = StreamsDataModule(config.data, config.evaluation, extended_context(config), given)
+    data = make_data(config, given)
     module = _build_module(config, data, ranks, resumed_from, checkpoint)
     n_parameters = sum(parameter.numel() for parameter in module.parameters())
     config = resolve_threads(config, n_parameters, checkpoint)
@@ -131,6 +131,20 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
     return TrainingRun(config, directory, ranks, data, module, trainer, curves, skipped, stop.checkpoints, resumed_from)
+
+
+def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDataModule:
+    """Return the data of a run, the corpus prepared.
+
+    Args:
+        config: config of the run.
+        vocabulary: encode the corpus with this one instead of its own.
+
+    Raises:
+        UserError: the corpus cannot be loaded, or does not fit the options.
+    """
+    marked = config.memory.reset == "document"
+    return StreamsDataModule(config.data, config.evaluation, extended_context(config), vocabulary, marked)
 
 
 def _build_module(

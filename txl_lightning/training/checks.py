@@ -109,6 +109,8 @@ def _check_attention(config: Config) -> None:
     check(config.trainer.precision != "64-true", allowed="has at most 32 bits a number; eager has 64")
     drops = kernel == "flex" and getattr(model, "attention_dropout", 0.0) > 0
     check(not drops, allowed="has no dropout of attention probabilities: set model.attention_dropout=0")
+    resets = config.memory.reset == "document"
+    check(not resets, allowed="has one mask for all streams: memory.reset=document needs eager")
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

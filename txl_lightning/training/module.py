@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
 from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns, take_loss
@@ -197,7 +198,7 @@ class LanguageModelModule(L.LightningModule):
         if self.byte_lengths_V is None:
             return math.nan
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
-        lengths_BT = self.byte_lengths_V[targets_BT].double()
+        lengths_BT = self.byte_lengths_V[without_marks(targets_BT)].double()
         return torch.where(lengths_BT < 0, math.nan, lengths_BT).sum()
 
     def _evaluation_end(self, stage: str) -> None:

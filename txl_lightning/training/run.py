@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers import WandbLogger
 
-from txl_lightning.config.lengths import extended_context, protocol_word
+from txl_lightning.config.lengths import protocol_word
 from txl_lightning.config.schemas import Config, from_plain, plain
-from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
 from txl_lightning.errors import Stopped, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.runs.utilization import peak_memory
-from txl_lightning.training.build import TrainingRun, build
+from txl_lightning.training.build import TrainingRun, build, make_data
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loggers import wandb_curves
@@ -126,7 +125,7 @@ def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     options = config.trainer
     require(options.num_nodes == 1, "trainer.num_nodes", options.num_nodes, "needs torchrun or SLURM")
     # Prepare the corpus once; bad options end the run before the processes start.
-    StreamsDataModule(config.data, config.evaluation, extended_context(config))
+    make_data(config)
     result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
     if isinstance(result, Stopped):
         raise result

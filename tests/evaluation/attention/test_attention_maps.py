@@ -107,6 +107,19 @@ def test_no_query_that_sees_less_than_the_others_counts() -> None:
     assert attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT), max_segments=2).queries == 2 * 4
 
 
+def test_queries_near_the_start_of_their_document_do_not_count() -> None:
+    """Streams of 13 targets. With a memory of 4 a query sees 5 keys from the fifth token of its document on."""
+    tokens = random_stream(1, 2 * 14)[0].numpy()
+    tokens[[6, 14 + 1, 14 + 11]] = ~tokens[[6, 14 + 1, 14 + 11]]
+    model = tiny_model(mem_len=4, memory_reset="document")
+    maps = attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT))
+    assert maps.queries == (2 + 3) + (0 + 6 + 0)
+    assert maps.by_distance["all"][:, :5].min() > 0
+    tokens[1::2] = ~np.abs(tokens[1::2])
+    with pytest.raises(OptionError, match="mem_len=4: must be shorter: no document lets a query see 5 keys"):
+        attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT))
+
+
 def test_streams_shorter_than_the_memory_are_refused() -> None:
     streams = OrderedStreams(random_stream(1, 28)[0].numpy(), STREAMS, SEGMENT)
     with pytest.raises(OptionError, match="mem_len=13: must be at most 12: each stream has 13 tokens"):

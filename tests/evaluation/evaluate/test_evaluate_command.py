@@ -24,7 +24,9 @@ from txl_lightning.training.run import train
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("kind", ["characters", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"])
+@pytest.mark.parametrize(
+    "kind", ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"]
+)
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str, cached: bool) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     validation = json.loads((runs.directory(kind) / "validation.jsonl").read_text().splitlines()[-1])

@@ -103,6 +103,45 @@ def literal_symbols(sample: dict[str, Any], runs: SmallRuns) -> list[str]:
     return [vocabulary.symbols[token] for token in sample["tokens"]]
 
 
+@pytest.mark.parametrize("kind", ["relative", "absolute", "lstm", "documents"])
+def test_prompts_of_different_lengths_are_continued_as_each_is_alone(
+    runs: SmallRuns, tmp_path: Path, kind: str
+) -> None:
+    texts = ["line 7: the", "l", "line 8: the square of 8 is 64 " * 10]
+    chosen: dict[str, Any] = {"n_samples": 2, "prompt": None, "seed": 3}
+    written: list[str] = []
+    listed = generated(options(runs, kind, **chosen, prompts=texts), tmp_path / "list", written.append)
+    (tmp_path / "prompts.txt").write_text("\n\n".join(texts))
+    of_file = generated(options(runs, kind, **chosen, prompt_file=str(tmp_path / "prompts.txt")), tmp_path / "file")
+    assert of_file["prompts"] == listed["prompts"]
+    assert [entry["prompt"]["text"] for entry in listed["prompts"]] == texts
+    for text, entry in zip(texts, listed["prompts"], strict=True):
+        alone = generated(options(runs, kind, **{**chosen, "prompt": text}), tmp_path / "alone")
+        assert entry["samples"] == alone["samples"]
+    again = generated(options(runs, kind, prompt=texts[1], seed=4), tmp_path / "alone")
+    assert again["samples"] == listed["prompts"][1]["samples"][1:]
+    shown, saved = "".join(written), (tmp_path / "list/samples.txt").read_text()
+    for number, text in enumerate(texts, 1):
+        assert f"--- prompt, {number}\n{text}\n--- sample 1\n" in shown
+        assert f"=== prompt, {number}\n{text}\n\n=== sample 1\n" in saved
+    assert shown.count("--- sample 2\n") == 3
+
+
+def test_a_sample_of_a_corpus_ends_its_context_at_a_document(runs: SmallRuns, tmp_path: Path) -> None:
+    """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
+    trained = load_trained(runs.checkpoint("documents"))
+    tokens = load_corpus(trained.config.data, marked=True).splits["test"]
+    start = int((tokens < 0).nonzero()[0][-1])
+    whole, short = (
+        generated(options(runs, "documents", context=n, position=start + 5 - n, mem_len=30), tmp_path / str(n))
+        for n in (15, 5)
+    )
+    assert whole["samples"] == short["samples"]
+    assert whole["prompt"]["tokens"][-5:] == short["prompt"]["tokens"]
+    assert min(whole["prompt"]["tokens"]) >= 0
+    assert whole["prompt"]["text"].endswith(short["prompt"]["text"])
+
+
 def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRuns, tmp_path: Path) -> None:
     chosen = options(runs, "relative", context=30, position=40)
     results = generated(chosen, tmp_path / "at")
@@ -164,6 +203,12 @@ def test_a_prompt_is_encoded_as_the_corpus_is(vocabulary: Vocabulary, text: str,
         ("relative", {"prompt": None}, "prompt=None: must be given, or context=N"),
         ("relative", {"prompt": ""}, "prompt='': must have at least one token"),
         ("relative", {"prompt": "a", "context": 3}, "context=3: must not be given together with prompt"),
+        ("relative", {"prompt": "a", "prompts": ["b"]}, r"prompts=\['b'\]: must not be given together with prompt"),
+        ("relative", {"prompt": None, "prompts": []}, r"prompts=\[\]: must have at least one token each"),
+        ("relative", {"prompt": None, "prompts": ["a", ""]}, r"prompts=.*: must have at least one token each"),
+        ("relative", {"prompt": None, "prompt_file": "/nowhere"}, r"prompt_file=/nowhere: cannot be read \(No such"),
+        ("relative", {"prompt": None, "prompt_file": "/dev/null"}, "prompt_file=/dev/null: must have a prompt"),
+        ("characters", {"prompt": None, "prompts": ["a", "☃"]}, "prompts='☃': has '☃', not among"),
         ("relative", {"context": 0}, "context=0: must be"),
         ("relative", {"context": 10**6}, r"context=1000000: must be in 1 … \d+, the tokens of test"),
         ("relative", {"context": 10, "position": 10**6}, "position=1000000: must be in 0 …"),

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,22 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert "| absolute | txl_smoke, absolute, no recurrence |" in table
     assert "Largest standard error at 16 tokens: 0." in table
     assert "Each context has windows of its own, as positions depend on the length that is read: absolute." in table
+
+
+def test_a_context_ends_at_the_start_of_its_document(runs: SmallRuns, tmp_path: Path) -> None:
+    """In a group with a model that has no documents, and on the same positions."""
+    run_in(group(runs, tmp_path / "store", "relative", "documents"), tmp_path / "run")
+    found = np.load(tmp_path / "run/losses.npz")
+    trained = load_trained(runs.checkpoint("documents"))
+    tokens = load_corpus(trained.config.data, marked=True).splits["test"]
+    starts = np.flatnonzero(tokens < 0)
+    losses, contexts, positions = found["nll"][1], found["contexts"].tolist(), found["positions"]
+    since = positions - starts[np.searchsorted(starts, positions - 1, side="right") - 1]
+    for i, j in pairwise(range(len(contexts))):
+        assert all(abs(losses[j] - losses[i])[since <= contexts[i]] < 1e-5)
+        assert all(abs(losses[j] - losses[i])[since > contexts[i]] > 1e-7)
+    with pytest.raises(OptionError, match=r"documents.*has memory.reset=document, which needs context_unit=token"):
+        run_in(group(runs, tmp_path / "store", "documents", context_unit="byte"), tmp_path / "bytes")
 
 
 def test_a_model_that_joins_a_group_scores_itself_alone(

@@ -17,7 +17,8 @@ from txl_lightning.data.corpora import benchmarks, sources
 from txl_lightning.data.corpora.bpe_tokenizer import check_tokenizer_options, tokenizer_vocabulary
 from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
 from txl_lightning.data.corpora.sources import SPLITS, Source, Split
-from txl_lightning.data.reading import Part, fingerprint, read, unpacked
+from txl_lightning.data.documents import Pattern, mark, split_documents, start_pattern
+from txl_lightning.data.reading import fingerprint, read, unpacked
 from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import UserError, require
 
@@ -61,16 +62,18 @@ class Corpus:
     documents: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Corpus:
+def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked: bool = False) -> Corpus:
     """Load the corpus that `config` names; download, split, encode, check and cache it on first use.
 
     Args:
         config: group `data`.
         vocabulary: encode the text with this one instead of the corpus' own. A word missing from it becomes
             `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained.
+        marked: mark the first token of every document, for `memory.reset=document`. Documents are the sentences of
+            lm1b; elsewhere they begin with every file and every line that `data.document_start` matches.
 
     Raises:
-        OptionError: the corpus or level is unknown, or `data.path` cannot be used.
+        OptionError: the corpus or level is unknown, or `data.path` or `data.document_start` cannot be used.
         UserError: a file is missing, empty or damaged, the text is not UTF-8, `vocabulary` lacks a symbol, or
             the sizes are not the published ones.
     """
@@ -84,8 +87,12 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
         key = cache_key(checksum, f"given vocabulary{source.marks}", vocabulary)
+    prepare = partial(_prepare, source, vocabulary)
+    if marked:
+        prepare = partial(prepare, marked=True, starts=start_pattern(config.document_start))
+        key = cache_key(key, "marked", config.document_start)
     try:
-        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary))
+        arrays, description = cached(directory, key, prepare)
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from error
     vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
@@ -126,7 +133,9 @@ def _checksum(source: Source, known_checksums: Path) -> str:
     return digest.hexdigest()
 
 
-def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str, Any]:
+def _prepare(
+    source: Source, given: Vocabulary | None, folder: Path, marked: bool = False, starts: Pattern | None = None
+) -> dict[str, Any]:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
     parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
     if given is not None:
@@ -139,10 +148,10 @@ def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str
     counts: dict[str, int] = {}
     for split in SPLITS:
         encoder = vocabulary if given is None else vocabulary.of_known_characters()
-        if source.documents:
-            counts[split] = _write_documents(encoder, parts[split], folder, split)
+        if source.documents or (marked and not encoder.starts_sentences):
+            counts[split] = _write_documents(encoder, split_documents(parts[split], starts), folder, split, marked)
         else:
-            counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences)
+            counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences, marked)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -152,7 +161,9 @@ def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str
     return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
 
 
-def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str, closed: bool) -> int:
+def _write_tokens(
+    vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str, closed: bool, marked: bool
+) -> int:
     """Write the tokens of a split and, for lm1b, the positions of its sentences; return the number of tokens."""
     with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
         if not vocabulary.starts_sentences:
@@ -166,19 +177,23 @@ def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path,
                         chunk = np.insert(chunk, [*starts[1:], len(chunk)][: len(starts)], vocabulary.numbers[SENTENCE])
                         starts = starts + np.arange(len(starts))
                     sentences.append(tokens.length + starts)
-                    tokens.append(chunk)
+                    tokens.append(mark(chunk, starts) if marked else chunk)
         return tokens.length
 
 
-def _write_documents(vocabulary: Vocabulary, documents: Iterable[Part], folder: Path, split: str) -> int:
+def _write_documents(
+    vocabulary: Vocabulary, documents: Iterable[Iterable[bytes]], folder: Path, split: str, marked: bool = False
+) -> int:
     """Write the tokens of a split and the positions of its documents; return the number of tokens."""
     starts_file = folder / f"{split}.documents.npy"
-    with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
+    dtype = np.dtype(np.int32) if marked else vocabulary.dtype
+    with ArrayWriter(folder / f"{split}.npy", dtype) as tokens:
         with ArrayWriter(starts_file, np.dtype(np.int64)) as starts:
             for document in documents:
                 start = tokens.length
-                for chunk in vocabulary.encode_chunks(read([document])):
-                    tokens.append(chunk)
+                for chunk in vocabulary.encode_chunks(document):
+                    first = marked and tokens.length == start
+                    tokens.append(mark(chunk, slice(1)) if first else chunk)
                 if tokens.length > start:
                     starts.append(np.array([start]))
         return tokens.length

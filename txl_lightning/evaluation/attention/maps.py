@@ -75,8 +75,9 @@ def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
 def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | None = None) -> AttentionMaps:
     """Average attention over the streams of a split, the memory carried from segment to segment.
 
-    Queries that do not yet see L keys (`attention_reach`), at the start of a stream or of a segment without
-    memory, are left out. Takes O(N·H·(M + T)) float64 numbers besides one batch.
+    Queries that do not yet see L keys (`attention_reach`), at the start of a stream, of a document after which the
+    memory is reset, or of a segment without memory, are left out. Takes O(N·H·(M + T)) float64 numbers besides one
+    batch.
 
     Args:
         model: model in evaluation mode, its lengths set.
@@ -99,14 +100,15 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
         segment = streams[index]
         tokens_BT = segment.tokens.to(device)
-        B, T = tokens_BT.shape
+        T = tokens_BT.shape[1]
         # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
         extended = T - segment.targets.shape[1]
         first = min(T, max(extended, reach - 1 - min(read, config.mem_len)))
-        with watched(model, partial(sums.add, first)):
+        with watched(model, partial(sums.add, first, reach)):
             _, memory = model(tokens_BT, memory)
-        sums.queries += B * (T - first)
         read += max(0, T - config.ext_len)
+    allowed = f"must be shorter: no document lets a query see {reach} keys"
+    require(sums.queries > 0, "mem_len" if config.mem_len else "segment_len", config.mem_len or reach, allowed)
     return sums.averages(reach)
 
 
@@ -152,11 +154,14 @@ class _AttentionSums:
         self.entropy_NH, self.in_memory_NH = zeros(shape), zeros(shape)
         self.queries = 0
 
-    def add(self, first: int, n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        """Add the queries from `first` on, of one layer and segment."""
-        n_memory = inputs.memory_BMD.shape[1]
+    def add(self, first: int, reach: int, n: int, attention: Attention, inputs: AttentionInputs) -> None:
+        """Add the queries from `first` on that see `reach` keys, of one layer and segment."""
+        n_memory, B = inputs.memory_BMD.shape[1], len(inputs.hidden_BTD)
+        enough_BT = ((inputs.visible.mask_TK[..., first:, :] == 0).sum(dim=-1) >= reach).expand(B, -1)
+        self.queries += int(enough_BT.sum()) if n == 0 else 0
         for name, terms in self.terms.items():
             weights_HBTK = attention.scores(*inputs, terms=terms).softmax(-1)[:, :, first:]
+            weights_HBTK = weights_HBTK * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = by_distance(weights_HTK, n_memory + first).sum(dim=1)
             self.by_distance_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS

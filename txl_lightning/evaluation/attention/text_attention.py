@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from txl_lightning.data.documents import without_marks
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention.maps import Array, AttentionInputs, watched
@@ -107,8 +108,8 @@ def text_attention(
         position=position,
         weights=weights,
         marked={head: most_attended(of_head) for head, of_head in weights.items()},
-        targets=[_symbol(vocabulary, token) for token in tokens[position : position + n_targets]],
-        context=[_symbol(vocabulary, token) for token in tokens[start - n_context : start]],
+        targets=[_symbol(vocabulary, token) for token in without_marks(tokens[position : position + n_targets])],
+        context=[_symbol(vocabulary, token) for token in without_marks(tokens[start - n_context : start])],
     )
 
 

@@ -56,6 +56,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus
+from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths
 from txl_lightning.evaluation.evaluate.float32_difference import float32_difference
@@ -245,7 +246,7 @@ def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:
 def _split_result(losses: TokenLosses, units: TextUnits, corpus: Corpus, split: str) -> dict[str, Any]:
     """Return the entry of a split in `evaluation.json`."""
     vocabulary, level = corpus.vocabulary, corpus.vocabulary.level
-    scored = None if vocabulary.byte_lengths is None else corpus.splits[split][losses.positions]
+    scored = None if vocabulary.byte_lengths is None else without_marks(corpus.splits[split][losses.positions])
     n_bytes = None if scored is None else vocabulary.count_bytes(scored)
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import Tensor
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.data.vocabulary.decoding import StreamDecoder
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompt
+from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompts
 from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
 from txl_lightning.files import write_json, write_text
@@ -61,25 +62,28 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
     precision = chosen_precision(options.precision, options.accelerator)
     trained = load_trained(options.checkpoint)
     trained.model.to(device)
-    prompt = read_prompt(options, trained)
+    prompts = read_prompts(options, trained)
     with autocast(precision, device):  # cached inference checks that it is used as it was set up
         model, context = with_context(trained, options)
         tokens = draw(
             model,
-            torch.tensor([prompt.tokens] * options.n_samples, dtype=torch.int64, device=device),
+            [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)],
             options.n_tokens,
             top_k=options.top_k,
             top_p=options.top_p,
             temperature=options.temperature,
-            seed=options.seed,
+            seed=[options.seed + sample for _ in prompts for sample in range(options.n_samples)],
             segment_len=trained.config.evaluation.segment_len,
+            document_start=_document_start(trained),
         )
-        drawn, seconds = _write_samples(tokens, prompt, trained.vocabulary, options.n_samples, write)
-    results = _describe(options, precision, trained, prompt, context, drawn, seconds)
+        drawn, seconds = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
+    results = _describe(options, precision, trained, prompts, context, drawn, seconds)
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    write_text(directory / "samples.txt", _layout(results, prompt.title))
-    speed = results["tokens_per_second"]
-    write(f"{options.n_samples * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    continued = results.get("prompts", [results])
+    parts = [_layout(one, prompt.title) for one, prompt in zip(continued, prompts, strict=True)]
+    write_text(directory / "samples.txt", "\n".join(parts))
+    speed, n_drawn = results["tokens_per_second"], len(drawn) * options.n_tokens
+    write(f"{n_drawn:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
     return []
 
 
@@ -118,18 +122,32 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     return model.with_lengths(**lengths), f"{words} and {compressed}"
 
 
+def _document_start(trained: TrainedModel) -> int | None:
+    """Return the token that begins a sentence, if sentences are documents and the memory is reset at documents."""
+    resets = trained.config.memory.reset == "document" and trained.vocabulary.starts_sentences
+    return trained.vocabulary.numbers[SENTENCE] if resets else None
+
+
 def _write_samples(
-    tokens: Iterator[Tensor], prompt: Prompt, vocabulary: Vocabulary, n_samples: int, write: Callable[[str], None]
+    tokens: Iterator[Tensor],
+    prompts: list[Prompt],
+    vocabulary: Vocabulary,
+    n_samples: int,
+    write: Callable[[str], None],
 ) -> tuple[list[list[int]], tuple[float, float]]:
     """Draw the samples and write them: the first while it is drawn, the others afterwards.
 
     Returns:
-        Tokens of every sample; seconds until the first token, and seconds after it.
+        Tokens of every sample, prompt by prompt; seconds until the first token, and seconds after it.
     """
     decoder = StreamDecoder(vocabulary)
     dim, normal = (DIM, NORMAL) if sys.stdout.isatty() else ("", "")
-    write(f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.tokens))}{normal}\n--- sample 1\n")
-    drawn: list[list[int]] = [[] for _ in range(n_samples)]
+
+    def layout(prompt: Prompt, decoder: StreamDecoder) -> str:
+        return f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.numbers))}{normal}\n"
+
+    write(f"{layout(prompts[0], decoder)}--- sample 1\n")
+    drawn: list[list[int]] = [[] for _ in range(len(prompts) * n_samples)]
     started = first = time.perf_counter()
     for i, token_B in enumerate(tokens):
         if i == 0:
@@ -140,10 +158,12 @@ def _write_samples(
             write(visible(piece))
     seconds = (first - started, time.perf_counter() - first)
     write(f"{visible(decoder.finish())}\n")
-    for number, sample in enumerate(drawn[1:], 2):
+    for row, sample in enumerate(drawn[1:], 1):
+        prompt, number = prompts[row // n_samples], row % n_samples + 1
         decoder = StreamDecoder(vocabulary)
-        decoder.feed(prompt.tokens)
-        write(f"--- sample {number}\n{visible(decoder.feed(sample) + decoder.finish())}\n")
+        before = layout(prompt, decoder)
+        after = f"--- sample {number}\n{visible(decoder.feed(sample) + decoder.finish())}\n"
+        write(before + after if number == 1 else after)
     write("---\n")
     return drawn, seconds
 
@@ -157,22 +177,30 @@ def _describe(
     options: GenerateOptions,
     precision: str,
     trained: TrainedModel,
-    prompt: Prompt,
+    prompts: list[Prompt],
     context: str,
     drawn: list[list[int]],
     seconds: tuple[float, float],
 ) -> dict[str, Any]:
-    """Return the contents of `generation.json`."""
+    """Return the contents of `generation.json`; with `prompts` or `prompt_file`, a list of prompts and samples."""
     vocabulary, names = trained.vocabulary, ("n_tokens", "n_samples", "top_k", "top_p", "temperature", "seed")
-    n_after_first = len(drawn) * (options.n_tokens - 1)
+    n_after_first, samples = len(drawn) * (options.n_tokens - 1), iter(drawn)
+    continued = [
+        {
+            "prompt": {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers},
+            "continuation": None if prompt.continuation is None else vocabulary.decode(prompt.continuation),
+            "samples": [
+                {"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in islice(samples, options.n_samples)
+            ],
+        }
+        for prompt in prompts
+    ]
     return {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "prompt": {**prompt.source, "text": vocabulary.decode(prompt.tokens), "tokens": prompt.tokens},
-        "continuation": None if prompt.continuation is None else vocabulary.decode(prompt.continuation),
+        **({"prompts": continued} if options.prompts or options.prompt_file else continued[0]),
         "options": {**{name: getattr(options, name) for name in names}, "precision": precision},
         "context": context,
-        "samples": [{"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in drawn],
         "prompt_seconds": round(seconds[0], 4),
         "tokens_per_second": n_after_first / seconds[1] if n_after_first else None,
     }

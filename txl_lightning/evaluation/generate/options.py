@@ -9,20 +9,22 @@ from omegaconf import MISSING
 
 @dataclass
 class GenerateOptions:
-    """Options of `txl generate`: continue a prompt, or tokens of a corpus.
+    """Options of `txl generate`: continue prompts, or tokens of a corpus.
 
     Args:
         checkpoint: checkpoint of `txl train`.
         prompt: text to continue; null to continue tokens of a corpus.
+        prompts: several texts to continue, of any lengths: each as it is continued alone; instead of `prompt`.
+        prompt_file: text file with a prompt on every line that is not empty; instead of `prompt`.
         context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
         position: position in the split of the first of these tokens; null for a random one.
         split: train, valid or test, for `context`.
         n_tokens: tokens to generate.
-        n_samples: samples to generate.
+        n_samples: samples to generate of every prompt.
         top_k: draw from the k most probable tokens; null for all.
         top_p: draw from the most probable tokens whose probabilities sum to top_p.
         temperature: divisor of the logits.
-        seed: seed of the samples, and of `position`.
+        seed: seed of the first sample of every prompt, and of `position`; the next sample has seed + 1.
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
             are clamped.
@@ -35,6 +37,8 @@ class GenerateOptions:
 
     checkpoint: str = MISSING
     prompt: str | None = None
+    prompts: list[str] | None = None
+    prompt_file: str | None = None
     context: int | None = None
     position: int | None = None
     split: str = "test"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from txl_lightning.data.documents import without_marks
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
@@ -21,7 +23,7 @@ class Prompt:
     """Tokens to continue.
 
     Args:
-        tokens: tokens, at least one.
+        tokens: tokens, at least one; marked where a document begins, for a run with `memory.reset=document`.
         title: description, for printing.
         source: origin of the tokens, as `generation.json` states it.
         continuation: tokens that follow in the corpus; None for a typed text.
@@ -32,6 +34,12 @@ class Prompt:
     source: dict[str, Any]
     continuation: list[int] | None = None
 
+    @property
+    def numbers(self) -> list[int]:
+        """Token numbers without marks."""
+        numbers: list[int] = without_marks(np.array(self.tokens)).tolist()
+        return numbers
+
 
 def check_prompt(options: GenerateOptions) -> None:
     """Check the options of the prompt that need no checkpoint.
@@ -39,30 +47,56 @@ def check_prompt(options: GenerateOptions) -> None:
     Raises:
         OptionError: naming the option.
     """
-    if options.prompt is None:
+    given = [name for name in ("prompt", "prompts", "prompt_file") if getattr(options, name) is not None]
+    if not given:
         require(options.context is not None, "prompt", None, "must be given, or context=N to continue N test tokens")
         require((options.context or 0) >= 1, "context", options.context, "must be an integer >= 1")
     else:
-        require(options.context is None, "context", options.context, "must not be given together with prompt")
+        allowed = f"must not be given together with {given[0]}"
+        require(len(given) == 1, given[-1], getattr(options, given[-1]), allowed)
+        require(options.context is None, "context", options.context, allowed)
         require(options.prompt != "", "prompt", "''", "must have at least one token")
+        texts = options.prompts
+        require(texts is None or (bool(texts) and all(texts)), "prompts", texts, "must have at least one token each")
     at_a_position = options.position is None or (options.context is not None and options.position >= 0)
     require(at_a_position, "position", options.position, "must be an integer >= 0, with context=N")
 
 
-def read_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
-    """Return the tokens to continue.
+def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt]:
+    """Return the tokens to continue, of one prompt or several.
 
     Raises:
-        UserError: the prompt has a symbol that is not in the vocabulary, the corpus is not usable, or the position
-            is not in it.
+        UserError: `prompt_file` cannot be read or has no prompt, a prompt has a symbol that is not in the vocabulary,
+            the corpus is not usable, or the position is not in it.
     """
     if options.prompt is not None:
-        return typed_prompt(options.prompt, trained.vocabulary)
-    return _context_prompt(options, trained)
+        return [typed_prompt(options.prompt, trained.vocabulary)]
+    if options.context is not None:
+        return [_context_prompt(options, trained)]
+    texts, option = options.prompts, "prompts"
+    if texts is None:
+        texts, option = _lines(str(options.prompt_file)), "prompt_file"
+    prompts = [typed_prompt(text, trained.vocabulary, option) for text in texts]
+    return [replace(prompt, title=f"{prompt.title}, {number}") for number, prompt in enumerate(prompts, 1)]
 
 
-def typed_prompt(text: str, vocabulary: Vocabulary) -> Prompt:
+def _lines(path: str) -> list[str]:
+    try:
+        lines = [line for line in Path(path).expanduser().read_text(encoding="utf-8").split("\n") if line]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise OptionError("prompt_file", path, f"cannot be read ({reason})") from error
+    require(bool(lines), "prompt_file", path, "must have a prompt on at least one line")
+    return lines
+
+
+def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt") -> Prompt:
     """Encode a text; words that are not in the vocabulary become `<unk>`.
+
+    Args:
+        text: the prompt.
+        vocabulary: vocabulary of the checkpoint.
+        option: option that gave it, for errors.
 
     Raises:
         OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
@@ -71,11 +105,11 @@ def typed_prompt(text: str, vocabulary: Vocabulary) -> Prompt:
     if unknown and (vocabulary.level != "word" or vocabulary.unknown < 0):
         symbols = ", ".join(map(repr, unknown[:MOST_SHOWN])) + (", …" if len(unknown) > MOST_SHOWN else "")
         allowed = f"has {symbols}, not among the {len(vocabulary)} symbols of the checkpoint's vocabulary"
-        raise OptionError("prompt", _short(text), allowed)
+        raise OptionError(option, _short(text), allowed)
     tokens = vocabulary.encode(text.encode())
     if vocabulary.level == "word" and not vocabulary.starts_sentences and not text.endswith("\n"):
         tokens = tokens[:-1]  # drop the end of line: the prompt continues its line
-    require(len(tokens) >= 1, "prompt", _short(text), "must have at least one token of the checkpoint's vocabulary")
+    require(len(tokens) >= 1, option, _short(text), "must have at least one token of the checkpoint's vocabulary")
     title = "prompt"
     if unknown:
         title += f" ({', '.join(map(repr, unknown[:MOST_SHOWN]))} read as {vocabulary.symbols[vocabulary.unknown]})"
@@ -111,7 +145,7 @@ def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
         tokens[position : position + n].tolist(),
         f"context: {n} tokens of {corpus.name} ({options.split}) from token {position:,} on",
         {"corpus": corpus.name, "sha256": corpus.checksum, "split": options.split, "position": position, "context": n},
-        tokens[position + n : position + n + options.n_tokens].tolist(),
+        without_marks(tokens[position + n : position + n + options.n_tokens]).tolist(),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import plain
+from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.context_gains import block_gains, context_gains, token_classes
@@ -240,6 +241,6 @@ def _token_classes(
     if text.content is not None and tokens.starts is not None:
         pieces = pieces_of_text(tokens, text.content, positions)
     elif text.content is None and member.trained:
-        pieces = pieces_of_symbols(member.trained.vocabulary, tokens.tokens, positions)
+        pieces = pieces_of_symbols(member.trained.vocabulary, without_marks(tokens.tokens), positions)
     further = {} if pieces is None else dict(zip(("first_piece", "later_piece"), word_pieces(pieces), strict=True))
     return token_classes(losses_CP, contexts, tokens.tokens, positions, further)

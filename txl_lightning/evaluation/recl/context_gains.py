@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txl_lightning.data.documents import without_marks
 from txl_lightning.evaluation.recl.effective_context import Array
 from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 
@@ -69,11 +70,12 @@ def token_classes(
     Args:
         losses_CP: l(c, t), in nats.
         contexts: c.
-        tokens: the text.
+        tokens: the text, its documents marked or not.
         positions: t.
         further: members of other classes, [P], by name.
     """
-    distance_P = _distances(np.asarray(tokens), positions)
+    tokens = without_marks(tokens)
+    distance_P = _distances(tokens, positions)
     counts = np.bincount(tokens)
     by_count = np.argsort(-counts, kind="stable")
     enough = int(np.searchsorted(counts[by_count].cumsum(), len(tokens) / 2)) + 1

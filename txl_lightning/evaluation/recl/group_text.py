@@ -64,10 +64,14 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
     """
     by_bytes = options.context_unit == "byte"
     if not by_bytes and all(member.trained for member in members):
-        corpus = common_corpus(members, options.data_path)
-        tokens = corpus.splits[options.split]
-        of_all = TokenizedText(tokens, None, len(tokens))
-        return GroupText(corpus.name, corpus.checksum, corpus.vocabulary.level, {m.name: of_all for m in members})
+        corpora = common_corpora(members, options.data_path)
+        tokens = [corpus.splits[options.split] for corpus in corpora]
+        of_each = {m.name: TokenizedText(own, None, len(own)) for m, own in zip(members, tokens, strict=True)}
+        return GroupText(corpora[0].name, corpora[0].checksum, corpora[0].vocabulary.level, of_each)
+    for member in members:
+        resets = member.trained is not None and member.trained.config.memory.reset == "document"
+        allowed = "has memory.reset=document, which needs context_unit=token and a group of checkpoints alone"
+        require(not resets, member.option, member.path, allowed)
     name, content = _content(members, options)
     of_member = {member.name: member.tokenize(content) for member in members}
     checksum = hashlib.sha256(content).hexdigest()
@@ -84,8 +88,10 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
     return GroupText(name, checksum, level, of_member, content=content)
 
 
-def common_corpus(members: Sequence[Member], data_path: str | None) -> Corpus:
-    """Load the corpus of all members, which are of runs, or the text `data_path`.
+def common_corpora(members: Sequence[Member], data_path: str | None) -> list[Corpus]:
+    """Load the corpus of all members, which are of runs, or the text `data_path`: the same tokens for each member.
+
+    For a member with `memory.reset=document` the first token of every document is marked.
 
     Raises:
         UserError: a corpus cannot be loaded, or the members have different corpora or vocabularies.
@@ -100,7 +106,7 @@ def common_corpus(members: Sequence[Member], data_path: str | None) -> Corpus:
         if corpus.vocabulary != first.vocabulary:
             allowed = f"was trained with another vocabulary than {members[0].path}"
             raise OptionError("checkpoints", member.path, allowed)
-    return first
+    return corpora
 
 
 def _content(members: Sequence[Member], options: ReclOptions) -> tuple[str, bytes]:

@@ -74,9 +74,7 @@ class WindowReader:
         if not isinstance(self.model, TransformerXL):
             return self.model.score(tokens_BT, targets_BT, None)[0][:, places]
         # A large vocabulary makes the softmax expensive: it gets no other targets.
-        hidden_BCD = self.model(tokens_BT)[0][:, places]
-        nll_BC: Tensor = self.model.softmax(hidden_BCD, targets_BT[:, places], self.model.embedding)
-        return nll_BC
+        return self.model.losses(self.model(tokens_BT)[0][:, places], targets_BT[:, places])
 
 
 def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:

@@ -90,9 +90,11 @@ def make_schemes(
         cached         segments with L keys and values as memory
 
     Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
-    does not change the times.
+    does not change the times, and are never reset.
     """
-    lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, "memory_start": "zeros"}
+    start = {"memory_start": "zeros", "memory_reset": "never"}
+    lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
+    vanilla = vanilla.with_lengths(memory_reset="never")
     segmented: Mapping[str, LanguageModel] = {
         "hidden": model.with_lengths(**lengths),
         "cached": CachedTransformerXL(model, **lengths),

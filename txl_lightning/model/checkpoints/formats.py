@@ -204,6 +204,11 @@ def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: F
 
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
+    if model.config.memory_reset != "never":
+        raise CheckpointError(
+            f"memory_reset={model.config.memory_reset}: other code never resets a memory; "
+            "convert model.with_lengths(memory_reset='never') if that is what you want"
+        )
     state = model.state_dict()
     weights: dict[str, Tensor] = {}
     for entry in weight_mapping(model.config, family):

@@ -37,4 +37,4 @@ class CompressiveMemory(Memory):
     def from_state_dict(cls, state: dict[str, Any]) -> CompressiveMemory:
         """Rebuild a memory from `state_dict`."""
         filled, first_column, n_compressed = (int(state[name]) for name in ("filled", "first_column", "n_compressed"))
-        return cls(state["states"], filled, first_column, n_compressed)
+        return cls(state["states"], filled, first_column, n_compressed=n_compressed)

@@ -97,7 +97,9 @@ class Compressor(nn.Module):
             loss = torch.stack(terms).sum()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = self._filled(memory, appended, n_ordinary - evicted, config.compressed_len)
-        return CompressiveMemory(torch.stack(states), filled, memory.first_column, n_compressed, loss)
+        return CompressiveMemory(
+            torch.stack(states), filled, memory.first_column, n_compressed=n_compressed, compression_loss=loss
+        )
 
     def _filled(self, memory: CompressiveMemory, appended: int, n_ordinary: int, compressed_len: int) -> int:
         """Return the number of written slots; a memory of fixed length begins with slots that were not written."""

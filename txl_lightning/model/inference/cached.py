@@ -25,7 +25,7 @@ from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.inference.key_value_memory import KeyValueMemory
 from txl_lightning.model.inference.weights_snapshot import WeightsSnapshot
 from txl_lightning.model.layers import TransformerXLLayer
-from txl_lightning.model.positions import attention_mask
+from txl_lightning.model.positions import attention_mask, first_of_documents, hide_other_documents, without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 
 CPU_SCORES_AT_ONCE = 1 << 21
@@ -93,7 +93,10 @@ class CachedTransformerXL:
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
         N, P, H, E = kv_NPHE.shape
         buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
-        return KeyValueMemory(buffer.contiguous(), batch_size, made_by=self, filled=length)
+        memory = KeyValueMemory(buffer.contiguous(), batch_size, made_by=self, filled=length)
+        if self.config.memory_reset == "document":
+            memory.in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=buffer.device)
+        return memory
 
     def __call__(
         self, tokens_BT: Int[Tensor, "B T"], memory: KeyValueMemory | None = None, n_last: int | None = None
@@ -120,17 +123,25 @@ class CachedTransformerXL:
             raise ValueError("the memory was made by another CachedTransformerXL")
         memory = memory.spend()
         memory.make_room(T)
+        first_BT = None
+        if memory.in_document_B is not None:
+            first_BT = first_of_documents(tokens_BT, memory.filled, memory.in_document_B)
+            tokens_BT = without_marks(tokens_BT)
         hidden_BTD = model.encoding.embed(model.embedding(tokens_BT), config.clamp_len)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
+        if first_BT is not None:
+            mask_TK = hide_other_documents(mask_TK, first_BT)
         for n, layer in enumerate(self._layers()):
             input_BTD = model.encoding.layer_input(n, hidden_BTD)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
             before_BTD = layer.attention_norm(before_BTD) if layer.pre_norm else before_BTD
-            attend = partial(_attend_cached, layer.attention, n, memory, positions[n], mask_TK[T - Q :], before_BTD)
+            attend = partial(
+                _attend_cached, layer.attention, n, memory, positions[n], mask_TK[..., T - Q :, :], before_BTD
+            )
             hidden_BTD = layer.forward_with(attend, queries_BTD)
-        memory.advance(T, config.mem_len, config.ext_len)
+        memory.advance(T, config.mem_len, config.ext_len, first_BT)
         return model.final_norm(hidden_BTD), memory
 
     def score(
@@ -148,7 +159,7 @@ class CachedTransformerXL:
         if T_targets > T:
             raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
         hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets)
-        return self.model.softmax(hidden_BTD, targets_BT, self.model.embedding), memory
+        return self.model.losses(hidden_BTD, targets_BT), memory
 
     def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
@@ -227,7 +238,7 @@ def _attend_cached(
         positions = positions._replace(rotation_2SE=None)
     blocks = []
     for queries, n_keys in _query_blocks(mask_TK):
-        seen, of_block = _nearest(positions, n_keys + 1), mask_TK[queries, :n_keys]
+        seen, of_block = _nearest(positions, n_keys + 1), mask_TK[..., queries, :n_keys]
         groups = [
             attention.attend_eager(
                 None if q_HBTE is None else q_HBTE[heads, :, queries],
@@ -235,7 +246,7 @@ def _attend_cached(
                 LayerPositions(*(None if x is None else x[heads] for x in seen)),
                 of_block,
             )
-            for heads in _head_groups(kv_PHBKE, T=len(of_block))
+            for heads in _head_groups(kv_PHBKE, T=of_block.shape[-2])
         ]
         blocks.append(_joined(groups, dim=0))
     return attention.combine_heads(_joined(blocks, dim=2))
@@ -247,7 +258,7 @@ def _query_blocks(mask_TK: Tensor) -> Iterator[tuple[slice, int]]:
     Later keys are hidden from the whole block. On CPU their scores cost more than the additional calls, unless most
     keys are memory.
     """
-    T, K = mask_TK.shape
+    T, K = mask_TK.shape[-2:]
     n = QUERIES_AT_ONCE if mask_TK.device.type == "cpu" and K < 4 * T else max(1, T)
     for first in range(0, T, n):
         stop = min(first + n, T)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,8 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MIN_TEMPERATURE = 1e-6
+EMPTY_PROMPT = "must have at least one token"
+Seed: TypeAlias = int | torch.Generator
 
 
 @runtime_checkable
@@ -32,16 +34,17 @@ class GenerativeModel(Protocol):
 
 def generate(
     model: GenerativeModel,
-    prompt_BT: Int[Tensor, "B T"],
+    prompt_BT: Int[Tensor, "B T"] | Sequence[Int[Tensor, " _T"]],
     n_tokens: int,
     *,
     top_k: int | None = 40,
     top_p: float = 1.0,
     temperature: float = 1.0,
-    seed: int | torch.Generator = 0,
+    seed: Seed | Sequence[Seed] = 0,
     segment_len: int = 128,
+    document_start: int | None = None,
 ) -> Iterator[Int[Tensor, " B"]]:
-    """Continue B prompts of one length; yield one token per prompt as soon as it is drawn.
+    """Continue B prompts; yield one token per prompt as soon as it is drawn.
 
         for token_B in generate(model, prompt_BT, 500): ...
 
@@ -52,22 +55,30 @@ def generate(
     token the position of a segment's end. A TransformerXL is run with cached keys and values,
     where `can_cache` allows it.
 
+    Prompts of equal length are one batch of the model, each other length is another. So a prompt gets the tokens that
+    it gets alone, if it is given a seed of its own.
+
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
-        prompt_BT: at least one token, on the model's device; the drawn tokens are there too.
+        prompt_BT: at least one token each, on the model's device; the drawn tokens are there too. Prompts of different
+            lengths are a list of B tensors.
         n_tokens: number of tokens to draw.
         top_k: draw from this many of the likeliest tokens; None for all.
         top_p: draw from the fewest of the likeliest tokens whose probabilities add up to this (nucleus
             sampling, Holtzman et al. 2020); applied after `top_k`. 1 for all.
         temperature: below 1 favours the likelier tokens, above 1 flattens the distribution.
-        seed: seed of the draws, which are made on CPU for every device; or a CPU generator.
+        seed: seed of all draws, which are made on CPU for every device, or a CPU generator; or a list of these, one for
+            each prompt.
         segment_len: tokens of the prompt that are read at once.
+        document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
+            `memory_reset=document`. Without it all that is drawn belongs to the last document of the prompt.
 
     Raises:
-        OptionError: an option is not allowed, the prompt is empty, or the model has no memory (`mem_len=0`).
+        OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`).
         RuntimeError: the model is in training mode.
     """
-    require(prompt_BT.numel() > 0, "prompt", prompt_BT.tolist(), "must have at least one token")
+    require(all(len(prompt) for prompt in prompt_BT), "prompt", [len(prompt) for prompt in prompt_BT], EMPTY_PROMPT)
+    require(len(prompt_BT) > 0, "prompt", "[]", EMPTY_PROMPT)
     require(n_tokens >= 0, "n_tokens", n_tokens, "must be an integer >= 0")
     require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
     check_sampling(top_k, top_p, temperature)
@@ -78,34 +89,73 @@ def generate(
         require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)
     if getattr(model, "training", False):
         raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
-    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    return _draw(model, prompt_BT.split(segment_len, dim=1), n_tokens, (top_k, top_p, temperature), generator)
+    seeds = seed if isinstance(seed, Sequence) else [seed]
+    allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
+    require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
+    generators = [s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds]
+    groups = [_Group(model, *group, segment_len, document_start) for group in _by_length(prompt_BT)]
+    return _draw(groups, n_tokens, (top_k, top_p, temperature), generators)
 
 
 def generate_all(
-    model: GenerativeModel, prompt_BT: Int[Tensor, "B T"], n_tokens: int, **options: Any
+    model: GenerativeModel,
+    prompt_BT: Int[Tensor, "B T"] | Sequence[Int[Tensor, " _T"]],
+    n_tokens: int,
+    **options: Any,
 ) -> Int[Tensor, "B n_tokens"]:
     """Return all drawn tokens at once; arguments and errors are those of `generate`."""
     tokens = [token_B[:, None] for token_B in generate(model, prompt_BT, n_tokens, **options)]
-    return torch.cat([prompt_BT[:, :0], *tokens], dim=1)
+    return torch.cat([prompt_BT[0].new_empty(len(prompt_BT), 0), *tokens], dim=1)
+
+
+class _Group:
+    """Prompts of one length, which the model reads as a batch; their memory.
+
+    Args:
+        model: model.
+        rows: their places among all prompts.
+        prompt_GT: their tokens.
+        segment_len, document_start: as for `generate`.
+    """
+
+    def __init__(
+        self, model: GenerativeModel, rows: list[int], prompt_GT: Tensor, segment_len: int, document_start: int | None
+    ) -> None:
+        self.model, self.rows, self.document_start = model, rows, document_start
+        self.segments: Sequence[Tensor] = prompt_GT.split(segment_len, dim=1)
+        self.memory: Any = None
+
+    def read(self) -> Float[Tensor, "G V"]:
+        """Read the segments that are left and return the log-probabilities of the next tokens."""
+        for tokens_GT in self.segments:
+            if self.document_start is not None:
+                tokens_GT = torch.where(tokens_GT == self.document_start, ~tokens_GT, tokens_GT)
+            hidden_GTD, self.memory = self.model(tokens_GT, self.memory)
+        return self.model.log_probabilities(hidden_GTD[:, -1:])[:, 0]
+
+
+def _by_length(prompts: Tensor | Sequence[Tensor]) -> list[tuple[list[int], Tensor]]:
+    """Return the prompts of each length, with their places among all."""
+    if isinstance(prompts, Tensor):
+        return [(list(range(len(prompts))), prompts)]
+    lengths = [len(prompt) for prompt in prompts]
+    rows = [[row for row, length in enumerate(lengths) if length == one] for one in dict.fromkeys(lengths)]
+    return [(of_length, torch.stack([prompts[row] for row in of_length])) for of_length in rows]
 
 
 def _draw(
-    model: GenerativeModel,
-    segments: tuple[Tensor, ...],
-    n_tokens: int,
-    sampling: tuple[int | None, float, float],
-    generator: torch.Generator,
+    groups: list[_Group], n_tokens: int, sampling: tuple[int | None, float, float], generators: list[torch.Generator]
 ) -> Iterator[Tensor]:
-    memory = None
+    rows = [row for group in groups for row in group.rows]
+    places_B = sorted(range(len(rows)), key=rows.__getitem__)
     for _ in range(n_tokens):
         with torch.no_grad():  # ends before the yield, or the caller would have no gradients either
-            for tokens_BT in segments:
-                hidden_BTD, memory = model(tokens_BT, memory)
-            log_probabilities_BV = model.log_probabilities(hidden_BTD[:, -1:])[:, 0]
-            token_B = _sample(log_probabilities_BV, *sampling, generator=generator)
+            found = [group.read() for group in groups]
+            log_probabilities_BV = found[0] if len(found) == 1 else torch.cat(found)[places_B]
+            token_B = _sample(log_probabilities_BV, *sampling, generators=generators)
         yield token_B
-        segments = (token_B[:, None],)
+        for group in groups:
+            group.segments = [token_B[group.rows, None] if len(groups) > 1 else token_B[:, None]]
 
 
 def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
@@ -144,9 +194,10 @@ def _sample(
     top_k: int | None,
     top_p: float,
     temperature: float,
-    generator: torch.Generator,
+    generators: list[torch.Generator],
 ) -> Int[Tensor, " B"]:
-    """Draw one of the candidates for every stream."""
+    """Draw one of the candidates for every stream, with one generator for all or one for each."""
     probabilities_Bk, tokens_Bk = candidates(log_probabilities_BV, top_k, top_p, temperature)
-    place_B1 = torch.multinomial(probabilities_Bk.cpu(), 1, generator=generator).to(tokens_Bk.device)
-    return tokens_Bk.gather(1, place_B1)[:, 0]
+    parts = probabilities_Bk.cpu().chunk(len(generators))
+    drawn = [torch.multinomial(part, 1, generator=own) for part, own in zip(parts, generators, strict=True)]
+    return tokens_Bk.gather(1, torch.cat(drawn).to(tokens_Bk.device))[:, 0]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from txl_lightning.model.positions import states_of_document
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
 REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
@@ -33,6 +35,7 @@ class KeyValueMemory:
         made_by: object whose memory this is.
         begin: first place of the window.
         filled: number of states that it holds.
+        in_document_B: how many of them belong to each stream's present document (see `Memory`).
     """
 
     buffer_NPXCE: Tensor | None
@@ -40,6 +43,7 @@ class KeyValueMemory:
     made_by: object
     begin: int = 0
     filled: int = 0
+    in_document_B: Int[Tensor, " B"] | None = None
 
     def spend(self) -> KeyValueMemory:
         """Move the buffer to a new memory; this one cannot be used again.
@@ -90,9 +94,12 @@ class KeyValueMemory:
         window[:, :, :, self.filled :] = kv_PHBTE
         return window
 
-    def advance(self, T: int, mem_len: int, ext_len: int) -> None:
+    def advance(self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None) -> None:
         """Add the T written tokens but the last `ext_len` to the memory, and keep its last `mem_len` tokens."""
-        end = self.filled + max(0, T - ext_len)
+        appended = max(0, T - ext_len)
+        if first_BT is not None and self.in_document_B is not None:
+            self.in_document_B = states_of_document(first_BT, self.filled, appended, mem_len, self.in_document_B)
+        end = self.filled + appended
         self.filled = min(mem_len, end)
         self.begin += end - self.filled
 

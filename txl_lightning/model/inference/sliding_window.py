@@ -27,7 +27,8 @@ class SlidingWindow:
         model: model whose weights are used, in evaluation mode; its memory and extended context are not used.
         attention_len: L, tokens of a window, the one before the prediction included.
         fused: use torch's scaled_dot_product_attention, which never holds all scores: the same function,
-            faster. Only for encodings whose score has term (a) alone, unrotated, such as `absolute` and `al_rfou`.
+            faster. Only for encodings whose score has term (a) alone, unrotated, such as `absolute` and `al_rfou`, and
+            without resets.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
@@ -37,6 +38,8 @@ class SlidingWindow:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
         has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
+        resets = model.config.memory_reset == "document"
+        require(not (fused and resets), "fused", fused, "is not possible with memory_reset=document")
         self.model = model.with_lengths(mem_len=0, ext_len=0)
         self.attention_len, self.fused = attention_len, fused
 
@@ -71,7 +74,7 @@ class SlidingWindow:
         nll = []
         for token_BT, target_B1 in zip((first, *others), targets_BT.split(1, dim=1), strict=True):
             hidden_B1D, seen_BL = self(token_BT, seen_BL)
-            nll.append(self.model.softmax(hidden_B1D, target_B1, self.model.embedding))
+            nll.append(self.model.losses(hidden_B1D, target_B1))
         assert seen_BL is not None
         return torch.cat(nll, dim=1), seen_BL
 

@@ -31,9 +31,22 @@ def check_kernel(kernel: str, option: str = "attention") -> None:
     require(installed, option, kernel, "needs the package triton: pip install triton")
 
 
-def kernel_on(device: torch.device, kernel: str) -> str:
-    """Return the kernel itself, or for `auto` the fastest that was measured on this type of device."""
-    return FASTEST.get(device.type, "eager") if kernel == "auto" else kernel
+def kernel_on(device: torch.device, kernel: str, by_stream: bool = False) -> str:
+    """Return the kernel itself, or for `auto` the fastest that was measured on this type of device.
+
+    Args:
+        device: device of the keys.
+        kernel: eager, flex, triton or auto.
+        by_stream: whether every stream has a mask of its own, which only eager has.
+
+    Raises:
+        OptionError: a fused kernel is asked for with a mask for every stream.
+    """
+    if kernel == "auto":
+        return "eager" if by_stream else FASTEST.get(device.type, "eager")
+    allowed = "has one mask for all streams; memory_reset=document needs eager"
+    require(kernel == "eager" or not by_stream, "attention", kernel, allowed)
+    return kernel
 
 
 def attend_fused(

@@ -193,5 +193,5 @@ def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
         Config(**{f.name: getattr(options, f.name) for f in fields(Config)}),
         model=TransformerXLModelConfig(name="converted", **{**sizes, "cutoffs": list(architecture.cutoffs)}),
         encoding=EncodingConfig(architecture.encoding, architecture.table_len),
-        memory=MemoryConfig(mem_len=architecture.mem_len, start=architecture.memory_start),
+        memory=MemoryConfig(architecture.mem_len, architecture.memory_start, architecture.memory_reset),
     )

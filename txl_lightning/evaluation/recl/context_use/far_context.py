@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txl_lightning.data.documents import mark, without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.language_models.byte_losses import byte_spans
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
@@ -115,7 +116,8 @@ def altered_windows(
             else:
                 start = _elsewhere(len(tokens), near - begin, begin, stop, generator)
                 far = tokens[start : start + near - begin]
-        parts += [far, tokens[near:stop]]
+        # Documents of a marked text begin where they began.
+        parts += [mark(without_marks(far), tokens[begin:near] < 0), tokens[near:stop]]
     sizes = stops - begins
     return np.concatenate(parts), np.cumsum(sizes) - sizes
 

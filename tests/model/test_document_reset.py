@@ -1,0 +1,204 @@
+"""With `memory_reset=document` no token sees anything before its document, in any stream, segment or memory."""
+
+import io
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning import Memory, TransformerXL
+from txl_lightning.errors import OptionError
+from txl_lightning.model import CachedTransformerXL
+from txl_lightning.model.inference.sliding_window import SlidingWindow
+
+EXACT = {"rtol": 0, "atol": 1e-9}
+B, T, L = 3, 4, 18
+
+ENCODINGS = {
+    "relative": {},
+    "shaw": {"encoding": "shaw", "table_len": 8},
+    "absolute": {"encoding": "absolute"},
+    "al_rfou": {"encoding": "al_rfou", "table_len": 6},
+}
+LENGTHS: list[dict[str, Any]] = [
+    {"mem_len": 0},
+    {"mem_len": 3},
+    {"mem_len": 9},
+    {"mem_len": 5, "same_length": True, "pre_norm": True},
+    {"mem_len": 5, "ext_len": 2, "clamp_len": 3},
+    {"mem_len": 4, "ext_len": 6},
+]
+
+
+def documents_model(**options: Any) -> TransformerXL:
+    return tiny_model(memory_reset="document", **options)
+
+
+def marked(stream: Tensor, starts: list[list[int]]) -> Tensor:
+    """Mark the tokens at these places of each stream as first tokens of documents."""
+    stream = stream.clone()
+    for row, places in zip(stream, starts, strict=True):
+        row[places] = ~row[places]
+    return stream
+
+
+def scored(model: Any, stream: Tensor, start: int = 0, memory: Any = None) -> tuple[Tensor, Any]:
+    """Losses after the tokens from `start` on, in segments that end at multiples of T, and the last memory."""
+    cuts, losses = [start, *(cut for cut in range(T, L, T) if cut > start), L - 1], []
+    for first, stop in pairwise(cuts):
+        tokens = stream[:, max(start, first - model.config.ext_len) : stop]
+        nll, memory = model.score(tokens, stream[:, first + 1 : stop + 1], memory)
+        losses.append(nll)
+    return torch.cat(losses, dim=1), memory
+
+
+def documents_of(starts: list[int]) -> list[tuple[int, int]]:
+    """First token of each document, and the place after its last query."""
+    return [(a, b) for a, b in pairwise([*sorted({0, *starts}), L - 1]) if a < b]
+
+
+places = st.lists(st.lists(st.integers(0, L - 1), unique=True, max_size=6), min_size=B, max_size=B)
+some_cases = pytest.mark.parametrize(
+    "starts",
+    [
+        [[0, T], [T - 1], [T, 2 * T - 1, 2 * T]],  # at the first and the last token of a segment
+        [[1, 2, 3], [5, 6], [17]],  # several in a segment; the very last token
+        [[2], [], [16]],  # documents longer than the memory
+    ],
+    ids=["at the ends of segments", "several in a segment", "long documents"],
+)
+
+
+@settings(max_examples=20)
+@given(starts=places, encoding=st.sampled_from(list(ENCODINGS)), lengths=st.sampled_from(LENGTHS), cached=st.booleans())
+def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, lengths, cached):
+    model, stream = documents_model(**{**ENCODINGS[encoding], **lengths}), random_stream(B, L)
+    plain = model.with_lengths(memory_reset="never")
+    with torch.no_grad():
+        together, _ = scored(CachedTransformerXL(model) if cached else model, marked(stream, starts))
+        for row in range(B):
+            for first, stop in documents_of(starts[row]):
+                # Later text is left in place: absolute positions count from the end of a segment.
+                alone, _ = scored(plain, stream[row : row + 1], first)
+                torch.testing.assert_close(together[row, first:stop], alone[0, : stop - first], **EXACT)
+
+
+@some_cases
+@pytest.mark.parametrize("options", [*LENGTHS, *({"mem_len": 5, **e} for e in ENCODINGS.values())], ids=str)
+@pytest.mark.parametrize("mode", ["train", "evaluate", "cached"])
+def test_text_before_a_document_does_not_change_a_bit(starts, options, mode):
+    model = documents_model(**options, dropout=0.1 if mode == "train" else 0.0)
+    model.train(mode == "train").float()
+    scorer = CachedTransformerXL(model) if mode == "cached" else model
+    stream = random_stream(B, L)
+    firsts, other = [max(row, default=0) for row in starts], stream.clone()
+    for row, first in enumerate(firsts):
+        other[row, :first] = (other[row, :first] + 1) % model.config.vocab_size
+    with torch.set_grad_enabled(mode == "train"):
+        torch.manual_seed(0)
+        one, _ = scored(scorer, marked(stream, starts))
+        torch.manual_seed(0)
+        two, _ = scored(scorer, marked(other, starts))
+    for row, first in enumerate(firsts):
+        assert torch.equal(one[row, first:], two[row, first:])
+        assert first == 0 or not torch.equal(one[row, :first], two[row, :first])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
+    """Fused attention reads keys in blocks of some hundreds."""
+    model, stream = documents_model(n_layer=1, mem_len=1500).float(), random_stream(1, 1601)
+    other = stream.clone()
+    other[:, :1300] = (other[:, :1300] + 1) % model.config.vocab_size
+    losses = []
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        for text in (stream, other):
+            tokens = marked(text, [[1300]])
+            _, memory = model.score(tokens[:, :1280], tokens[:, 1:1281])
+            losses.append(model.score(tokens[:, 1280:-1], tokens[:, 1281:], memory)[0])
+    assert torch.equal(losses[0][:, 20:], losses[1][:, 20:])
+    assert not torch.equal(losses[0], losses[1])
+
+
+def test_without_a_reset_the_text_before_counts():
+    model, stream, starts = documents_model(mem_len=9), random_stream(1, L), [[6]]
+    with_reset, _ = scored(model, marked(stream, starts))
+    without, _ = scored(model, stream)
+    torch.testing.assert_close(with_reset[:, :6], without[:, :6], rtol=0, atol=0)
+    assert ((with_reset - without).abs() > 1e-6)[:, 6:].all()
+
+
+@given(starts=places)
+@settings(max_examples=20)
+def test_a_static_memory_computes_what_a_growing_one_does(starts):
+    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), starts)
+    growing_nll, growing = scored(model, stream)
+    static_nll, static = scored(model, stream, memory=model.start_memory(B, static=True))
+    torch.testing.assert_close(static_nll, growing_nll, **EXACT)
+    assert static.in_document_B.tolist() == growing.in_document_B.tolist()
+
+
+def test_the_memory_counts_the_states_of_the_present_document():
+    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), [[2], [L - 2], []])
+    _, memory = scored(model, stream)
+    assert memory.in_document_B.tolist() == [6, 1, 6]
+    cached = CachedTransformerXL(model)
+    with torch.no_grad():
+        _, of_cached = scored(cached, stream)
+    assert of_cached.in_document_B.tolist() == [6, 1, 6]
+
+
+def test_columns_of_a_memory_are_reset_on_their_own_and_kept_in_checkpoints():
+    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), [[3], [9, 15], []])
+    whole_nll, whole = scored(model, stream)
+    parts = [scored(model, stream[first:stop]) for first, stop in ((0, 1), (1, 3))]
+    torch.testing.assert_close(torch.cat([nll for nll, _ in parts]), whole_nll, **EXACT)
+    front, back = whole.columns(0, 1), whole.columns(1, 3)
+    joined = Memory.join([back, front]).to("cpu")
+    file = io.BytesIO()
+    torch.save(joined.state_dict(), file)
+    file.seek(0)
+    loaded = Memory.from_state_dict(torch.load(file))
+    assert torch.equal(loaded.states, whole.states)
+    assert loaded.in_document_B.tolist() == whole.in_document_B.tolist()
+
+
+def test_a_memory_of_an_unmarked_stream_is_one_document():
+    model, stream = tiny_model(mem_len=30), random_stream(B, L)
+    _, memory = scored(model, stream)
+    assert memory.in_document_B is None
+    assert "in_document_B" not in memory.state_dict()
+    resetting = model.with_lengths(memory_reset="document")
+    torch.testing.assert_close(scored(resetting, stream, memory=memory)[0], scored(model, stream, memory=memory)[0])
+
+
+def test_a_sliding_window_ends_at_the_start_of_its_document():
+    model, stream = documents_model(mem_len=0), marked(random_stream(1, L), [[7]])
+    with torch.no_grad():
+        nll, _ = SlidingWindow(model, 5).score(stream[:, :-1], stream[:, 1:])
+        for i in range(L - 1):
+            first = max(0, i - 4, 7 if i >= 7 else 0)
+            alone, _ = model.score(stream[:, first : i + 1], stream[:, i + 1 : i + 2])
+            torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
+
+
+def test_what_resets_cannot_be_combined_with():
+    config = documents_model().config
+    object.__setattr__(config, "memory_reset", "x")  # in tests, the constructor itself refuses a wrong Literal
+    with pytest.raises(OptionError, match="memory_reset=x: must be never or document"):
+        config.__post_init__()
+    with pytest.raises(OptionError, match="memory_start=zeros: must be empty with memory_reset=document"):
+        documents_model(memory_start="zeros")
+    with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
+        SlidingWindow(documents_model(encoding="absolute"), 4, fused=True)
+    model = documents_model()
+    model.use_attention("flex")
+    with pytest.raises(OptionError, match=r"attention=flex: has one mask .*; memory_reset=document needs eager"):
+        model(random_stream(1, 3))
+    model.use_attention("auto")
+    model(random_stream(1, 3))

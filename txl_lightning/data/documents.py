@@ -1,0 +1,59 @@
+"""Documents of a text: where they begin, and the mark of the token that begins one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_lightning.data.reading import Part, read
+from txl_lightning.errors import OptionError
+
+Pattern = re.Pattern[bytes]
+
+
+def start_pattern(document_start: str | None) -> Pattern | None:
+    """Compile the regular expression `data.document_start`; `^` and `$` are the ends of lines.
+
+    Raises:
+        OptionError: it is not a regular expression.
+    """
+    try:
+        return None if document_start is None else re.compile(document_start.encode(), re.MULTILINE)
+    except re.error as error:
+        raise OptionError("data.document_start", document_start, f"must be a regular expression ({error})") from error
+
+
+def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[Iterable[bytes]]:
+    """Yield the text of every document in chunks.
+
+    A document begins with every part, and with every line in which a match of the pattern begins. With a pattern each
+    file is held in memory at once.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    for part in parts:
+        if pattern is None:
+            yield read([part])
+        else:
+            text = b"".join(read([part]))
+            starts = {0, *(text.rfind(b"\n", 0, match.start()) + 1 for match in pattern.finditer(text))}
+            yield from ([text[start:stop]] for start, stop in pairwise([*sorted(starts), len(text)]))
+
+
+def mark(tokens: np.ndarray, places: Any) -> NDArray[np.int32]:
+    """Return the tokens with those at `places` as -1 - token, which tells the model that a document begins there."""
+    marked = tokens.astype(np.int32)
+    marked[places] = ~marked[places]
+    return marked
+
+
+def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
+    """Return the token numbers of tokens of which some are marked."""
+    plain = tokens.astype(np.int64)
+    return np.maximum(plain, ~plain)
