@@ -86,6 +86,13 @@ def test_bad_input_found_after_the_libraries_are_imported_ends_with_the_same_sta
     assert seconds < 15
 
 
+def test_an_experiment_of_another_command_is_refused(tmp_path: Path) -> None:
+    for command, name in (("train", "published/enwik8_large"), ("evaluate", "paper/enwik8_large")):
+        done = run_txl(command, f"experiment={name}", directory=tmp_path)
+        expected = f"experiment={name}: published/… is for txl evaluate, the other experiments for txl train"
+        assert done == (2, "", f"txl {command}: {expected}\n")
+
+
 def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(OptionError, match=r"memory\.mem_len=-1"):

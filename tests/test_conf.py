@@ -52,9 +52,11 @@ def test_a_typo_is_an_error(override: str) -> None:
     assert isinstance(caught.value, ConfigCompositionException) or "memory/sometimes" in str(caught.value)
 
 
-EXPERIMENTS = sorted(
+ALL_EXPERIMENTS = sorted(
     path.relative_to(CONF / "experiment").with_suffix("").as_posix() for path in CONF.glob("experiment/**/*.yaml")
 )
+PUBLISHED = [name for name in ALL_EXPERIMENTS if name.startswith("published/")]
+EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in PUBLISHED]
 WIKITEXT, BYTES = 267_735, 205
 
 
@@ -68,6 +70,17 @@ def parameters(vocab_size: int, *overrides: str) -> int:
 def test_every_experiment_composes_gives_a_model_and_says_what_it_is(name: str) -> None:
     assert parameters(800_000, f"experiment={name}") > 0
     assert_says_what_it_is(CONF / "experiment" / f"{name}.yaml")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_model_is_evaluated_at_the_lengths_of_its_experiment(name: str) -> None:
+    assert_says_what_it_is(CONF / "experiment" / f"{name}.yaml")
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        given = compose("evaluate", overrides=[f"experiment={name}", "checkpoint=a.ckpt"])
+    assert (given.splits, given.batch_size) == (["test"], 16)
+    paper = composed(f"experiment={name.replace('published', 'paper')}").evaluation
+    lengths = ("segment_len", "mem_len", "same_length", "clamp_len")
+    assert [given[length] for length in lengths] == [getattr(paper, length) for length in lengths]
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("profile/*.yaml")), ids=lambda path: path.stem)

@@ -63,7 +63,7 @@ ROWS = (
         package="txl_lightning.runs.convert",
         options="ConvertOptions",
         usage="convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
-        summary="convert checkpoints between the formats original, huggingface and txl",
+        summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
         directory="none",
     ),
 )

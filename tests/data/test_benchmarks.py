@@ -213,6 +213,22 @@ def test_lm1b_from_its_shards_streams_sentences(root: Path, monkeypatch: pytest.
         StreamsDataModule(replace(data, batch_size=200, segment_len=2), evaluation(batch_size=2, segment_len=5))
 
 
+def test_sentences_of_lm1b_can_be_marked_at_both_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PUBLISHED, "lm1b", Published(6))
+    write(root, lm1b_files(99))
+    corpus = load(root, "lm1b", "word", sentence_marks="both")
+    assert corpus.name == "lm1b, valid = test = heldout-00000, <S> at both ends"
+    one_shard = [0, 2, 3, 0, 0, 2, 4, 5, 0]  # <S> the cat <S> <S> the dog sat <S>
+    assert corpus.splits["train"].tolist() == one_shard * 99
+    assert corpus.sentences["train"].tolist() == sorted([*range(0, 99 * 9, 9), *range(4, 99 * 9, 9)])
+    data = {"name": "lm1b", "level": "word", "root": str(root), "cache_dir": str(root.parent / "cache")}
+    for marks, expected in (("start", [0, 1, 4, 5, 0, 2]), ("both", [0, 1, 4, 5, 0, 0])):
+        given = load_corpus(DataConfig(**data, sentence_marks=marks), corpus.vocabulary)
+        assert given.splits["valid"][:6].tolist() == expected
+    with pytest.raises(OptionError, match="sentence_marks=none: must be start or both"):
+        load(root, "lm1b", "word", sentence_marks="none")
+
+
 def evaluation(**options: int):
     from txl_lightning.config.schemas import EvaluationConfig
 

@@ -31,6 +31,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "chunks": ("trainer.column_chunks=2",),
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
+    "compressive": ("memory=compressive", "memory.rate=2"),
 }
 
 

@@ -53,6 +53,9 @@ def one_line(error: BaseException, schema: type) -> str:
         return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{missing[1]}: must be given ({missing[1]}=…)"
+    wrong = re.search(r"In 'experiment/([^']+)': (?:ConfigKeyError|Could not override)", text)
+    if wrong and wrong[1].startswith("published/") != (schema.__name__ == "EvaluateOptions"):
+        return f"experiment={wrong[1]}: published/… is for txl evaluate, the other experiments for txl train"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
         return f"{typed}: no such option{suggestion(unknown[1], schema)}"

@@ -5,8 +5,6 @@ Hydra's own help composes its configuration again for every group, which takes s
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import hydra
 from omegaconf import OmegaConf, open_dict
 
@@ -27,11 +25,15 @@ def options_help(command: Command, overrides: list[str]) -> str:
         del config["hydra"]
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
     if groups:
-        choices = [f"  {group}: {', '.join(_choices(CONF / group))}" for group in sorted(groups)]
+        choices = [f"  {group}: {', '.join(_choices(group, command.name))}" for group in sorted(groups)]
         lines += ["groups, as group=choice:", *choices, ""]
     options = "options, as group.key=value or key=value; ??? must be given:"
     return "\n".join([*lines, options, "", OmegaConf.to_yaml(config)])
 
 
-def _choices(group: Path) -> list[str]:
-    return sorted(path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml"))
+def _choices(group: str, command: str) -> list[str]:
+    """Return the names of a group's files; experiments in `published/` are for `txl evaluate`, others for training."""
+    folder = CONF / group
+    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    of_evaluation = command == "evaluate"
+    return [name for name in names if group != "experiment" or name.startswith("published/") == of_evaluation]

@@ -24,7 +24,12 @@ def table_len(config: Config) -> int | None:
     if config.encoding.table_len is not None or table is None:
         return config.encoding.table_len
     positions = config.data.segment_len + extended_context(config)
-    return positions + config.memory.mem_len if table == "distances" else positions
+    return positions + memory_slots(config) if table == "distances" else positions
+
+
+def memory_slots(config: Config) -> int:
+    """Return the states per layer of training's memory: mem_len, and compressed_len of a compressed memory."""
+    return config.memory.mem_len + config.memory.compressed_len
 
 
 def extended_context(config: Config) -> int:
@@ -55,13 +60,13 @@ def position_limit(config: Config) -> int | None:
 def evaluation_lengths(config: Config) -> dict[str, Any]:
     """Return the lengths of validation and test for `with_lengths`; null ones get defaults (paper's train.py).
 
-    Empty for a recurrent model, which has no lengths.
+    Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone.
 
     Raises:
-        OptionError: a recurrent model is given a length, or segment_len + ext_len exceeds `position_limit`.
+        OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
-        for name in ("mem_len", "ext_len", "same_length", "clamp_len"):
+        for name in ("mem_len", "compressed_len", "ext_len", "same_length", "clamp_len"):
             value = getattr(config.evaluation, name)
             require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
@@ -79,6 +84,11 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
         raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
     lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
+    compressed = evaluation.compressed_len
+    if config.memory.compression is not None:
+        lengths["compressed_len"] = config.memory.compressed_len if compressed is None else compressed
+    else:
+        require(compressed is None, "evaluation.compressed_len", compressed, "must be null without memory=compressive")
     for name in ("same_length", "clamp_len"):
         value = getattr(evaluation, name)
         lengths[name] = getattr(config.model, name) if value is None else value
@@ -88,11 +98,12 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
 def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
-    With `same_length` and a memory every query sees `mem_len` keys: mem_len - 1.
+    With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
+    memory). Compressed states count as one position each.
     """
     if config.memory.mem_len and getattr(config.model, "same_length", False):
-        return config.memory.mem_len - 1
-    return config.memory.mem_len + extended_context(config) + config.data.segment_len - 1
+        return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
+    return memory_slots(config) + extended_context(config) + config.data.segment_len - 1
 
 
 def trained_clamp(config: Config) -> int | None:
@@ -115,9 +126,12 @@ def trained_clamp(config: Config) -> int | None:
 
 def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
-    if lengths["mem_len"] and lengths["same_length"]:
-        return int(lengths["mem_len"]) - 1
-    return int(lengths["mem_len"] + lengths["ext_len"] + config.evaluation.segment_len) - 1
+    memory = int(lengths["mem_len"])
+    if memory:
+        memory += lengths.get("compressed_len", 0)
+    if memory and lengths["same_length"]:
+        return memory - 1 + getattr(config.model, "extra_key", False)
+    return memory - 1 + int(lengths["ext_len"]) + config.evaluation.segment_len
 
 
 def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class TransformerXLModelConfig(ModelConfig):
     qk_norm: bool = False
     terms: str = "abcd"
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
 
@@ -78,11 +79,19 @@ class MemoryConfig:
     """Group `memory`: length of the memory in training (0 for no recurrence) and its start.
 
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+
+    The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
+    `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
+    `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
     """
 
     mem_len: int = MISSING
     start: str = "empty"
     segments: int | None = None
+    compressed_len: int = 0
+    rate: int = 4
+    compression: str | None = None
+    compression_loss: str = "reconstruction"
 
 
 @dataclass
@@ -91,7 +100,8 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`); `seed` orders the sentences of lm1b.
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does.
     """
 
     name: str = MISSING
@@ -99,6 +109,7 @@ class DataConfig:
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
+    sentence_marks: str = "start"
     seed: int = 1
     path: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
@@ -112,13 +123,15 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the
-    final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
+    without recurrence). `compressed_len` null means training's, for `memory=compressive`; `ext_len`, `clamp_len` and
+    `same_length` null mean the model's own. `max_segments` limits the final evaluation (null: the whole split);
+    `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
+    compressed_len: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None

@@ -10,13 +10,28 @@ from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
+TRAINED_COMPRESSIONS = ("conv", "dilated")
+COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
+
+LENGTHS = frozenset(  # fields that may differ between training and evaluation on the same weights
+    {
+        "mem_len",
+        "compressed_len",
+        "same_length",
+        "extra_key",
+        "clamp_len",
+        "ext_len",
+        "memory_start",
+        "interpolation",
+    }
+)
 
 
 @dataclass(frozen=True)
 class TransformerXLConfig:
     """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
 
-    The fields up to `tie_projections` fix the parameters. The others may differ between training and
+    The fields up to `compression_loss` fix the parameters. The others may differ between training and
     evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are the paper's enwik8 base
     model.
 
@@ -44,9 +59,16 @@ class TransformerXLConfig:
         div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
         tie_projections: clusters whose softmax shares the projection of the embedding (`all_but_first` as on
             WikiText-103, `none` as on One Billion Word, or `all`).
+        compression: function that compresses states that fall out of the memory (`model.compression`); None for
+            an ordinary memory.
+        compression_rate: states that become one compressed state.
+        compression_loss: what trains the compressor: reconstruction of attention or of states, or `none`.
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
-        same_length: every query attends to the nearest `mem_len` keys, itself among them, so that all
+        compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
+        same_length: every query attends to the nearest `memory_slots` keys, itself among them, so that all
             tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
+            without memory (the TensorFlow code's mask).
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
         ext_len: length of the extended context: the last tokens of each segment are fed again before the
             next one, and so do not enter the memory.
@@ -79,9 +101,14 @@ class TransformerXLConfig:
     cutoffs: tuple[int, ...] = ()
     div_val: int = 1
     tie_projections: TieProjections = "all_but_first"
+    compression: str | None = None
+    compression_rate: int = 4
+    compression_loss: str = "reconstruction"
 
     mem_len: int = 512
+    compressed_len: int = 0
     same_length: bool = False
+    extra_key: bool = False
     clamp_len: int = -1
     ext_len: int = 0
     memory_start: MemoryStart = "empty"
@@ -114,6 +141,17 @@ class TransformerXLConfig:
         require(self.table_len is None or self.table_len >= 1, "table_len", self.table_len, "must be an integer >= 1")
         self._check_rotation()
         check_clusters(self)
+        _check_compression(self)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether there is a compressed memory: neither length may be 0."""
+        return self.compression is not None and self.mem_len > 0 and self.compressed_len > 0
+
+    @property
+    def memory_slots(self) -> int:
+        """States of a full memory, compressed ones included: `mem_len` + `compressed_len`."""
+        return self.mem_len + (self.compressed_len if self.compresses else 0)
 
     def _check_rotation(self) -> None:
         rotates, by = self.kind.rotates, f"encoding={self.encoding}"
@@ -130,6 +168,11 @@ class TransformerXLConfig:
     def kind(self) -> EncodingKind:
         """Properties of the encoding."""
         return KINDS[self.encoding]
+
+    @property
+    def attention_len(self) -> int | None:
+        """Number of keys that every query sees with `same_length`, itself included; None for no such limit."""
+        return (self.memory_slots + self.extra_key or None) if self.same_length else None
 
     @property
     def active_terms(self) -> str:
@@ -171,3 +214,30 @@ def check_clusters(config: Any) -> None:
     require(
         config.tie_projections in ties, "tie_projections", config.tie_projections, f"must be one of {', '.join(ties)}"
     )
+
+
+def _check_compression(config: TransformerXLConfig) -> None:
+    name, rate, length, loss = (
+        config.compression,
+        config.compression_rate,
+        config.compressed_len,
+        config.compression_loss,
+    )
+    if name is None:
+        require(length == 0, "compressed_len", length, "must be 0 without a compression (memory=compressive has one)")
+        return
+    require(name in COMPRESSIONS, "compression", name, f"must be one of {', '.join(COMPRESSIONS)}")
+    require(rate >= 1, "compression_rate", rate, "must be an integer >= 1")
+    require(length >= 0, "compressed_len", length, "must be an integer >= 0")
+    losses = ("reconstruction", "autoencoding", "none")
+    require(loss in losses, "compression_loss", loss, f"must be one of {', '.join(losses)}")
+    trained, names = name in TRAINED_COMPRESSIONS, " or ".join(TRAINED_COMPRESSIONS)
+    require(loss != "none" or not trained, "compression_loss", loss, f"would leave compression={name} untrained")
+    untrained = f"is for compression={names}: {name} has nothing to train"
+    require(loss != "autoencoding" or trained, "compression_loss", loss, untrained)
+    distances = f"needs an encoding of distances; encoding={config.encoding} counts positions within a segment"
+    require(not config.kind.absolute, "compression", name, distances)
+    content = f"compares attention by content, term (a), which terms={config.terms} lack"
+    require(loss != "reconstruction" or "a" in config.active_terms, "compression_loss", loss, content)
+    allowed = f"must be 0 or at least compression_rate={rate}"
+    require(not config.compresses or config.mem_len >= rate, "mem_len", config.mem_len, allowed)

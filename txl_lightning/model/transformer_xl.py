@@ -11,7 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.compression.compressor import Compressor, key_usage
+from txl_lightning.model.config import LENGTHS, TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS
@@ -46,6 +48,8 @@ class TransformerXL(nn.Module):
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         initialize(self, config.init_std)
         self.encoding.initialize()
+        # Last, so that all other parameters are drawn as without it.
+        self.compressor = None if config.compression is None else Compressor(config)
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """Return a view on the same weights with other lengths; this model keeps its own.
@@ -53,13 +57,13 @@ class TransformerXL(nn.Module):
         Everything else is shared, training mode and device included.
 
         Args:
-            lengths: any of `mem_len`, `same_length`, `clamp_len`, `ext_len`, `memory_start` and `interpolation`.
+            lengths: any of `LENGTHS`.
 
         Raises:
             OptionError: a length is not allowed.
             TypeError: a name is none of these.
         """
-        unknown = set(lengths) - {"mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "interpolation"}
+        unknown = set(lengths) - LENGTHS
         if unknown:
             raise TypeError(f"with_lengths() got {sorted(unknown)}, which would change the weights")
         view = copy.copy(self)
@@ -85,16 +89,19 @@ class TransformerXL(nn.Module):
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
 
-        It is empty, or `mem_len` attended zeros if `config.memory_start` is `zeros`.
+        It is empty, or full of attended zeros if `config.memory_start` is `zeros`.
 
         Args:
             batch_size: B.
             static: give an empty memory the shape of a full one, none of it filled, so that shapes never change.
         """
-        zeros = self.config.memory_start == "zeros"
-        length = self.config.mem_len if zeros or static else 0
-        shape = (self.config.n_layer, batch_size, length, self.config.d_model)
-        return Memory(self.embedding.tables[0].new_zeros(shape), filled=length if zeros else 0)
+        config, zeros = self.config, self.config.memory_start == "zeros"
+        length = config.memory_slots if zeros or static else 0
+        states = self.embedding.tables[0].new_zeros(config.n_layer, batch_size, length, config.d_model)
+        filled = length if zeros else 0
+        if config.compresses:
+            return CompressiveMemory(states, filled, n_compressed=max(0, length - config.mem_len))
+        return Memory(states, filled)
 
     def forward(
         self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None, n_last: int | None = None
@@ -109,22 +116,24 @@ class TransformerXL(nn.Module):
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
 
         Raises:
-            ValueError: the memory is of another number of streams.
+            ValueError: the memory is of another number of streams, or of another kind.
         """
-        config = self.config
+        config, compressor = self.config, self.compressor if self.config.compresses else None
         B, T = tokens_BT.shape
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
+        if isinstance(memory, CompressiveMemory) != config.compresses:
+            raise ValueError(f"{type(memory).__name__} given to a model with compressed_len={config.compressed_len}")
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         M = memory.length
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
-        attention_len = config.mem_len if config.same_length and config.mem_len else None
-        mask_TK = attention_mask(T, M, memory.filled, attention_len, hidden_BTD)
-        visible = VisibleKeys(mask_TK, M - memory.filled, attention_len)
+        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
+        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
 
         inputs: list[Tensor] = []
+        usage: list[Tensor] = []
         for n, layer in enumerate(self.layers):
             inputs.append(self.encoding.layer_input(n, hidden_BTD))
             states_BMD, queries_BTD = memory.states[n], inputs[n]
@@ -134,7 +143,13 @@ class TransformerXL(nn.Module):
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
                 visible = visible._replace(mask_TK=mask_TK[T - n_last :])
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
-        return self.dropout(hidden_BTD), memory.update(inputs, config.mem_len, config.ext_len)
+            if compressor is not None and compressor.needs_usage:
+                usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
+        hidden_BTD = self.dropout(hidden_BTD)
+        if compressor is None:
+            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len)
+        assert isinstance(memory, CompressiveMemory)
+        return hidden_BTD, compressor.next_memory(memory, inputs, self.layers, usage, config)
 
     def score(
         self,

@@ -29,7 +29,7 @@ def checkpoint_corpus(
     if data_path is not None:
         return _encoded_text(trained, data_path)
     try:
-        corpus = load_corpus(trained.config.data)
+        corpus = load_corpus(trained.config.data, trained.vocabulary if trained.vocabulary_given else None)
     except UserError as error:
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:

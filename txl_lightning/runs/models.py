@@ -9,6 +9,7 @@ from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require
 from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.compression.compressive_memory import CompressiveMemory
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -19,6 +20,10 @@ State: TypeAlias = Memory | RecurrentState
 OPTION_OF_FIELD = {
     "mem_len": "memory.mem_len",
     "memory_start": "memory.start",
+    "compressed_len": "memory.compressed_len",
+    "compression": "memory.compression",
+    "compression_rate": "memory.rate",
+    "compression_loss": "memory.compression_loss",
     "encoding": "encoding",
     "table_len": "encoding.table_len",
     "interpolation": "encoding.interpolation",
@@ -38,11 +43,17 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
         if isinstance(config.model, RecurrentModelConfig):
             mem_len, allowed = config.memory.mem_len, f"must be > 0: {config.model.name} always carries its state"
             require(mem_len > 0, "mem_len", mem_len, allowed)
+            no_states = f"is for a Transformer-XL: {config.model.name} has no states to compress"
+            require(config.memory.compression is None, "compression", config.memory.compression, no_states)
             return RecurrentConfig(**sizes)
         return TransformerXLConfig(
             encoding=config.encoding.name,
             table_len=table_len(config),
+            compression=config.memory.compression,
+            compression_rate=config.memory.rate,
+            compression_loss=config.memory.compression_loss,
             mem_len=config.memory.mem_len,
+            compressed_len=config.memory.compressed_len,
             memory_start=config.memory.start,  # type: ignore[arg-type]
             interpolation=config.encoding.interpolation,
             **sizes,
@@ -64,4 +75,6 @@ def make_model(config: Config, vocab_size: int) -> Model:
 
 def state_from_dict(state: dict) -> State:
     """Restore the memory of a Transformer-XL or the state of a recurrent model from its `state_dict`."""
+    if "n_compressed" in state:
+        return CompressiveMemory.from_state_dict(state)
     return (Memory if "states" in state else RecurrentState).from_state_dict(state)

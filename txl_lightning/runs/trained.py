@@ -24,12 +24,14 @@ class TrainedModel:
         config: config of the run.
         vocabulary: vocabulary of its corpus.
         step: optimizer steps trained.
+        vocabulary_given: whether the vocabulary is not the corpus' own, so that the text is encoded with it.
     """
 
     model: Model
     config: Config
     vocabulary: Vocabulary
     step: int
+    vocabulary_given: bool = False
 
 
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, Any]:
@@ -73,7 +75,8 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
     except OptionError as error:  # a custom encoding that is not registered
         raise OptionError(option, path, str(error)) from error
     model.load_state_dict(model_weights(contents))
-    return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]))
+    given = bool(record.get("vocabulary_given", False))
+    return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]), given)
 
 
 def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:

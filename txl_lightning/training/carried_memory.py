@@ -81,6 +81,12 @@ def join_columns(memories: Sequence[State]) -> State:
     return memories[0] if len(memories) == 1 else type(memories[0]).join(memories)  # type: ignore[arg-type]
 
 
+def take_loss(memory: Any) -> tuple[Any, Tensor | None]:
+    """Return the memory without its compression loss, and that loss; None for memories without one."""
+    loss = getattr(memory, "compression_loss", None)
+    return memory if loss is None else replace(memory, compression_loss=None), loss
+
+
 def alike(before: State | None, after: State | None) -> bool:
     """Return whether two memories differ in the values of their states at most."""
     if before is None or after is None:

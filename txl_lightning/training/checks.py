@@ -11,6 +11,7 @@ from txl_lightning.config.schemas import Config, TransformerXLModelConfig, check
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.model.config import LENGTHS
 from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
@@ -18,7 +19,8 @@ from txl_lightning.training.optimization import check_optimizer
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
-    *("mem_len", "same_length", "clamp_len", "ext_len", "memory_start", "interpolation", "vocab_size"),
+    *LENGTHS,
+    "vocab_size",
 }
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
@@ -52,6 +54,7 @@ def check_config(config: Config) -> None:
         value = getattr(trainer, option)
         require(value >= 1, f"trainer.{option}", value, "must be an integer >= 1")
     _check_attention(config)
+    _check_compression(config)
     n_gpus = torch.cuda.device_count()
     require(
         trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
@@ -88,6 +91,17 @@ def check_config(config: Config) -> None:
     }.items():
         require(value is None or value >= 1, option, value, "must be an integer >= 1")
     check_logger(config.logger, ("wandb", "csv", "none"))
+
+
+def _check_compression(config: Config) -> None:
+    memory, segment_len = config.memory, config.data.segment_len
+    if memory.compression is None:
+        return
+    for option in ("mem_len", "compressed_len"):
+        value = getattr(memory, option)
+        require(value >= 1, f"memory.{option}", value, "must be an integer >= 1 with memory=compressive")
+    allowed = f"must divide data.segment_len={segment_len} and memory.mem_len={memory.mem_len}"
+    require(segment_len % memory.rate == memory.mem_len % memory.rate == 0, "memory.rate", memory.rate, allowed)
 
 
 def _check_attention(config: Config) -> None:

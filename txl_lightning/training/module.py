@@ -14,7 +14,7 @@ from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
-from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns
+from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns, take_loss
 from txl_lightning.training.optimization import make_optimizer
 
 
@@ -45,6 +45,7 @@ class LanguageModelModule(L.LightningModule):
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
         loss: mean training loss of this rank's columns in the last step, in nats.
+        compression_loss: of this rank's columns in the last step; None without a compressed memory.
         gradient_norm: global norm before clipping in the last step.
         step_skipped: whether the last step was skipped because the loss or the gradient was not finite; a tensor on
             the device of the model, since reading it makes the CPU wait for a GPU.
@@ -76,6 +77,7 @@ class LanguageModelModule(L.LightningModule):
         self.static_memory = compile
         self.score: Any = torch.compile(model.score) if compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
+        self.compression_loss: Tensor | None = None
         self.step_skipped = torch.tensor(False)
         self._memory_before: State | None = None
         self.metrics: dict[str, float] = {}
@@ -89,24 +91,33 @@ class LanguageModelModule(L.LightningModule):
     def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
         """Return the loss of the last chunk of columns; backward of the earlier ones is done here.
 
-        Each chunk's loss is its mean over tokens divided by the number of chunks.
+        Each chunk's loss is its mean over tokens divided by the number of chunks. The compression loss is added: its
+        gradient is that of the compressor alone, where the loss of the tokens has none.
         """
         memory: Any = self.training_memory.load_for(batch)
         if memory is None and self.static_memory:
             memory = self.model.start_memory(batch.tokens.shape[0], static=True)
         self._memory_before = memory
         losses: list[Tensor] = []
+        compression_losses: list[Tensor] = []
         memories: list[State] = []
+        total: Tensor | None = None
         for first, chunk, chunk_memory in column_chunks(batch, memory, self.column_chunks):
-            if losses:
-                self.trainer.strategy.backward(losses[-1], None)
-                losses[-1] = losses[-1].detach()
+            if total is not None:
+                self.trainer.strategy.backward(total, None)
             nll_BT, chunk_memory = self.score(chunk.tokens, chunk.targets, chunk_memory)
-            losses.append((last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks)
+            total = (last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks
+            losses.append(total.detach())
+            chunk_memory, compression_loss = take_loss(chunk_memory)
+            if compression_loss is not None:
+                compression_losses.append(compression_loss.detach() / self.column_chunks)
+                total = total + compression_loss / self.column_chunks
             memories.append(replace(chunk_memory, first_column=first))
         self.training_memory.store_after(batch, join_columns(memories))
-        self.loss = torch.stack([loss.detach() for loss in losses]).sum() if len(losses) > 1 else losses[0].detach()
-        return losses[-1]
+        self.loss = torch.stack(losses).sum()
+        self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
+        assert total is not None
+        return total
 
     @property
     def skips_on_device(self) -> bool:
@@ -114,7 +125,7 @@ class LanguageModelModule(L.LightningModule):
         return self.fused and self.device.type != "cpu"
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clip by global norm; skip the step if it is not finite.
+        """Clip by global norm, a compressor by a norm of its own; skip the step if a norm is not finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
         rank is not. A skipped step leaves weights, the optimiser's state and memory unchanged. With a gradient scaler
@@ -127,8 +138,12 @@ class LanguageModelModule(L.LightningModule):
         if self.ranks.world_size > 1 and self.device.type == "cuda":
             self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
         limit = self.optimizer_config.clip_norm or float("inf")
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit)
+        compressor: Any = getattr(self.model, "compressor", None)
+        apart = set() if compressor is None else set(compressor.parameters())
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_((p for p in self.parameters() if p not in apart), limit)
         self.step_skipped = ~torch.isfinite(self.gradient_norm)
+        if apart:
+            self.step_skipped |= ~torch.isfinite(torch.nn.utils.clip_grad_norm_(compressor.parameters(), limit))
         memory = self.training_memory
         before, self._memory_before = self._memory_before, None  # frees a large tensor
         found_inf = None

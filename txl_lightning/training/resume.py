@@ -29,10 +29,11 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
         _report(ranks, *messages, f"resume=auto: {none}{choice}")
     contents = None if path is None else read_checkpoint(path, option="resume")
     if contents is not None and lacks_memory(config, contents):
+        n_tokens = config.memory.mem_len + config.memory.compressed_len * config.memory.rate
         _report(
             ranks,
             f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
-            f"{config.memory.mem_len} tokens of every stream, and the run will differ from an uninterrupted one",
+            f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one",
         )
     return path, contents
 

@@ -104,9 +104,12 @@ def lm1b(config: DataConfig) -> Source:
 
     The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times
     in the training shards (the rule that made that file). `data.prefix` allows some of the training shards, or held-out
-    shards only (cut into splits); the corpus' name says which.
+    shards only (cut into splits); the corpus' name says which. `data.sentence_marks=both` has `<S>` at the ends of
+    sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two tokens.
     """
     level_of(config, ("word",))
+    marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
+    require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
     folder = Folder(config, ("lm1b", "one-billion-words"))
     if config.prefix:
         parts, name = _some_of_lm1b(folder)
@@ -118,7 +121,9 @@ def lm1b(config: DataConfig) -> Source:
     published = PUBLISHED["lm1b"] if vocabulary or not config.prefix else None
     if parts["valid"] == parts["test"]:
         name += ", valid = test = heldout-00000"
-    return Source(name, parts, counting.words_of_sentences, vocabulary, published, CUTOFFS["lm1b"])
+    if closed := marks == "both":
+        name += ", <S> at both ends"
+    return Source(name, parts, counting.words_of_sentences, vocabulary, published, CUTOFFS["lm1b"], closed)
 
 
 def wikipedia_2015(config: DataConfig) -> Source:

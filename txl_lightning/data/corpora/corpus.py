@@ -76,7 +76,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
     checksum = _checksum(source, directory / "fingerprints")
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
-        key = cache_key(checksum, "given vocabulary", vocabulary)
+        key = cache_key(checksum, f"given vocabulary{source.marks}", vocabulary)
     try:
         arrays, description = cached(directory, key, partial(_prepare, source, vocabulary))
     except UserError as error:
@@ -131,7 +131,7 @@ def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str
     counts: dict[str, int] = {}
     for split in SPLITS:
         encoder = vocabulary if given is None else vocabulary.of_known_characters()
-        counts[split] = _write_tokens(encoder, read(parts[split]), folder, split)
+        counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -141,7 +141,7 @@ def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str
     return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
 
 
-def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str) -> int:
+def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str, closed: bool) -> int:
     """Write the tokens of a split and, for lm1b, the positions of its sentences; return the number of tokens."""
     with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
         if not vocabulary.starts_sentences:
@@ -150,6 +150,10 @@ def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path,
         else:
             with ArrayWriter(folder / f"{split}.sentences.npy", np.dtype(np.int64)) as sentences:
                 for chunk in vocabulary.encode_chunks(chunks):
-                    sentences.append(tokens.length + np.flatnonzero(chunk == vocabulary.numbers[SENTENCE]))
+                    starts = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
+                    if closed:  # <S> at the ends too: before every start but the first, and after the last token
+                        chunk = np.insert(chunk, [*starts[1:], len(chunk)][: len(starts)], vocabulary.numbers[SENTENCE])
+                        starts = starts + np.arange(len(starts))
+                    sentences.append(tokens.length + starts)
                     tokens.append(chunk)
         return tokens.length

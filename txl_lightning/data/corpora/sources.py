@@ -46,6 +46,7 @@ class Source:
         vocabulary_file: file that lists the vocabulary, and the function that reads it; replaces `vocabulary`.
         published: sizes that the encoded tokens must have.
         cutoffs: usual cut-offs of the adaptive softmax.
+        closed_sentences: whether `<S>` stands at both ends of a sentence (lm1b).
     """
 
     name: str
@@ -54,11 +55,18 @@ class Source:
     vocabulary_file: tuple[Part, Callable[[Part], Vocabulary]] | None = None
     published: Published | None = None
     cutoffs: tuple[int, ...] = ()
+    closed_sentences: bool = False
 
     @property
     def recipe(self) -> str:
         """Name of the preparation, for the cache: tokens depend on it and on the bytes."""
-        return f"{self.vocabulary.__name__} {self.vocabulary_file[1].__name__ if self.vocabulary_file else ''}"
+        listed = self.vocabulary_file[1].__name__ if self.vocabulary_file else ""
+        return f"{self.vocabulary.__name__} {listed}{self.marks}"
+
+    @property
+    def marks(self) -> str:
+        """Part of the cache's key: empty for the usual marks of sentences."""
+        return " closed sentences" if self.closed_sentences else ""
 
 
 def by_split(parts: Iterable[Part]) -> Parts:

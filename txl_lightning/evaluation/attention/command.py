@@ -48,6 +48,8 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         raise OptionError(
             "checkpoint", options.checkpoint, f"must be of a Transformer-XL; {config.model.name} has no attention"
         )
+    compressed = f"compresses its memory ({model.config.compression}); maps are of distances in tokens"
+    require(model.config.compression is None, "checkpoint", options.checkpoint, compressed)
     heads = None if options.heads is None else [_head_numbers(head, model) for head in options.heads]
     lengths = _set_lengths(options, config)
     model = model.with_lengths(**lengths).to(device)

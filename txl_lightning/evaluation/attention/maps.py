@@ -62,13 +62,13 @@ class AttentionMaps:
 def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
     """Return L: attention is averaged over the queries that see all distances 0, …, L - 1.
 
-    With `same_length` every query after the first tokens sees M keys, its own included: L = M. Otherwise a query
-    sees M keys and those of its segment: L = M + 1. Without memory a query sees only its segment, and L is
-    half a segment: the queries of the second half are averaged.
+    With `same_length` every query after the first tokens sees M keys, its own included: L = M (with `extra_key`
+    M + 1). Otherwise a query sees M keys and those of its segment: L = M + 1. Without memory a query sees only its
+    segment, and L is half a segment: the queries of the second half are averaged.
     """
     if config.mem_len == 0:
         return (segment_len + 1) // 2
-    return config.mem_len if config.same_length else config.mem_len + 1
+    return config.attention_len or config.mem_len + 1
 
 
 @torch.no_grad()

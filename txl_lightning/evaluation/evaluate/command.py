@@ -5,7 +5,7 @@
     checkpoint, step, protocol
     corpus              name, sha256, level
     evaluation          memory:  mem_len, ext_len, same_length, clamp_len (none for a recurrent model), segment_len,
-                                 batch_size, max_segments, cached
+                                 batch_size, max_segments, cached; compressed_len of a compressed memory
                         sliding: window (as far as the model sees), stride, clamp_len, batch_size (1), max_segments
                         both:    interpolation (of an encoding that rotates), precision
     float32_difference  nll: mean loss in this precision minus that in float32, on the first tokens of split;
@@ -71,7 +71,7 @@ from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
-ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "ext_len", "same_length")
+ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 ONLY_SLIDING = ("window", "stride")
 
 
@@ -221,7 +221,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
     evaluation = replace(trained.config.evaluation, **chosen)
-    clamped = not {"segment_len", "mem_len", "ext_len"}.isdisjoint(chosen)
+    clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
     return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 
 

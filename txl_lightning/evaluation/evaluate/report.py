@@ -123,13 +123,15 @@ def _notes(results: dict[str, Any], sweep: dict[str, Any]) -> list[str]:
     """Explain the varied option and the columns."""
     same_length = "the same for all tokens (same_length)" if sweep["same_length"] else "at least (same_length=false)"
     init = sweep["init"]["evaluation"]
-    names = ("segment_len", "mem_len", "ext_len", "window", "stride")
+    names = ("segment_len", "mem_len", "compressed_len", "ext_len", "window", "stride")
     lengths = ", ".join(f"{name} {init[name]}" for name in names if name in init)
     lines = [
         LENGTH_OPTIONS[sweep["knob"]].format(same_length=same_length),
         f"Init: lengths of training ({lengths}). Attention length: the shortest at most {sweep['tolerance']:g} "
         f"{sweep['unit']} above the best. Streams start {results['streams_start']}.",
     ]
+    if "compressed_len" in init:
+        lines.append("Of the memory, mem_len is at most that of training; the rest is compressed_len.")
     clamps = {row["evaluation"]["clamp_len"] for row in sweep["lengths"]} - {init["clamp_len"]}
     if clamps:
         farthest = ", ".join(map(str, sorted(clamps)))

@@ -21,7 +21,7 @@ from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read
 from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
 from txl_lightning.files import write_json, write_text
-from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -111,7 +111,11 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     require(
         lengths["mem_len"] >= 1, "mem_len", lengths["mem_len"], "must be given: the run was evaluated without memory"
     )
-    return CachedTransformerXL(model, **lengths), f"memory of {lengths['mem_len']:,} tokens"
+    words = f"memory of {lengths['mem_len']:,} tokens"
+    if can_cache(model):
+        return CachedTransformerXL(model, **lengths), words
+    compressed = f"{lengths['compressed_len']:,} states of {config.memory.rate} tokens each"
+    return model.with_lengths(**lengths), f"{words} and {compressed}"
 
 
 def _write_samples(

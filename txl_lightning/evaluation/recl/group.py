@@ -54,6 +54,10 @@ class Member:
         if isinstance(config.model, RecurrentModelConfig):
             return config.model.name
         memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
+        if config.memory.compression is not None:
+            memory += (
+                f" and {config.memory.compressed_len} compressed {config.memory.rate}:1 ({config.memory.compression})"
+            )
         return f"{config.model.name}, {config.encoding.name}, {memory}"
 
     @property

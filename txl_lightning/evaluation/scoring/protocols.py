@@ -14,6 +14,7 @@ from txl_lightning.config.lengths import (
     extended_context,
     farthest_distance,
     longest_trained_distance,
+    memory_slots,
     position_limit,
     protocol_word,
     trained_clamp,
@@ -26,7 +27,7 @@ from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.evaluation.scoring.sliding import sliding_losses, visible_window
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses, token_losses
 from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
-from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast
 from txl_lightning.runs.models import Model
@@ -149,7 +150,7 @@ class ScoringProtocol(ABC):
         """
         config = self.trained.config
         has_memory = isinstance(config.model, TransformerXLModelConfig)
-        return config.data.segment_len + extended_context(config) + (config.memory.mem_len if has_memory else 0)
+        return config.data.segment_len + extended_context(config) + (memory_slots(config) if has_memory else 0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,8 @@ class StateReuse(ScoringProtocol):
     The attention length A is set by
 
         mem_len = A with same_length      models trained with memory: every query attends to A keys
-                                          (`same_length=false`: to A + 1 … A + segment_len)
+                                          (`same_length=false`: to A + 1 … A + segment_len); of a compressed
+                                          memory mem_len stays that of training: compressed_len = A - mem_len
         ext_len = A - S                   models trained without memory: segments of S = max(1, A // 4) tokens after
                                           their extended context, a window recomputed for every segment; every
                                           query attends to A - S + 1 … A keys, also at the lengths of training
@@ -199,10 +201,13 @@ class StateReuse(ScoringProtocol):
 
     def with_memory(self, length: int) -> StateReuse:
         """Return a copy with a memory of A states; a model that was trained without one can have it as well."""
-        given = self.evaluation
+        given, memory = self.evaluation, self.trained.config.memory
         same_length = True if given.same_length is None else given.same_length
-        ext_len = given.ext_len if self.trained.config.memory.mem_len else 0
+        ext_len = given.ext_len if memory.mem_len else 0
         evaluation = replace(given, mem_len=length, ext_len=ext_len, same_length=same_length)
+        if memory.compression is not None:
+            ordinary = min(length, memory.mem_len)
+            evaluation = replace(evaluation, mem_len=ordinary, compressed_len=length - ordinary)
         return replace(self, evaluation=evaluation, clamped=True)
 
     def _with_window(self, length: int) -> StateReuse:
@@ -224,7 +229,7 @@ class StateReuse(ScoringProtocol):
             return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len), interpolation=None)
         lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
         evaluation = _with_segment_len(self.evaluation, config.data.segment_len)
-        evaluation = replace(evaluation, mem_len=config.memory.mem_len, **lengths)
+        evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, **lengths)
         return replace(self, evaluation=evaluation, clamped=False, interpolation=None)
 
     def score(self, split: str) -> TokenLosses:
@@ -240,7 +245,7 @@ class StateReuse(ScoringProtocol):
         """Return the model at these lengths."""
         model: Any = self.interpolated
         lengths = self._lengths()
-        if self.cached and isinstance(model, TransformerXL):
+        if self.cached and can_cache(model):
             return CachedTransformerXL(model, **lengths)
         return model.with_lengths(**lengths)
 
@@ -254,7 +259,7 @@ class StateReuse(ScoringProtocol):
 
     def lengths(self) -> dict[str, Any]:
         names = ("segment_len", "batch_size", "max_segments")
-        cached = self.cached and isinstance(self.trained.model, TransformerXL)
+        cached = self.cached and can_cache(self.trained.model)
         lengths = self._lengths()
         others = {name: getattr(self.evaluation, name) for name in names}
         return {"protocol": protocol_word(lengths), **lengths, **others, "cached": cached}
@@ -268,6 +273,8 @@ class StateReuse(ScoringProtocol):
     def description(self) -> str:
         lengths = self._lengths()
         memory = f"memory {lengths['mem_len']}, " if lengths else ""
+        if "compressed_len" in lengths:
+            memory += f"compressed memory {lengths['compressed_len']} at {self.trained.config.memory.rate}:1, "
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""
         segments = f"segments of {self.evaluation.segment_len}, {self.evaluation.batch_size} streams"
         return f"{memory}{extended}{segments} {self.streams_start}"
@@ -319,7 +326,8 @@ class SlidingWindowProtocol(ScoringProtocol):
         clamp_len = config.evaluation.clamp_len if self.clamp_len is None else self.clamp_len
         if clamp_len is None and self.clamped and self.farthest_distance > longest_trained_distance(config):
             clamp_len = trained_clamp(config)
-        return window_reader(self.interpolated, position_limit(config), clamp_len)
+        trained_len = position_limit(config) or config.data.segment_len + extended_context(config)
+        return window_reader(self.interpolated, trained_len, clamp_len)
 
     def sizes(self) -> tuple[int, int]:
         """Return the window, L, as far as the model can see, and the stride, S.

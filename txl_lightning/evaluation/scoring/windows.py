@@ -20,6 +20,7 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
 LONG_WINDOW = 1_024
+UNLIMITED = 2**31
 
 Array = NDArray[np.float64]
 
@@ -90,25 +91,32 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
     between them. Encodings of distances have no limit: sinusoids exist for any distance, and a trained table
     repeats its farthest row (Table 8 has both beyond their trained lengths).
 
+    A model with a compressed memory reads segments of its training's length: with an unlimited memory in one segment
+    nothing would be compressed. `mem_len` is that of training, and all tokens before it are compressed.
+
     One pass is exact for encodings of distances, recurrent models and every other causal language model. Absolute
-    positions count from the end of a window, so each context needs windows of its own.
+    positions count from the end of a window, and segments too, so each context needs windows of its own.
 
     Args:
         model: any language model. Only `score` is used of a model that is not a TransformerXL.
-        trained_len: tokens of a training segment with its extended context; needed for absolute positions.
+        trained_len: tokens of a training segment with its extended context; needed for absolute positions and for
+            a compressed memory.
         clamp_len: larger distances share one position; None for the model's own.
 
     Raises:
-        OptionError: absolute positions without `trained_len`, or `clamp_len` is not allowed.
+        OptionError: absolute positions or a compressed memory without `trained_len`, or `clamp_len` is not allowed.
     """
     if not isinstance(model, TransformerXL):
         return WindowReader(model, one_pass=True)
     clamp_len = model.config.clamp_len if clamp_len is None else clamp_len
     plain = {"same_length": False, "ext_len": 0, "memory_start": "empty", "clamp_len": clamp_len}
-    if not model.config.kind.absolute:
+    if not model.config.kind.absolute and not model.config.compresses:
         return WindowReader(model.with_lengths(mem_len=0, **plain), one_pass=True)
     if trained_len is None:
-        raise OptionError("trained_len", None, f"must be given for encoding={model.config.encoding}")
+        needed = f"encoding={model.config.encoding} and compression={model.config.compression}"
+        raise OptionError("trained_len", None, f"must be given for {needed}")
+    if model.config.compresses:
+        return WindowReader(model.with_lengths(compressed_len=UNLIMITED, **plain), segment_len=trained_len)
     if model.config.mem_len:
         return WindowReader(model.with_lengths(**plain), segment_len=trained_len)
     return WindowReader(model.with_lengths(**plain), limit=trained_len)

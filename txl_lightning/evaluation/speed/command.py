@@ -22,6 +22,7 @@ from txl_lightning.evaluation.speed.report import write_report
 from txl_lightning.evaluation.speed.schemes import RATIOS, TimedScheme, make_schemes, random_text, vanilla_of
 from txl_lightning.files import write_json
 from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.trained import load_trained
@@ -165,6 +166,8 @@ def _checkpoint_subjects(options: SpeedOptions) -> list[Subject]:
         kind = model.config.encoding if isinstance(model, TransformerXL) else trained.config.model.name
         allowed = f"is {kind}; must be a Transformer-XL whose encoding is of distances, which can reuse states"
         raise OptionError("checkpoint", options.checkpoint, allowed)
+    compressed = f"compresses its memory ({model.config.compression}); Table 9 is of keys and values that can be cached"
+    require(can_cache(model), "checkpoint", options.checkpoint, compressed)
     level = "word" if trained.vocabulary.level == "word" else "char"
     return [Subject(level, model, vanilla_of(model, options.vanilla_n_layer))]
 

@@ -1,7 +1,8 @@
-"""Conversion from and to the checkpoints of two other implementations of Transformer-XL.
+"""Conversion from and to the checkpoints of other implementations of Transformer-XL.
 
     original      the paper's PyTorch code, `MemTransformerLM`, with each of its four `attn_type`
     Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
+    TensorFlow    the paper's TensorFlow code, of the published models; read only
 
 `weight_mapping` names the tensors that hold the same weights, for both directions.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.errors import UserError
-from txl_lightning.model.checkpoints.weight_mapping import Family, weight_mapping
+from txl_lightning.model.checkpoints import tensorflow
+from txl_lightning.model.checkpoints.weight_mapping import CheckpointError, Family, weight_mapping
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.softmax import TieProjections
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -23,10 +25,7 @@ from txl_lightning.model.transformer_xl import TransformerXL
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
 SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
-
-
-class CheckpointError(UserError, ValueError):
-    """A checkpoint that does not fit its format, or a model that the other format cannot hold."""
+FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")
 
 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
@@ -34,7 +33,8 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
 
     Args:
         weights: tensors under the names of that code.
-        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start` may be added.
+        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`, `extra_key` and
+            `layer_norm_epsilon` may be added.
 
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
@@ -48,6 +48,7 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
         _config_from(
             config,
             encoding=encoding,
+            extra_key=bool(config.get("extra_key", False)),
             table_len=None if table is None else table.shape[1],
             untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
             tie_projections=_tie_projections(config.get("tie_projs")),
@@ -79,11 +80,41 @@ def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -
     )
 
 
+def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[str, Any]) -> TransformerXL:
+    """Build a model with the weights of the paper's TensorFlow code, which starts from attended zeros.
+
+    With its `same_length` a query sees mem_len + 1 keys (`extra_key`). Variables of the optimizer are ignored
+    (`tensorflow.ignored_variables`). A projection that `proj_same_dim=false` leaves out becomes the identity.
+
+    Args:
+        weights: tensors by variable name, with or without `:0`; float16 and bfloat16 become float32.
+        config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`, `dropatt` and
+            `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …) are read from the
+            variables where they are not given.
+
+    Raises:
+        CheckpointError: names or shapes do not match, or `mem_len` is missing.
+    """
+    variables = tensorflow.model_variables(weights)
+    flags = {**tensorflow.architecture_flags(variables), **tensorflow.given_flags(config)}
+    variables, tied = tensorflow.with_all_projections(variables, flags)
+    return _build(
+        _config_from(
+            {"layer_norm_epsilon": 1e-12, "memory_start": "zeros", **flags, "vocab_size": flags["n_token"]},
+            untie_biases=bool(flags["untie_r"]),
+            tie_projections=_tie_projections(tied, otherwise="none"),
+            extra_key=True,
+        ),
+        variables,
+        "TensorFlow",
+    )
+
+
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights and config for the paper's PyTorch code, the inverse of `from_original`.
 
-    The config has further entries (`untie_r`, `memory_start`), so that nothing is lost on the way back; the
-    paper's code ignores them.
+    The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost on the way
+    back; the paper's code ignores them.
 
     Raises:
         CheckpointError: that code has no such encoding, or the model has terms switched off.
@@ -104,6 +135,7 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
         "ext_len": config.ext_len,
+        "extra_key": config.extra_key,
         "memory_start": config.memory_start,
     }
 
@@ -121,6 +153,10 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     _require_all_terms(config, "Hugging Face's class")
     if config.ext_len:
         raise CheckpointError(f"ext_len={config.ext_len}: Hugging Face's class has no extended context")
+    if config.same_length and config.extra_key:
+        raise CheckpointError(
+            "extra_key=True: Hugging Face's class has no such mask; convert model.with_lengths(extra_key=False)"
+        )
     if config.tie_projections == "all":
         raise CheckpointError("tie_projections=all: Hugging Face's class never ties the first projection")
     if config.memory_start != "zeros" and config.mem_len:
@@ -204,26 +240,31 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
         clamp_len=config.get("clamp_len", -1),
         ext_len=config.get("ext_len", 0),
         memory_start=start,
+        **{name: config[name] for name in FURTHER_OPTIONS if name in config},
         **architecture,
     )
 
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     """Return the options that both families name alike."""
+    if config.compression is not None:
+        raise CheckpointError(f"compression={config.compression}: no other implementation has a compressed memory")
     return {
-        **{name: getattr(config, name) for name in SAME_OPTIONS},
+        **{name: getattr(config, name) for name in (*SAME_OPTIONS, *FURTHER_OPTIONS)},
         "dropatt": config.attention_dropout,
         "d_embed": config.d_embed or config.d_model,
         "cutoffs": list(config.cutoffs),
     }
 
 
-def _tie_projections(tied: list[bool] | None) -> TieProjections:
-    """Translate the original's list of one truth value per cluster to `tie_projections`."""
+def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None = None) -> TieProjections:
+    """Translate a list of one truth value per cluster to `tie_projections`; `otherwise` replaces other patterns."""
     if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"
     if all(tied) or not any(tied):
         return "all" if tied[0] else "none"
+    if otherwise is not None:
+        return otherwise
     raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
 
 

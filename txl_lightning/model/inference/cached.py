@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention, rotated
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
@@ -29,6 +30,14 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 CPU_SCORES_AT_ONCE = 1 << 21
 QUERIES_AT_ONCE = 64
+
+
+def can_cache(model: object) -> TypeGuard[TransformerXL]:
+    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL without compressed memory.
+
+    States are compressed, not their keys and values, so hidden states have to be kept anyway.
+    """
+    return isinstance(model, TransformerXL) and model.config.compression is None
 
 
 class CachedTransformerXL:
@@ -46,11 +55,13 @@ class CachedTransformerXL:
         lengths: other values of its lengths (see `TransformerXL.with_lengths`).
 
     Raises:
-        OptionError: a length is not allowed.
+        OptionError: a length is not allowed, or the model has a compressed memory (`can_cache`).
         TypeError: a name is none of these.
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
+        compression = model.config.compression
+        require(can_cache(model), "compression", compression, "cannot be cached; use the model itself")
         self.model = model.with_lengths(**lengths)
         self._weights = WeightsSnapshot(model)
         self._distances = _Distances(self.model)
@@ -181,9 +192,8 @@ class _Distances:
                 for layer, of_layer in zip(self.model.layers, positions, strict=True)
             ]
         if self.mask_TK is None or len(self.mask_TK) != T:
-            attention_len = config.mem_len if config.same_length and config.mem_len else None
             longest = self.n_keys - T
-            self.mask_TK = attention_mask(T, longest, longest, attention_len, like)
+            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
         return [_nearest(positions, K + 1) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
 
 

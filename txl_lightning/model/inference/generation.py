@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from txl_lightning.errors import require
-from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MIN_TEMPERATURE = 1e-6
@@ -49,7 +49,8 @@ def generate(
     tokens (`candidates`) and normalised again. The paper draws 500 or 1,000 tokens from the top 40, after a
     context of up to 512 tokens. The prompt is read in segments, and every drawn token is a segment of one
     token: the context is the memory, `mem_len` tokens in every layer, and absolute encodings give every drawn
-    token the position of a segment's end. A TransformerXL is run with cached keys and values.
+    token the position of a segment's end. A TransformerXL is run with cached keys and values,
+    where `can_cache` allows it.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
@@ -70,12 +71,12 @@ def generate(
     require(n_tokens >= 0, "n_tokens", n_tokens, "must be an integer >= 0")
     require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
     check_sampling(top_k, top_p, temperature)
-    if isinstance(model, TransformerXL):
+    if can_cache(model):
         model = CachedTransformerXL(model)
-    if isinstance(model, CachedTransformerXL):
+    if isinstance(model, CachedTransformerXL | TransformerXL):
         no_memory = "must be >= 1 to generate: a drawn token reads the ones before it from the memory"
         require(model.config.mem_len >= 1, "mem_len", model.config.mem_len, no_memory)
-    elif getattr(model, "training", False):
+    if getattr(model, "training", False):
         raise RuntimeError("the model is in training mode, with dropout on; call eval() on it")
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     return _draw(model, prompt_BT.split(segment_len, dim=1), n_tokens, (top_k, top_p, temperature), generator)

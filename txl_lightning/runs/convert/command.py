@@ -1,7 +1,8 @@
-"""`txl convert`: convert checkpoints between the paper's code, Hugging Face and `txl train`.
+"""`txl convert`: convert checkpoints between the paper's code, Hugging Face and `txl train`; read TensorFlow's.
 
     original      weights of `MemTransformerLM` (.safetensors, .bin or .pt) with `config.json`, its options, beside them
     huggingface   a folder as `save_pretrained` writes it: weights and `config.json`
+    tensorflow    checkpoint of the paper's TensorFlow code, such as the published models; only as the source
     txl           a checkpoint of `txl train`, for `txl evaluate` and `txl train initial_weights=`
 
 Loading runs no code from a file: it reads tensors and plain containers only.
@@ -9,9 +10,10 @@ Loading runs no code from a file: it reads tensors and plain containers only.
 
 from __future__ import annotations
 
-import json
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,17 +21,28 @@ from torch import Tensor
 
 from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
 from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.vocabulary.symbols import LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import write_json
-from txl_lightning.model.checkpoints.formats import from_huggingface, from_original, to_huggingface, to_original
+from txl_lightning.model.checkpoints import (
+    from_huggingface,
+    from_original,
+    from_tensorflow,
+    to_huggingface,
+    to_original,
+)
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.convert import tensorflow_folder
 from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
-FORMATS = ("original", "huggingface", "txl")
+TARGETS = ("original", "huggingface", "txl")
+SOURCES = (*TARGETS, "tensorflow")
+OF_CORPUS = "corpus"
+LENGTHS = ("mem_len", "same_length", "clamp_len", "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 
@@ -43,16 +56,21 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     Raises:
         UserError: a file is missing or not a checkpoint, or the target's format cannot hold the model.
     """
-    for name in ("source_format", "target_format"):
+    for name, formats in (("source_format", SOURCES), ("target_format", TARGETS)):
         value = getattr(options, name)
-        require(value in FORMATS, name, value, f"must be one of {', '.join(FORMATS)}")
+        require(value in formats, name, value, f"must be one of {', '.join(formats)}")
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
-    model = _read_model(options.source, options.source_format)
-    if options.memory_start is not None:
-        model = model.with_lengths(memory_start=options.memory_start)
+    lengths = {name: value for name in LENGTHS if (value := getattr(options, name)) is not None}
+    vocabulary = _given_vocabulary(options)
+    if options.source_format == "tensorflow":
+        model, segment_len = _read_tensorflow(options.source, lengths)
+        options = _with_own_lengths(options, model, segment_len)
+    else:
+        model = _read_model(options.source, options.source_format)
+    model = model.with_lengths(**lengths)
     if options.target_format == "txl":
-        _write_run(model, options, target)
+        _write_run(model, options, vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
     target.mkdir(parents=True)
@@ -77,13 +95,51 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     weights = _read_weights(weights_path)
     if not (folder / CONFIG).is_file():
         raise OptionError("source", source, f"must have {CONFIG} with its options in the same folder")
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-    except ValueError as error:
-        raise OptionError("source", source, f"its {CONFIG} must be JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise OptionError("source", source, f"its {CONFIG} must be a dictionary of options")
-    return READERS[source_format](weights, config)
+    return READERS[source_format](weights, tensorflow_folder.read_json(folder / CONFIG))
+
+
+def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerXL, int | None]:
+    """Read a model of TensorFlow, and the length of its segments if the flags beside it say so.
+
+    `lengths` of the options replace these flags.
+    """
+    prefix = tensorflow_folder.find_checkpoint(source)
+    flags = {**tensorflow_folder.read_flags(prefix), **lengths}
+    allowed = f"must be given, since there is no {CONFIG} with the model's flags beside {prefix}"
+    require(flags.get("mem_len") is not None, "mem_len", None, allowed)
+    variables, ignored = tensorflow_folder.read_variables(prefix)
+    if ignored:
+        more = f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
+        print(f"{prefix}: ignored {', '.join(ignored[:3])}{more}, not of the model", file=sys.stderr, flush=True)
+    return from_tensorflow(variables, flags), flags.get("tgt_len")
+
+
+def _with_own_lengths(options: ConvertOptions, model: TransformerXL, segment_len: int | None) -> ConvertOptions:
+    """Return options that evaluate the model at its own lengths, except for those that they give.
+
+    One Billion Word has `<S>` at both ends of a sentence, as the TensorFlow code reads it.
+    """
+    if options.data.name == "lm1b":
+        options = replace(options, data=replace(options.data, sentence_marks="both"))
+    names = [name for name in ("mem_len", "same_length", "clamp_len") if getattr(options.evaluation, name) is None]
+    lengths = {name: getattr(model.config, name) for name in names}
+    if segment_len is None:
+        return replace(options, evaluation=replace(options.evaluation, **lengths))
+    evaluation = replace(options.evaluation, segment_len=segment_len, **lengths)
+    return replace(options, evaluation=evaluation, data=replace(options.data, segment_len=segment_len))
+
+
+def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
+    """Return the vocabulary of a file, given or beside a TensorFlow model; None for that of the corpus."""
+    path: str | Path | None = options.vocabulary
+    if options.target_format != "txl" or path == OF_CORPUS:
+        return None
+    if path is None and options.source_format == "tensorflow":
+        path = tensorflow_folder.find_vocabulary(tensorflow_folder.find_checkpoint(options.source))
+    if path is None:
+        return None
+    require(options.data.level in LEVELS, "data.level", options.data.level, f"must be one of {', '.join(LEVELS)}")
+    return tensorflow_folder.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -99,13 +155,18 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return contents
 
 
-def _write_run(model: TransformerXL, options: ConvertOptions, target: Path) -> None:
-    """Write a checkpoint like those of `txl train`, at step 0, with the vocabulary of the chosen corpus."""
-    corpus = load_corpus(options.data)
-    if len(corpus.vocabulary) != model.config.vocab_size:
+def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path) -> None:
+    """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or the chosen corpus' own."""
+    if given is None:
+        corpus = load_corpus(options.data)
+        vocabulary, source = corpus.vocabulary, f"data={corpus.name}"
+        advice = "choose the corpus the model was trained on with data=…"
+    else:
+        vocabulary, source, advice = given, "the file", "choose the model's own with vocabulary=FILE"
+    if len(vocabulary) != model.config.vocab_size:
         raise UserError(
-            f"the vocabulary of the model has {model.config.vocab_size} tokens, that of data={corpus.name} has "
-            f"{len(corpus.vocabulary)}: choose the corpus the model was trained on with data=…"
+            f"the vocabulary of the model has {model.config.vocab_size} tokens, that of {source} has "
+            f"{len(vocabulary)}: {advice}"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     write_checkpoint(
@@ -114,7 +175,8 @@ def _write_run(model: TransformerXL, options: ConvertOptions, target: Path) -> N
             "global_step": 0,
             "txl_lightning": {
                 "config": plain(_run_config(model, options)),
-                "vocabulary": corpus.vocabulary.state_dict(),
+                "vocabulary": vocabulary.state_dict(),
+                "vocabulary_given": given is not None,
             },
         },
         target,

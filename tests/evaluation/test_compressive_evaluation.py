@@ -1,0 +1,140 @@
+"""Every command on a run with a compressed memory: works with the model itself, or refuses in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.small_runs import SmallRuns
+from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.attention import command as attention_command
+from txl_lightning.evaluation.attention.options import AttentionOptions
+from txl_lightning.evaluation.evaluate import command as evaluate_command
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.generate import command as generate_command
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.recl import command as recl_command
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
+from txl_lightning.evaluation.speed import command as speed_command
+from txl_lightning.evaluation.speed.options import SpeedOptions
+from txl_lightning.model import CachedTransformerXL, generate_all
+from txl_lightning.model.checkpoints import to_huggingface, to_original
+from txl_lightning.model.checkpoints.formats import CheckpointError
+
+COMPRESSIVE = {"mem_len": 4, "compressed_len": 2, "compression": "conv", "compression_rate": 2}
+NO_LOGGER = LoggerConfig(name="none")
+TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 120).astype(np.uint8)
+
+
+def evaluated(runs: SmallRuns, directory: Path, **options: object) -> dict:
+    chosen = {"splits": ["test"], **options}
+    evaluate_command.run(EvaluateOptions(runs.checkpoint("compressive"), **chosen), directory)
+    return json.loads((directory / "evaluation.json").read_text())
+
+
+def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path) -> None:
+    metrics = json.loads((runs.directory("compressive") / "metrics.json").read_text())
+    ours = evaluated(runs, tmp_path)
+    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    lengths = {name: ours["evaluation"][name] for name in ("mem_len", "compressed_len", "cached")}
+    assert lengths == {"mem_len": 8, "compressed_len": 8, "cached": False}
+
+
+def test_another_compressed_length_changes_the_score_and_is_stated(runs: SmallRuns, tmp_path: Path) -> None:
+    scores = set()
+    for length in (0, 3, 20):
+        chosen = {"splits": ["test"], "compressed_len": length}
+        (line,) = evaluate_command.run(EvaluateOptions(runs.checkpoint("compressive"), **chosen), tmp_path)
+        assert f"memory 8, compressed memory {length} at 2:1, segments of 8" in line
+        scores.add(json.loads((tmp_path / "evaluation.json").read_text())["test"]["nll"])
+    assert len(scores) == 3
+    with pytest.raises(OptionError, match=r"^compressed_len=3: must be null without memory=compressive"):
+        evaluate_command.run(EvaluateOptions(runs.checkpoint("relative"), splits=["test"], compressed_len=3), tmp_path)
+
+
+def test_a_longer_attention_is_a_longer_compressed_memory(runs: SmallRuns, tmp_path: Path) -> None:
+    ours = evaluated(runs, tmp_path, attention_lengths=[4, 8, 20])
+    rows = ours["test"]["sweep"]["lengths"]
+    found = [[row["evaluation"][name] for name in ("mem_len", "compressed_len", "clamp_len")] for row in rows]
+    assert found == [[4, 0, -1], [8, 0, -1], [8, 12, -1]]  # training reaches a distance of 23
+    init = ours["test"]["sweep"]["init"]
+    assert (init["attention_length"], init["evaluation"]["compressed_len"]) == (24, 8)
+    (row,) = evaluated(runs, tmp_path, attention_lengths=[40])["test"]["sweep"]["lengths"]
+    assert (row["evaluation"]["compressed_len"], row["evaluation"]["clamp_len"]) == (32, 23)
+
+
+def test_a_window_is_scored_in_segments(runs: SmallRuns, tmp_path: Path) -> None:
+    ours = evaluated(runs, tmp_path, protocol="sliding", window=20, stride=4, max_segments=5)
+    assert ours["test"]["tokens"] == 20
+
+
+@torch.no_grad()
+def test_exactly_c_tokens_are_read_in_segments_with_all_before_the_memory_compressed() -> None:
+    model, positions = tiny_model(**COMPRESSIVE), np.array([60, 77, 119])
+    reader = window_reader(model, trained_len=6)
+    assert not reader.one_pass
+    for context in (1, 6, 7, 20, 45):
+        ours = context_losses(reader, TOKENS, positions, context, batch_tokens=100)
+        for t, loss in zip(positions, ours, strict=True):
+            window = torch.from_numpy(TOKENS[t - context : t + 1].astype(np.int64))[None]
+            first = (context - 1) % 6 + 1
+            segments = [first] + [6] * ((context - first) // 6)
+            nll, _ = score_segments(model.with_lengths(compressed_len=1000), window, segments)
+            assert loss == pytest.approx(float(nll[0, -1]), abs=1e-12)
+            changed = window.clone()
+            changed[0, 0] = (changed[0, 0] + 1) % VOCABULARY
+            other, _ = score_segments(model.with_lengths(compressed_len=1000), changed, segments)
+            assert other[0, -1] != nll[0, -1]  # the farthest token counts
+    with pytest.raises(OptionError, match=r"trained_len=None: must be given for .* compression=conv"):
+        window_reader(model)
+
+
+def test_recl_scores_it_directly(runs: SmallRuns, tmp_path: Path) -> None:
+    small = {"first_context": 4, "step": 8, "max_context": 28, "n_positions": 10, "bootstrap": 5, "num_threads": 1}
+    paths = [runs.checkpoint(kind) for kind in ("relative", "compressive")]
+    recl_command.run(ReclOptions(paths, store=str(tmp_path / "store"), logger=NO_LOGGER, **small), tmp_path)
+    models = json.loads((tmp_path / "recl.json").read_text())["models"]
+    assert [model["scoring"] for model in models] == ["one pass", "direct"]
+    assert "memory 8 and 8 compressed 2:1 (conv)" in models[1]["kind"]
+
+
+def test_text_is_generated_with_both_memories(runs: SmallRuns, tmp_path: Path) -> None:
+    given = GenerateOptions(runs.checkpoint("compressive"), prompt="line 7: the", n_tokens=30, num_threads=1)
+    generate_command.run(given, tmp_path, lambda text: None)
+    results = json.loads((tmp_path / "generation.json").read_text())
+    assert results["context"] == "memory of 8 tokens and 8 states of 2 tokens each"
+    assert len(results["samples"][0]["tokens"]) == 30
+
+
+@torch.no_grad()
+def test_tokens_drawn_one_at_a_time_are_those_of_the_model_itself() -> None:
+    model = tiny_model(**COMPRESSIVE).eval()
+    stream = random_stream(2, 9)
+    drawn = generate_all(model, stream, 12, top_k=1, segment_len=4)
+    memory, segments, expected = None, stream.split(4, 1), []
+    for _ in range(12):
+        for tokens in segments:
+            hidden, memory = model(tokens, memory)
+        segments = (model.log_probabilities(hidden[:, -1:]).argmax(-1),)
+        expected.append(segments[0])
+    assert torch.equal(drawn, torch.cat(expected, dim=1))
+    with pytest.raises(RuntimeError, match="training mode"):
+        generate_all(model.train(), stream, 1)
+
+
+def test_what_needs_an_ordinary_memory_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
+    path = runs.checkpoint("compressive")
+    with pytest.raises(OptionError, match="compression=conv: cannot be cached"):
+        CachedTransformerXL(tiny_model(**COMPRESSIVE))
+    with pytest.raises(OptionError, match=r"checkpoint=.*: compresses its memory \(conv\); maps are of distances"):
+        attention_command.run(AttentionOptions(path, logger=NO_LOGGER), tmp_path)
+    with pytest.raises(OptionError, match=r"checkpoint=.*: compresses its memory \(conv\); Table 9 is of keys"):
+        speed_command.run(SpeedOptions(checkpoint=path, rounds=1, logger=NO_LOGGER), tmp_path)
+    for export in (to_original, to_huggingface):
+        with pytest.raises(CheckpointError, match="compression=conv"):
+            export(tiny_model(memory_start="zeros", **COMPRESSIVE))

@@ -1,0 +1,186 @@
+"""txl convert source_format=tensorflow: checkpoint, flags and vocabulary from the folder; evaluation of the result."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model.tensorflow_model import FLAGS, naive_losses, random_variables
+from tests.model.tiny_model import score_segments
+from tests.runs.convert.bundle_writer import write_bundle
+from tests.runs.convert.test_convert_command import Convert
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.evaluate.command import run as evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.model.checkpoints.formats import CheckpointError
+from txl_lightning.runs.convert.tensorflow_folder import find_checkpoint, read_vocabulary
+from txl_lightning.runs.trained import load_trained
+
+REFERENCES = sorted((Path(__file__).parents[2] / "reference/tensorflow").iterdir())
+LENGTHS = ("mem_len=5", "same_length=true")
+
+
+def write_words(path: Path, n_tokens: int) -> None:
+    """A vocabulary of `<eos>`, `<unk>`, w2, w3 and so on."""
+    path.write_text("\n".join(["<eos>", "<unk>", *(f"w{i}" for i in range(2, n_tokens))]) + "\n")
+
+
+@pytest.fixture
+def convert(tmp_path: Path) -> Convert:
+    """`txl convert` with a text of words w2 … w16 by level=word."""
+    words = np.random.default_rng(0).integers(2, 17, (300, 9))
+    (tmp_path / "text.txt").write_text("".join(" ".join(f"w{i}" for i in line) + "\n" for line in words))
+    return Convert(tmp_path, tmp_path)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A folder like those of the published models: `model/` with a checkpoint, `data/` with its sizes and words."""
+    folder = tmp_path / "published"
+    variables = {name: value.astype("<f4") for name, value in random_variables(FLAGS).items()}
+    slots = {f"{name}/Adam": np.zeros(2, "<f4") for name in variables}
+    write_bundle(folder / "model/model.ckpt-0", {**variables, **slots, "global_step": np.array(0)}, n_shards=2)
+    (folder / "model/checkpoint").write_text('model_checkpoint_path: "/home/them/EXP/model.ckpt-0"\n')
+    (folder / "data").mkdir()
+    info = {"vocab_size": FLAGS["n_token"], "cutoffs": [], "dataset": "wt103"}
+    (folder / "data/corpus-info.json").write_text(json.dumps(info))
+    write_words(folder / "data/vocab", FLAGS["n_token"])
+    return folder
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
+def test_losses_memory_and_evaluation_of_the_references(convert: Convert, tmp_path: Path, reference: Path) -> None:
+    shutil.copytree(reference, tmp_path / "source")
+    flags = json.loads((reference / "config.json").read_text())
+    outputs = {name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()}
+    write_words(tmp_path / "source/vocab", flags["n_token"])
+    target = convert(tmp_path / "source", "tensorflow", "a.ckpt", "txl", "data.level=word")
+    trained = load_trained(target)
+    with torch.no_grad():
+        nll, memory = score_segments(trained.model, outputs["tokens"], flags["tgt_len"])
+    torch.testing.assert_close(nll, outputs["nll"], rtol=0, atol=2e-6)
+    torch.testing.assert_close(memory.states, outputs["memory"], rtol=0, atol=2e-6)
+
+    options = EvaluateOptions(str(target), splits=["test"], losses=True, batch_size=2, max_segments=4)
+    evaluate(options, tmp_path)
+    settings = json.loads((tmp_path / "evaluation.json").read_text())["evaluation"]
+    own = {name: flags[name] for name in ("mem_len", "same_length", "clamp_len")}
+    assert settings.items() >= {**own, "segment_len": flags["tgt_len"]}.items()
+    lines = (tmp_path / "text.txt").read_text().splitlines()
+    text = trained.vocabulary.encode("\n".join(lines[-15:]).encode() + b"\n")
+    stream = torch.from_numpy(text.astype(np.int64))[-len(text) // 2 * 2 :].view(2, -1)
+    with torch.no_grad():
+        expected, _ = score_segments(trained.model, stream[:, : 4 * flags["tgt_len"] + 1], flags["tgt_len"])
+    found = np.load(tmp_path / "losses_test.npz")["nll"]
+    np.testing.assert_allclose(found, expected.flatten(), rtol=0, atol=2e-6)
+
+
+def test_a_published_folder_needs_only_lengths(
+    convert: Convert, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
+    assert "model.ckpt-0: ignored global_step, transformer/" in capsys.readouterr().err
+    trained = load_trained(target)
+    assert trained.vocabulary.symbols[:3] == ("<eos>", "<unk>", "w2")
+    variables = {name: value.astype("<f4").astype(float) for name, value in random_variables(FLAGS).items()}
+    stream = torch.randint(FLAGS["n_token"], (2, 13), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        nll, _ = score_segments(trained.model.double(), stream, 4)
+    torch.testing.assert_close(nll, naive_losses(variables, FLAGS, stream, 4)[0], rtol=0, atol=1e-9)
+    again = convert(small / "model/model.ckpt-0", "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS)
+    assert load_trained(again).model.config == trained.model.config
+    exported = convert(small, "tensorflow", "exported", "original", *LENGTHS)
+    back = convert(exported, "original", "c.ckpt", "txl", "data.level=word", f"vocabulary={small}/data/vocab")
+    assert load_trained(back).model.config == trained.model.config
+
+
+def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert: Convert, small: Path) -> None:
+    words = ("data.name=lm1b", "data.level=word", *LENGTHS)
+    assert load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words)).config.data.sentence_marks == "both"
+
+
+def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path) -> None:
+    (small / "model/config.json").write_text(json.dumps({"mem_len": 5, "same_length": True, "clamp_len": 3}))
+    target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", "mem_len=7", "clamp_len=-1")
+    config = load_trained(target).model.config
+    assert (config.mem_len, config.same_length, config.clamp_len, config.extra_key) == (7, True, -1, True)
+    assert (config.memory_start, config.layer_norm_epsilon) == ("zeros", 1e-12)
+
+
+def test_the_vocabulary_of_the_corpus_can_be_chosen(convert: Convert, small: Path) -> None:
+    words = ("data.level=word", "vocabulary=corpus", *LENGTHS)
+    with pytest.raises(UserError, match=r"of the model has 30 tokens, that of data=text.txt has 17: choose the corpus"):
+        convert(small, "tensorflow", "a.ckpt", "txl", *words)
+    more = "".join(f"w{i} w{i}\n" for i in range(17, 30))
+    text = small.parent / "text.txt"
+    text.write_text(more + text.read_text())
+    trained = load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words))
+    assert not trained.vocabulary_given
+    assert trained.vocabulary.symbols[-1] == "<unk>"
+
+
+def test_a_pickled_vocabulary_is_never_opened(convert: Convert, small: Path) -> None:
+    (small / "data/vocab").rename(small / "data/cache.pkl")
+    with pytest.raises(
+        UserError, match=r"cache.pkl: is never unpickled, .* write its symbols to .*vocab, one per line"
+    ):
+        convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
+
+
+def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tmp_path: Path) -> None:
+    def refuse(message: str, *words: str, source: Path = small, error: type[UserError] = UserError) -> None:
+        with pytest.raises(error, match=message) as caught:
+            convert(source, "tensorflow", "y.ckpt", "txl", "data.level=word", *words)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "y.ckpt").exists()
+
+    index, flags = small / "model/model.ckpt-0.index", small / "model/config.json"
+    refuse(r"mem_len=None: must be given, since there is no config.json", error=OptionError)
+    refuse(r"source=.*nowhere: no such file", *LENGTHS, source=tmp_path / "nowhere", error=OptionError)
+    refuse(r"source=.*data: has no checkpoint of TensorFlow", *LENGTHS, source=small / "data", error=OptionError)
+    refuse(r"mem_len=-2: must be an integer >= 0", "mem_len=-2")
+    (small / "data/vocab").write_text("a\nb\n")
+    refuse(r"the model has 30 tokens, that of the file has 2: choose the model's own with vocabulary=FILE", *LENGTHS)
+    refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS, error=OptionError)
+    (small / "data/corpus-info.json").write_text('{"vocab_size": 31}')
+    refuse(r"embedding.tables.0 has shape \[30, 8\]", *LENGTHS, error=CheckpointError)
+    flags.write_text('{"n_token": 30}')
+    refuse(r"vocab_size=31, but config.json has n_token=30", *LENGTHS)
+    flags.write_text("[]")
+    refuse(r"its config.json must be a dictionary of options", *LENGTHS, error=OptionError)
+    index.rename(small / "model/model.ckpt-9.index")
+    refuse(r"its file checkpoint names model.ckpt-0, but there is no model.ckpt-0.index", *LENGTHS, error=OptionError)
+    (small / "model/checkpoint").write_text("nothing")
+    refuse(r"its file checkpoint names none", *LENGTHS, error=OptionError)
+    (small / "model/checkpoint").unlink()
+    flags.unlink()
+    refuse(r"model.ckpt-9.data-0000.-of-00002: cannot be read", *LENGTHS)
+
+
+def test_the_newest_checkpoint_is_the_one_with_the_most_steps(tmp_path: Path) -> None:
+    for name in ("model.ckpt-9", "model.ckpt-10", "model.ckpt-2", "other"):
+        (tmp_path / f"{name}.index").touch()
+    assert find_checkpoint(str(tmp_path)).name == "model.ckpt-10"
+    assert find_checkpoint(str(tmp_path / "model.ckpt-2")).name == "model.ckpt-2"
+    assert find_checkpoint(str(tmp_path / "other.index")).name == "other"
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-9"\nall_model_checkpoint_paths: "x"\n')
+    assert find_checkpoint(str(tmp_path)).name == "model.ckpt-9"
+
+
+def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:
+    path = tmp_path / "vocab"
+    path.write_text("32\n101\n10\n255\n")
+    assert read_vocabulary(path, "byte").symbols == (" ", "e", "\n", "\xff")
+    path.write_text("_\ne\nt\n")
+    assert read_vocabulary(path, "char").symbols == (" ", "e", "t")
+    path.write_text(" \n_\n<unk>\n")
+    assert read_vocabulary(path, "char").symbols == (" ", "_", "<unk>")
+    path.write_text("<S> 10\n<UNK> 3\n\nthe\nthe 2\n")
+    assert read_vocabulary(path, "word").symbols == ("<S>", "<UNK>", "the")
+    for level, symbol in (("byte", "256"), ("byte", "the"), ("char", "the")):
+        path.write_text(f"{'1' if level == 'byte' else 'a'}\n{symbol}\n")
+        with pytest.raises(OptionError, match=f"line 2: '{symbol}' is not a (byte|character)"):
+            read_vocabulary(path, level)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""Variables of the paper's TensorFlow code: what they say about the architecture, and its missing projections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl_lightning.model.checkpoints.weight_mapping import EMBEDDING, SCOPE, SOFTMAX, CheckpointError
+
+LAYER = re.compile(SCOPE + r"layer_(\d+)/")
+WIDENED = (torch.float16, torch.bfloat16)
+
+
+def ignored_variables(names: Iterable[str]) -> list[str]:
+    """Return variables that are not of the model: outside its scope (`global_step`) or below another one (`…/Adam`)."""
+    known = set(names)
+    slots = {name for name in known if any(name[: m.start()] in known for m in re.finditer("/", name))}
+    return sorted(slots | {name for name in known if not name.startswith(SCOPE)})
+
+
+def model_variables(weights: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
+    """Return the variables of the model by name without `:0`, as tensors of float32 or wider."""
+    named = {name.removesuffix(":0"): value for name, value in weights.items()}
+    for name in ignored_variables(named):
+        del named[name]
+    return {name: _as_tensor(value) for name, value in named.items()}
+
+
+def architecture_flags(variables: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the flags that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and projections.
+
+    Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the embedding's.
+
+    Raises:
+        CheckpointError: a variable is missing, or has too few or too many axes.
+    """
+
+    def shape(name: str, *n_axes: int) -> tuple[int, ...]:
+        if name not in variables:
+            raise CheckpointError(f"not a checkpoint of the TensorFlow Transformer-XL: it has no {name!r}")
+        found = tuple(variables[name].shape)
+        if len(found) not in n_axes:
+            raise CheckpointError(f"{name} has shape {list(found)}, which is not that of a Transformer-XL")
+        return found
+
+    biases = shape(f"{SCOPE}r_w_bias", 2, 3)
+    d_model, _ = shape(f"{SCOPE}layer_0/rel_attn/qkv/kernel", 2)
+    clustered = f"{EMBEDDING}cutoff_0/lookup_table" in variables
+    tables = clusters(variables, f"{EMBEDDING}cutoff_{{}}/lookup_table") if clustered else [f"{EMBEDDING}lookup_table"]
+    sizes, widths = zip(*(shape(name, 2) for name in tables), strict=True)
+    n_clusters = max(1, len(clusters(variables, f"{SOFTMAX}cutoff_{{}}/b")))
+    heads = [*accumulate(shape(f"{SOFTMAX}cutoff_{i}/b", 1)[0] for i in range(n_clusters))] if n_clusters > 1 else []
+    narrowed = [f"{EMBEDDING}cutoff_{i}/proj_W" in variables for i, width in enumerate(widths) if width == d_model]
+    return {
+        "n_token": sum(sizes),
+        "n_layer": len({match[1] for name in variables if (match := LAYER.match(name))}),
+        "d_model": d_model,
+        "d_embed": widths[0],
+        "n_head": biases[-2],
+        "d_head": biases[-1],
+        "d_inner": shape(f"{SCOPE}layer_0/ff/layer_1/kernel", 2)[1],
+        "untie_r": len(biases) == 3,
+        "cutoffs": heads[:-1],
+        "div_val": _div_val(widths) if clustered else 1,
+        "proj_same_dim": all(narrowed),
+        "tie_projs": [f"{SOFTMAX}cutoff_{i}/proj" not in variables for i in range(n_clusters)],
+    }
+
+
+def clusters(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the names of a variable in clusters 0, 1, …, as far as there are any."""
+    known, found = set(names), list[str]()
+    while (name := pattern.format(len(found))) in known:
+        found.append(name)
+    return found
+
+
+def given_flags(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flags as the code's `transformer` takes them: inner cut-offs, and a list of ties instead of one flag."""
+    flags = {name: value for name, value in config.items() if value is not None}
+    cutoffs = list(flags.get("cutoffs") or ())
+    if cutoffs[:1] == [0]:  # as in corpus-info.json: with both ends
+        cutoffs = cutoffs[1:-1]
+    if "cutoffs" in flags:
+        flags["cutoffs"] = cutoffs
+    if "tie_projs" not in flags and "proj_share_all_but_first" in flags:
+        flags["tie_projs"] = [False] + [bool(flags["proj_share_all_but_first"])] * len(cutoffs)
+    return flags
+
+
+def with_all_projections(
+    variables: Mapping[str, Tensor], flags: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], list[bool]]:
+    """Add the projections that this project's model has and the TensorFlow one leaves out.
+
+    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Without cut-offs the
+    softmax always shares the projection of the embedding.
+
+    Returns:
+        The variables, and for every cluster whether the softmax shares the projection of the embedding. Clusters
+        that share it have a copy of their own, for a model that ties in another pattern.
+
+    Raises:
+        CheckpointError: `tie_projs` is not a list with a value for every cluster.
+    """
+    edges, width, d_model = [*flags["cutoffs"], flags["n_token"]], flags["d_embed"], flags["d_model"]
+    tied = list(flags["tie_projs"]) if flags["cutoffs"] else [True]
+    if len(tied) != len(edges):
+        raise CheckpointError(f"tie_projs={tied}: must have {len(edges)} values, one for every cluster")
+    full, div_val = dict(variables), flags["div_val"]
+    if div_val == 1 and width == d_model:  # no projections: the pattern is without effect
+        return full, [False] + [True] * (len(edges) - 1)
+    for i in range(len(edges)):
+        embedding = f"{EMBEDDING}proj_W" if div_val == 1 else f"{EMBEDDING}cutoff_{i}/proj_W"
+        own, equal = f"{SOFTMAX}cutoff_{i}/proj", width // div_val**i == d_model
+        if equal and not flags["proj_same_dim"] and div_val > 1:
+            identity = torch.eye(d_model, dtype=next(iter(variables.values())).dtype)
+            full.setdefault(embedding, identity)
+            if not tied[i]:
+                full.setdefault(own, identity)
+        if tied[i] and embedding in full:
+            full.setdefault(own, full[embedding])
+    return full, tied
+
+
+def _div_val(widths: tuple[int, ...]) -> int:
+    for div_val in range(2, widths[0] + 1):
+        if all(width == widths[0] // div_val**i for i, width in enumerate(widths)):
+            return div_val
+    raise CheckpointError(f"the tables of the clusters have widths {list(widths)}, which no div_val gives")
+
+
+def _as_tensor(value: Tensor | np.ndarray) -> Tensor:
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.require(value, requirements="W"))
+    return tensor.float() if tensor.dtype in WIDENED else tensor

@@ -1,0 +1,183 @@
+"""Compressor of a Compressive Transformer (Rae et al. 2019): the next memory, and the loss that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from txl_lightning.model.compression.compression_functions import FUNCTIONS
+from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.initialization import initialize
+from txl_lightning.model.layers import TransformerXLLayer
+from txl_lightning.model.positions import VisibleKeys
+
+
+class Compressor(nn.Module):
+    """Compression of the states that fall out of the memory, one function per layer.
+
+    Only the compression loss trains the parameters: compressed states enter the memory without gradient, as all
+    states do. The loss in turn gives the transformer no gradient: its states and weights are detached.
+
+    Args:
+        config: function, rate and loss.
+
+    Attributes:
+        needs_usage: whether `next_memory` needs the attention that the keys received.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        D, self.rate, self.loss = config.d_model, config.compression_rate, config.compression_loss
+        assert config.compression is not None
+        function = FUNCTIONS[config.compression]
+        self.needs_usage = function.needs_usage
+        functions = [function(D, self.rate) for _ in range(config.n_layer)]
+        self.functions = nn.ModuleList(functions)
+        n_decoders = config.n_layer if self.loss == "autoencoding" else 0
+        self.decoders = nn.ModuleList(
+            nn.ConvTranspose1d(D, D, self.rate, stride=self.rate, bias=False) for _ in range(n_decoders)
+        )
+        initialize(self, config.init_std)
+        for of_layer in functions:
+            of_layer.initialize()
+
+    def next_memory(
+        self,
+        memory: CompressiveMemory,
+        inputs: Sequence[Float[Tensor, "B T D"]],
+        layers: Iterable[nn.Module],
+        usage: Sequence[Float[Tensor, "B K"]],
+        config: TransformerXLConfig,
+    ) -> CompressiveMemory:
+        """Append one segment's layer inputs to the memory, and compress the states that it pushes out.
+
+            m = [ordinary memory ∘ first T - ext_len inputs]        G = ⌊(|m| - mem_len) / rate⌋
+            compressed' = last compressed_len of [compressed ∘ f(first G·rate states of m)]
+            ordinary' = the other states of m
+
+        Up to rate - 1 states more than mem_len stay in the memory until their group of `rate` is complete. So a
+        group is the same tokens however the stream is cut into segments, and no state is dropped uncompressed.
+
+        Args:
+            memory: memory that the segment attended to.
+            inputs: input of every layer.
+            layers: layers of the model, for the loss.
+            usage: attention that the K keys of every layer received, where `needs_usage`.
+            config: its `mem_len`, `compressed_len` and `ext_len` count.
+        """
+        C, appended = memory.n_compressed, max(0, inputs[0].shape[1] - config.ext_len)
+        n_ordinary = memory.length - C + appended
+        evicted = max(0, n_ordinary - config.mem_len) // self.rate * self.rate
+        states, losses = [], []
+        for n, (layer, input_BTD) in enumerate(zip(layers, inputs, strict=True)):
+            hidden_BTD = input_BTD.detach()
+            row_BSD = torch.cat([memory.states[n].to(hidden_BTD.dtype), hidden_BTD[:, :appended]], dim=1)
+            compressed_BCD, ordinary_BMD = row_BSD.split([C, n_ordinary], dim=1)
+            if evicted:
+                function: Any = self.functions[n]
+                taken_BSD = ordinary_BMD[:, : evicted + function.lookahead]
+                usage_BS = usage[n][:, C : C + evicted] if self.needs_usage else None
+                new_BGD = function(taken_BSD, usage_BS)
+                if torch.is_grad_enabled() and self.loss != "none":
+                    losses.append(self._loss(n, layer, hidden_BTD, taken_BSD[:, :evicted], new_BGD))
+                compressed_BCD = torch.cat([compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1)
+            kept_BCD = compressed_BCD[:, -config.compressed_len :]
+            states.append(torch.cat([kept_BCD, ordinary_BMD[:, evicted:]], dim=1))
+        loss = None
+        if torch.is_grad_enabled() and self.loss != "none":
+            # While nothing is compressed, zero with gradients of zero: DDP waits for one of every parameter.
+            terms = losses or [states[0].new_zeros(()), *(parameter.sum() * 0.0 for parameter in self.parameters())]
+            loss = torch.stack(terms).sum()
+        n_compressed = states[0].shape[1] - (n_ordinary - evicted)
+        filled = self._filled(memory, appended, n_ordinary - evicted, config.compressed_len)
+        return CompressiveMemory(torch.stack(states), filled, memory.first_column, n_compressed, loss)
+
+    def _filled(self, memory: CompressiveMemory, appended: int, n_ordinary: int, compressed_len: int) -> int:
+        """Return the number of written slots; a memory of fixed length begins with slots that were not written."""
+        ordinary = min(memory.filled, memory.length - memory.n_compressed)
+        compressed = memory.filled - ordinary
+        kept = min(ordinary + appended, n_ordinary)
+        return kept + min(compressed + (ordinary + appended - kept) // self.rate, compressed_len)
+
+    def _loss(self, n: int, layer: nn.Module, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
+        if self.loss == "reconstruction":
+            return reconstruction_loss(layer, hidden_BTD, old_BSD, new_BGD)
+        return F.mse_loss(self.decoders[n](new_BGD.transpose(1, 2)).transpose(1, 2), old_BSD)
+
+
+def reconstruction_loss(
+    layer: nn.Module,
+    hidden_BTD: Float[Tensor, "B T D"],
+    old_BSD: Float[Tensor, "B S D"],
+    new_BGD: Float[Tensor, "B G D"],
+) -> Float[Tensor, ""]:
+    """Return the mean squared difference of attention to states and to their compression (Rae et al. 2019, alg. 2).
+
+        attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V)        L = mean (attn(h, old) - attn(h, new))²
+
+    Attention is by content alone: no positions, u, dropout or output projection. The layer's weights are detached.
+
+    Args:
+        layer: layer whose projections are used.
+        hidden_BTD: inputs of the layer, detached.
+        old_BSD: states that fell out of the memory, detached.
+        new_BGD: their compression; it receives the gradient.
+    """
+    content = _ContentAttention(layer)
+    weights = {name: parameter.detach() for name, parameter in content.named_parameters()}
+    before, after = functional_call(content, weights, (hidden_BTD, old_BSD, new_BGD))
+    return F.mse_loss(after, before)
+
+
+class _ContentAttention(nn.Module):
+    """Attention by content of a layer, as a module of its own for `functional_call`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
+        """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
+        layer = self.layer
+        assert isinstance(layer, TransformerXLLayer)
+        lengths = [memory_BSD.shape[1] for memory_BSD in memories]
+        memory_BSD = torch.cat([memory.to(hidden_BTD.dtype) for memory in memories], dim=1)
+        if layer.pre_norm:
+            hidden_BTD, memory_BSD = layer.attention_norm(hidden_BTD), layer.attention_norm(memory_BSD)
+        q_HBTE, _ = layer.attention.project(hidden_BTD)
+        assert q_HBTE is not None
+        _, kv_PHBSE = layer.attention.project(memory_BSD)
+        parts = kv_PHBSE.split(lengths, dim=3)
+        return [F.scaled_dot_product_attention(q_HBTE, *part.unbind()) for part in parts]
+
+
+@torch.no_grad()
+def key_usage(
+    layer: nn.Module,
+    hidden_BTD: Float[Tensor, "B T D"],
+    memory_BMD: Float[Tensor, "B M D"],
+    positions: LayerPositions,
+    visible: VisibleKeys,
+) -> Float[Tensor, "B K"]:
+    """Return the attention probability that each key receives, averaged over heads and queries.
+
+    Args:
+        layer: layer whose attention is meant.
+        hidden_BTD: input of the layer.
+        memory_BMD: memory of the layer.
+        positions: u, v and the encoding of the distances.
+        visible: keys that the queries may attend to.
+    """
+    assert isinstance(layer, TransformerXLLayer)
+    if layer.pre_norm:
+        hidden_BTD, memory_BMD = layer.attention_norm(hidden_BTD), layer.attention_norm(memory_BMD)
+    scores_HBTK = layer.attention.scores(hidden_BTD, memory_BMD, positions, visible)
+    return scores_HBTK.softmax(dim=-1).mean(dim=(0, 2))
