@@ -24,7 +24,17 @@ def gradients(model: TransformerXL, loss: Tensor) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None and grad.any()}
 
 
-@pytest.mark.parametrize("options", [{}, {"same_length": True, "clamp_len": 5}, {"memory_start": "zeros"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"same_length": True, "clamp_len": 5},
+        {"memory_start": "zeros"},
+        {"encoding": "rope", "d_head": 4, "qk_norm": True},
+        {"encoding": "alibi"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("compression", ["max", "mean", "most_used"])
 def test_rate_one_is_an_ordinary_memory_of_the_summed_length(compression: str, options: dict[str, object]) -> None:
     """At rate 1 a pool of one state is that state, and all states are the most used."""
@@ -128,7 +138,7 @@ TRAINED = [
 @pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize(("compression", "loss"), TRAINED)
 def test_each_loss_reaches_its_own_parameters(compression: str, loss: str, pre_norm: bool) -> None:
-    model = compressive(compression=compression, compression_loss=loss, pre_norm=pre_norm)
+    model = compressive(compression=compression, compression_loss=loss, pre_norm=pre_norm, qk_norm=pre_norm)
     stream = random_stream(2, 25)
     _, memory = score_segments(model, stream[:, :-4], 4)
     nll, memory = model.score(stream[:, -5:-1], stream[:, -4:], memory)
