@@ -199,11 +199,29 @@ def checkpoints_section(records: Records) -> list[str]:
     return ["## Cost of checkpoints", "", textwrap.fill(method, 118), "", aligned(rows)]
 
 
+def recl_losses_section(records: Records) -> list[str]:
+    """Return title and table of the losses by context, in one pass and directly."""
+    record = records["recl_losses"]
+    direct = record["seconds"]["direct float32"]
+    rows = [["way", "seconds (min–max)", "share of the direct way"]]
+    for name, seconds in record["seconds"].items():
+        shares = [a / b for a, b in zip(seconds, direct, strict=True)]
+        rows.append([name, spread(seconds), spread(shares)])
+    method = (
+        f"Losses of one model of `profile=laptop` at {record['positions']:,} positions, with contexts "
+        f"{record['first']}–{record['last']} by {record['first']}, on {record['threads']} threads, after loading. The "
+        f"direct way has a window for every position and context; it was measured at one in {record['tenth']} of the "
+        "blocks of positions, and its seconds are scaled to all positions."
+    )
+    return ["## RECL", "", textwrap.fill(method, 118), "", aligned(rows)]
+
+
 SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = {  # with the cases that each shows
     "training": (training_section, ("training",)),
     "evaluation": (evaluation_section, ("evaluation", "token", "generation")),
     "scaling": (scaling_section, ("scaling",)),
     "commands": (commands_section, ("startup", "recl", "preparation")),
+    "recl_losses": (recl_losses_section, ("recl_losses",)),
     "checkpoints": (checkpoints_section, ("checkpoints",)),
 }
 

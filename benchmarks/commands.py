@@ -21,6 +21,7 @@ FIRST_STEP = (
     "trainer.progress_file=true",
 )
 GRID = ("first_context=16", "step=16", "max_context=256", "n_positions=1000", "num_threads=1", "logger=none")
+LOSSES = {"first": 16, "last": 256, "positions": 10_000, "threads": 2, "tenth": 10}  # `tenth`: share of the direct way
 POLL_SECONDS = 0.002
 CORPORA = (("wikipedia-2015", "char"), ("wikipedia-2015", "byte"), ("python-stdlib", "byte"))
 # Runs in a process of its own, whose peak memory is then that of the preparation.
@@ -31,6 +32,40 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora.corpus import load_corpus
 load_corpus(DataConfig(name=sys.argv[1], level=sys.argv[2], cache_dir=sys.argv[3]))
 print(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+"""
+# Seconds of the losses of one model by context, with the same positions in both precisions; the direct way reads every
+# tenth block of them.
+SCORE = """
+import json, sys, time
+from dataclasses import replace
+import torch
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.scoring.position_blocks import position_blocks
+from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.runs.bfloat16 import autocast
+from txl_lightning.runs.trained import load_trained
+sizes = json.loads(sys.argv[2])
+torch.set_num_threads(sizes["threads"])
+trained = load_trained(sys.argv[1])
+tokens = load_corpus(trained.config.data).splits["test"]
+contexts = list(range(sizes["first"], sizes["last"] + 1, sizes["first"]))
+positions, blocks = position_blocks(len(tokens), sizes["positions"], contexts)
+reader = window_reader(trained.model)
+some = blocks % sizes["tenth"] == 0
+ways = {
+    "one pass float32": (reader, "32-true", positions),
+    "one pass bf16": (reader, "bf16-mixed", positions),
+    "direct float32": (replace(reader, one_pass=False), "32-true", positions[some]),
+}
+seconds = {}
+for name, (way, precision, here) in ways.items():
+    with autocast(precision, torch.device("cpu")):
+        loss_grid(way, tokens, here[:8], contexts)
+        start = time.perf_counter()
+        loss_grid(way, tokens, here, contexts)
+    seconds[name] = (time.perf_counter() - start) * len(positions) / len(here)
+print(json.dumps(seconds))
 """
 
 
@@ -103,6 +138,15 @@ def recl(scratch: Path, rounds: int) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
+def recl_losses(scratch: Path, rounds: int) -> dict[str, Any]:
+    """Return the seconds of the losses by context of one model: in one pass, and directly, from a tenth of them."""
+    first_step(scratch, "scored")
+    checkpoint = str(scratch / "scored" / "checkpoints" / "last.ckpt")
+    words = (sys.executable, "-c", SCORE, checkpoint, json.dumps(LOSSES))
+    measured = [json.loads(run(*words, directory=scratch)[1]) for _ in range(rounds)]
+    return {**LOSSES, "seconds": {name: [of_round[name] for of_round in measured] for name in measured[0]}}
+
+
 def preparation(scratch: Path, rounds: int) -> dict[str, Any]:
     """Return seconds and peak memory of preparing each corpus that is there, then of reading it from the cache."""
     corpora: dict[str, dict[str, list[float]]] = {}
@@ -123,6 +167,7 @@ def preparation(scratch: Path, rounds: int) -> dict[str, Any]:
 COMMANDS: dict[str, tuple[Callable[[Path, int], dict[str, Any]], int, float]] = {  # with rounds and expected minutes
     "startup": (startup, 3, 0.8),
     "recl": (recl, 2, 0.8),
+    "recl_losses": (recl_losses, 1, 2.0),
     "preparation": (preparation, 2, 0.8),
     "checkpoints": (checkpoint_cost, 2, 0.8),
 }

@@ -204,6 +204,20 @@ def test_the_evening_is_the_laptop_profile_with_twice_the_tokens() -> None:
     assert evening == replace(laptop, trainer=replace(laptop.trainer, **lengths)), hint
 
 
+def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
+    config, plain = composed("experiment=laptop_modern"), parameters(BYTES, "profile=laptop")
+    assert parameters(BYTES, "experiment=laptop_modern") == pytest.approx(plain, rel=0.01)
+    for parts in (
+        ["norm=layer"],
+        ["pre_norm=false", "final_norm=false"],
+        ["feed_forward=relu", "d_inner=384"],
+        ["qk_norm=false"],
+    ):
+        without = parameters(BYTES, "experiment=laptop_modern", *(f"model.{part}" for part in parts))
+        assert without == pytest.approx(plain, rel=0.01)
+    assert replace(config, model=composed().model, logger=composed().logger) == composed("encoding=relative")
+
+
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("paper/")])
 def test_a_published_experiment_takes_nothing_of_the_laptop_profiles_recipe(name: str) -> None:
     config = composed(f"experiment={name}")

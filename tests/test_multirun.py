@@ -22,6 +22,7 @@ from txl_lightning.distributed.multirun import JobError, Outcome, multirun_name,
 from txl_lightning.errors import OptionError
 
 DEVICES = (1, 2)
+FILES = ("multirun.json", "multirun.md", "multirun.yaml")
 
 
 def start(directory: Path, *arguments: str) -> ForkedCommand:
@@ -47,7 +48,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Com
 @pytest.mark.slow
 def test_a_failed_job_does_not_stop_the_others(grid: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     directory, _ = grid
-    assert sorted(path.name for path in (directory / "sweep").iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    assert sorted(path.name for path in (directory / "sweep").iterdir()) == ["0", "1", "2", *FILES]
     for i, mem_len in ((0, 8), (2, 0)):
         assert json.loads((directory / f"sweep/{i}/metrics.json").read_text())["evaluation"]["mem_len"] == mem_len
     assert not (directory / "sweep/1/metrics.json").exists()
@@ -212,7 +213,7 @@ def test_a_choice_of_an_extra_that_is_not_installed_says_which() -> None:
 def test_jobs_of_one_and_of_two_processes_in_one_multirun(tmp_path: Path) -> None:
     done = txl(tmp_path, "trainer.devices=1,2", "model.dropout=0", "logger=wandb")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1", "multirun.yaml"]
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1", *FILES]
     metrics = [json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text()) for i in (0, 1)]
     assert [m["processes"] for m in metrics] == [1, 2]
     assert metrics[0]["val/nll"] == pytest.approx(metrics[1]["val/nll"], abs=1e-5)

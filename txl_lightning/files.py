@@ -38,6 +38,19 @@ def write_atomically(path: Path, write: Callable[[Path], object], previous: Path
     sync_folder(path.parent)
 
 
+def new_directory(path: str) -> str:
+    """Make a folder that did not exist and return its path: `path`, or with `-2`, `-3`, … if another run has it.
+
+    Making a folder is atomic, also for several hosts on one file system, so no two runs get the same one.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    for name in (path, *(f"{path}-{number}" for number in range(2, 1000))):
+        with suppress(FileExistsError):
+            Path(name).mkdir()
+            return name
+    raise FileExistsError(f"{path}: a thousand runs have begun in this second")
+
+
 def sync_folder(path: Path) -> None:
     """Flush a folder's list of names to disk, so that a rename survives a power failure."""
     folder = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Claims of the paper, all judged by one rule from the tables of the report and nothing else.
+"""Claims of the paper and beyond it, all judged by one rule from the tables of the report and nothing else.
 
 Every claim rests on one difference or several, with 95 % intervals and signs so that positive supports the claim. The
 rule: a claim holds if the whole interval is above zero, does not hold if it is below, and is otherwise within noise; a
@@ -20,13 +20,13 @@ from experiments.report.sections import Section, Table
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim of the paper.
+    """Claim of the paper, or one that goes beyond it.
 
     Args:
         id: unique; the keys of its differences begin with it.
         short: in a few words, for the picture.
         claim: in a sentence.
-        paper: its place and numbers in the paper.
+        paper: its place and numbers in the paper; beyond the paper, where it comes from.
         rule: differences that it rests on, in words.
         tables: ids of the tables it is judged from; the last one has the differences.
     """
@@ -43,7 +43,7 @@ def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Return the claims whose differences are in the report, with their verdicts, as `results.json` has them."""
     tables = {table.id: table for section in sections for table in section.tables}
     found = []
-    for claim in CLAIMS:
+    for claim in (*CLAIMS, *BEYOND):
         if parts := _parts(claim, tables.get(claim.tables[-1])):
             stated = {"id": claim.id, "short": claim.short, "claim": claim.claim, "paper": claim.paper}
             present = [name for name in claim.tables if name in tables]
@@ -149,5 +149,58 @@ CLAIMS = [
         "Of one trained model: entropy of (a) minus 0.9 of the uniform's; distance to all terms "
         "of (a) and of (d) minus that of (b); mean distance of (a) minus (d); entropy of (d) minus (b).",
         ("figures_5_to_7", "figures_5_to_7_differences"),
+    ),
+]
+
+# Written before any run; the arms of `experiments/tables/beyond.py` have no recipe of their own.
+BEYOND = [
+    Claim(
+        "memory_helps_with_rope",
+        "Memory helps with RoPE too",
+        "The memory helps with rotary positions, not only with the relative encoding of the paper.",
+        "not in the paper; RoPE: Su et al. 2021",
+        "Test loss with RoPE without memory minus with, at training's lengths.",
+        ("beyond", "beyond_differences"),
+    ),
+    Claim(
+        "memory_helps_without_an_encoding",
+        "Memory helps without an encoding too",
+        "The memory helps even if nothing encodes positions.",
+        "not in the paper; no encoding: Haviv et al. 2022",
+        "Test loss without encoding and without memory minus with memory, at training's lengths.",
+        ("beyond", "beyond_differences"),
+    ),
+    Claim(
+        "an_encoding_is_needed",
+        "Memory needs an encoding of positions",
+        "A model with memory is worse if nothing encodes positions.",
+        "section 3.3: reused states need relative positions; a model without any is not in the paper",
+        "Test loss without encoding minus with the relative one, both with memory, best lengths.",
+        ("beyond", "beyond_differences"),
+    ),
+    Claim(
+        "later_encodings_are_better",
+        "Later encodings are better",
+        "RoPE and ALiBi are better than the relative encoding of the paper.",
+        "not in the paper; RoPE: Su et al. 2021, ALiBi: Press et al. 2022",
+        "Test loss with the relative encoding minus with RoPE and minus with ALiBi, all with memory, best lengths.",
+        ("beyond", "beyond_differences"),
+    ),
+    Claim(
+        "compression_pays",
+        "Compressed states are worth their memory",
+        "A memory of which half is compressed is better than a plain one of as many states.",
+        "not in the paper; Rae et al. 2020: 0.97 bpc on enwik8, where the paper has 0.99",
+        "Test loss with plain memory minus with half of its states compressed, by mean pooling (equal parameters) and "
+        "by convolution, at training's lengths.",
+        ("beyond", "beyond_differences"),
+    ),
+    Claim(
+        "modern_recipe_helps",
+        "The modern recipe is better",
+        "Pre-norm, RMSNorm, SwiGLU and QK-norm together are better than the layers of the paper.",
+        "not in the paper; Baevski and Auli 2019, Zhang and Sennrich 2019, Shazeer 2020, Henry et al. 2020",
+        "Test loss of the paper's model minus that of the modern recipe, equal parameters, at training's lengths.",
+        ("beyond", "beyond_differences"),
     ),
 ]

@@ -11,15 +11,18 @@ from experiments.engine.profiles import PROFILES
 from experiments.engine.setup import Setup
 
 
-def parse(words: list[str] | None, sections: Sequence[str], description: str | None) -> Setup:
+def parse(
+    words: list[str] | None, sections: Sequence[str], description: str | None, on_request: Sequence[str] = ()
+) -> Setup:
     """Return the settings that a command line asks for; exit with status 2 and one line on bad input.
 
     Args:
         words: the command line; None for that of this process.
         sections: names that `--only` may choose from.
         description: first paragraph of the help text.
+        on_request: sections that are made only if `--only` names them.
     """
-    parser = _parser(sections, description)
+    parser = _parser(sections, description, on_request)
     options = parser.parse_intermixed_args(words)
     overrides = [word for word in options.overrides if not word.startswith("profile=")]
     for word in options.overrides:
@@ -29,7 +32,8 @@ def parse(words: list[str] | None, sections: Sequence[str], description: str | N
                 parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
     if options.parallel is not None and options.parallel < 1:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
-    chosen = sections if options.only is None else tuple(dict.fromkeys(options.only.split(",")))
+    by_default = tuple(name for name in sections if name not in on_request)
+    chosen = by_default if options.only is None else tuple(dict.fromkeys(options.only.split(",")))
     if unknown := [name for name in chosen if name not in sections]:
         parser.error(f"--only {','.join(unknown)}: must be of {', '.join(sections)}")
     try:
@@ -49,11 +53,12 @@ def parse(words: list[str] | None, sections: Sequence[str], description: str | N
     )
 
 
-def _parser(sections: Sequence[str], description: str | None) -> argparse.ArgumentParser:
+def _parser(sections: Sequence[str], description: str | None, on_request: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=description)
     parser.add_argument("--profile", choices=PROFILES, default="laptop", help="sizes and lengths; also as profile=NAME")
     parser.add_argument("--plan", action="store_true", help="print all jobs and their estimated time, run nothing")
-    parser.add_argument("--only", default=None, help=f"sections to make, with commas: {','.join(sections)}")
+    only = f"sections to make, with commas: {','.join(sections)}; default: all but {','.join(on_request) or 'none'}"
+    parser.add_argument("--only", default=None, help=only)
     parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
     parser.add_argument("--parallel", type=int, default=None, help="jobs at once; default: one for each core or GPU")
     parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")

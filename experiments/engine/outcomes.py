@@ -31,8 +31,8 @@ class TrainingResult:
 
     @property
     def unit(self) -> Unit:
-        """`ppl` (perplexity) for words, else `bpc` (bits per character or byte)."""
-        return "ppl" if self.level == "word" else "bpc"
+        """`ppl` (perplexity) or `bpc` (bits per character or byte), by the level."""
+        return "ppl" if self.level in ("word", "bpe") else "bpc"
 
     @property
     def corpus(self) -> str:

@@ -171,7 +171,8 @@ def token_cost(job: Job, profile: Profile) -> float:
 
 def _layer_weights(model: Any) -> int:
     attention = 5 * model.d_model * model.n_head * model.d_head
-    return int(model.n_layer * (attention + 2 * model.d_model * model.d_inner))
+    matrices = 2 if model.feed_forward == "relu" else 3
+    return int(model.n_layer * (attention + matrices * model.d_model * model.d_inner))
 
 
 def _options(job: Job, setup: Setup, threads: int) -> list[str]:

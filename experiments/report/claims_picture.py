@@ -21,7 +21,7 @@ LINEAR = 2.0  # percent on each side of zero that the axis shows on a linear sca
 TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
 ALT = "One line per claim: relative effect with its 95 % interval in this run, the paper's effect, the mark"
 CAPTION = (
-    "Effect of each claim in percent with its 95 % interval, positive as the paper says. Losses: percent of the worse "
+    "Effect of each claim in percent with its 95 % interval, positive as the claim says. Losses: percent of the worse "
     "loss (nats). Lengths, speeds: percent of the smaller one. Attention maps: percent of what is subtracted. The "
     "axis is linear up to 2 % and logarithmic beyond."
 )
@@ -52,7 +52,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
     axes.grid(axis="x", alpha=0.25)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
-    axes.set_xlabel("effect in %, right of 0 as the paper says", fontsize=10.5)
+    axes.set_xlabel("effect in %, right of 0 as the claim says", fontsize=10.5)
     handles = [
         axes.plot([], [], color=HERE, marker="o", linewidth=2, label="here, 95 % interval")[0],
         axes.plot([], [], color=PAPER, marker="D", linestyle="none", label="paper")[0],

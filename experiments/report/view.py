@@ -15,7 +15,7 @@ from experiments.report.sections import Table
 
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
 RULE = (
-    "One rule for all: a claim rests on one difference or several, positive if the paper is right. It holds if every "
+    "One rule for all: a claim rests on one difference or several, positive if the claim is right. It holds if every "
     "95 % interval lies above zero, does not hold if one lies below, and is otherwise within noise. Of several "
     "differences, the one that supports the claim least is shown. Intervals of losses are over seeds and blocks of "
     "1,000 tokens of the test text, those of context lengths over positions, of speed over rounds, of attention over "

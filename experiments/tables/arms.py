@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
@@ -43,6 +43,19 @@ class OtherCorpus:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Change of an arm that no row of the paper has: parts of the model, or another memory.
+
+    Args:
+        name: name in words, for titles and keys.
+        changes: from the configuration of profile and user to the overrides that make the change.
+    """
+
+    name: str
+    changes: Callable[[Config], tuple[str, ...]] = field(compare=False)
+
+
+@dataclass(frozen=True)
 class Arm:
     """One setting of the ablation.
 
@@ -54,6 +67,7 @@ class Arm:
             many steps.
         baseline: lstm or qrnn instead of a Transformer.
         corpus: corpus to use instead of the user's; None for the user's.
+        variant: change beyond the paper; None for a setting of the paper.
     """
 
     recurrence: bool = True
@@ -62,6 +76,7 @@ class Arm:
     longer: Literal["equal tokens", "equal steps"] | None = None
     baseline: str | None = None
     corpus: OtherCorpus | None = None
+    variant: Variant | None = None
 
     @property
     def title(self) -> str:
@@ -71,15 +86,16 @@ class Arm:
         encoding = ENCODINGS.get(self.encoding, self.encoding)
         words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss} loss"]
         words += [f"longer segments, {self.longer}"] if self.longer else []
-        return ", ".join(words + ([self.corpus.name] if self.corpus else []))
+        return ", ".join(words + [part.name for part in (self.variant, self.corpus) if part])
 
     @property
     def tags(self) -> tuple[str, ...]:
         """Tags of its W&B runs."""
         if self.baseline:
             return (self.baseline,)
-        words = ("recurrence" if self.recurrence else "no_recurrence", self.encoding, f"{self.loss}_loss")
-        return (*words, *([f"longer_segments_{self.longer.replace(' ', '_')}"] if self.longer else []))
+        words = ["recurrence" if self.recurrence else "no_recurrence", self.encoding, f"{self.loss}_loss"]
+        words += [f"longer_segments_{self.longer.replace(' ', '_')}"] if self.longer else []
+        return (*words, *([self.variant.name.replace(" ", "_")] if self.variant else []))
 
     @property
     def key(self) -> str:
@@ -101,7 +117,9 @@ class Arm:
             # Training scores the second half of a segment and uses the first as context; so does evaluation.
             half = segment_len // 2
             words += [f"evaluation.ext_len={segment_len - half}", *evaluation_segments(half, config)]
-        return (*words, *(profile.absolute if kind_named(self.encoding).absolute else ()))
+        words += profile.absolute if kind_named(self.encoding).absolute else ()
+        words += self.variant.changes(config) if self.variant else ()
+        return tuple(words)
 
     def differs_in_recurrence_only(self, other: Arm) -> bool:
         """Return whether both arms have the same initial weights and read the same data."""

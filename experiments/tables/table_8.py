@@ -16,12 +16,12 @@ from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_8
-from experiments.report.cells import DIGITS, Cell, Number, Text, number
+from experiments.report.cells import DIGITS, Number, Text, number
 from experiments.report.sections import Figure, Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, training
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
 from experiments.tables.shared.intervals import Interval
-from experiments.tables.shared.job_results import copied_figure
+from experiments.tables.shared.job_results import copied_figure, recl_cell
 from experiments.tables.shared.published_models import standard_run
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
@@ -141,7 +141,7 @@ def _table(results: dict[int, dict[str, Any]]) -> Table:
             theirs = paper_rows[(group, model["name"])].recl
             rows[row_key(group, GROUPS[group][model["name"]])] = {
                 "arm": Text(f"group {group}: {model['name']}"),
-                **{f"r{r}": _length(model["recl"][r]) for r in fractions},
+                **{f"r{r}": recl_cell(model["recl"][r]) for r in fractions},
                 "loss": Number(model[unit][-1], DIGITS[unit], model[f"{unit}_standard_error"][-1]),
                 "limit": number(model["limit"], 0),
                 **{f"paper_r{r}": number(theirs.get(float(r)), 0) for r in fractions},
@@ -159,8 +159,3 @@ def _table(results: dict[int, dict[str, Any]]) -> Table:
         rows=rows,
         notes=("Intervals are over resamples of the blocks of positions, as is the standard error of the loss.",),
     )
-
-
-def _length(recl: dict[str, Any]) -> Cell:
-    value, low, high = recl["value"], recl.get("low"), recl.get("high")
-    return None if value is None else Number(value, 0, low=low, high=high, at_least=recl["at_least"])

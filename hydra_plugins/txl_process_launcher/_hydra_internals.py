@@ -31,6 +31,11 @@ def as_failed_job(done: JobReturn, error: BaseException) -> FailedJob:
     return FailedJob(**{**vars(done), "_return_value": error})
 
 
+def completed_job(overrides: Sequence[str], value: Any) -> JobReturn:
+    """Return the result of a job that an earlier multirun has finished."""
+    return JobReturn(overrides=overrides, status=JobStatus.COMPLETED, _return_value=value)
+
+
 def job_error(done: JobReturn) -> BaseException | None:
     """Return the error of a job, which `JobReturn.return_value` would raise; None for a completed job."""
     return None if done.status == JobStatus.COMPLETED else done._return_value

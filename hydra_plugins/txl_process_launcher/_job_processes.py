@@ -21,7 +21,7 @@ from hydra.core.utils import JobReturn
 from hydra_plugins.txl_process_launcher import _job_main
 from hydra_plugins.txl_process_launcher._hydra_internals import failed_job
 from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob
-from txl_lightning.distributed.multirun import JobError
+from txl_lightning.distributed.multirun import JobError, JobKilledError
 
 SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
 POLL_SECONDS = 0.1
@@ -180,10 +180,11 @@ def _stops(deadline: float) -> list[tuple[float, Callable[[JobProcess], None]]]:
 
 def _process_error(returncode: int, log: Path | None) -> JobError:
     """Describe a process without a result by its return code, as `subprocess` gives it."""
+    kind = JobError
     if returncode in (-signal.SIGINT, 128 + signal.SIGINT):
         text = "was interrupted"
     elif returncode < 0:
-        text = f"was killed by {signal.Signals(-returncode).name}"
+        kind, text = JobKilledError, f"was killed by {signal.Signals(-returncode).name}"
     else:
         text = f"ended with exit status {returncode} and no result"
-    return JobError(text if log is None else f"{text}: see {log}")
+    return kind(text if log is None else f"{text}: see {log}")

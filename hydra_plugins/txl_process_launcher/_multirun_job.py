@@ -17,6 +17,8 @@ from omegaconf import DictConfig
 from hydra_plugins.txl_process_launcher._hydra_internals import add_singletons, as_failed_job, failed_job, job_error
 from txl_lightning.distributed.multirun import JobError
 
+ERROR_FILE = "error.txt"
+
 
 @dataclass(frozen=True)
 class MultirunJob:
@@ -54,6 +56,7 @@ class MultirunJob:
             done = failed_job(self.overrides, error)
         failure = job_error(done)
         if failure is None:
+            (self.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier start
             return done
         self._write_traceback(failure)
         return as_failed_job(done, picklable(failure))
@@ -61,7 +64,7 @@ class MultirunJob:
     def _write_traceback(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         if self.directory.is_dir():
-            (self.directory / "error.txt").write_text(text)
+            (self.directory / ERROR_FILE).write_text(text)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             sys.stderr.write(text)
 

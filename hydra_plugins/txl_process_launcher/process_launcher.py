@@ -20,12 +20,16 @@ from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_g
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
-from hydra_plugins.txl_process_launcher._hydra_internals import job_error
+from hydra_plugins.txl_process_launcher._hydra_internals import completed_job, job_error
 from hydra_plugins.txl_process_launcher._job_processes import JobProcess, run_all
 from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob
-from txl_lightning.distributed.multirun import OUTCOMES, Outcome
+from txl_lightning.command_line.multirun_table import write_results
+from txl_lightning.distributed.multirun import OUTCOMES, JobKilledError, Outcome
+from txl_lightning.distributed.multirun_jobs import JobFolder, JobPlaces, identity
+from txl_lightning.errors import Stopped
 from txl_lightning.reporting.machine import cores
 
 log = logging.getLogger(__name__)
@@ -72,33 +76,65 @@ class ProcessLauncher(Launcher):
         OUTCOMES.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run one batch of the sweeper's jobs and wait for all of them.
+        """Run one batch of the sweeper's jobs and wait for all of them; jobs that have finished before do not run.
 
         Raises:
             KeyboardInterrupt: a signal ended the multirun and all of its jobs.
+            JobKilledError, Stopped: a signal ended a job that can resume, and whose result the sweeper needs.
         """
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        Path(self.config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
+        directory = Path(self.config.hydra.sweep.dir)
+        directory.mkdir(parents=True, exist_ok=True)
         singletons = Singleton.get_state()["instances"]
-        jobs = [self._compose(initial_job_idx + i, given, singletons) for i, given in enumerate(job_overrides)]
+        places = JobPlaces(directory, initial_job_idx + len(job_overrides))
+        jobs = [self._compose(initial_job_idx + i, given, singletons, places) for i, given in enumerate(job_overrides)]
+        values = {job.number: JobFolder(job.directory).value for job in jobs}
+        waiting = [job for job in jobs if values[job.number] is None]
         side_by_side = f", {self.max_parallel} at once" if self.max_parallel > 1 else ""
-        log.info(f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {self.config.hydra.sweep.dir}{side_by_side}")
-        return run_all(jobs, self._start, self.max_parallel, self.grace_seconds, self._record)
+        before = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
+        log.info(f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {directory}{before}{side_by_side}")
+        done = iter(run_all(waiting, self._start, self.max_parallel, self.grace_seconds, self._record))
+        results = [next(done) if (v := values[j.number]) is None else completed_job(j.overrides, v) for j in jobs]
+        for error in map(job_error, results):
+            if isinstance(error, (JobKilledError, Stopped)) and self._resumable:
+                raise error
+        return results
 
-    def _compose(self, number: int, overrides: Sequence[str], singletons: dict[type, object]) -> MultirunJob:
-        """Compose the config of a job as `BasicLauncher` does."""
+    def _compose(
+        self, number: int, overrides: Sequence[str], singletons: dict[type, object], places: JobPlaces
+    ) -> MultirunJob:
+        """Compose the config of a job as `BasicLauncher` does, with the folder that it ran in before."""
         config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
         before = HydraConfig.instance().cfg
         HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
         try:
-            directory = Path(str(OmegaConf.select(config, "hydra.sweep.dir"))) / str(config.hydra.sweep.subdir)
+            root = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
+            directory = root / str(config.hydra.sweep.subdir)
+            place = self._place(places, directory, config)
         finally:
             HydraConfig.instance().cfg = before
+        if place != directory:
+            log.info(f"#{number} is in {place}: {directory} is another job's, or this one ran there before")
+            with read_write(config), open_dict(config):
+                config.hydra.sweep.subdir = place.relative_to(root).as_posix()
         own = tuple(filter_overrides(overrides))
-        return MultirunJob(number, own, directory, config, self.task_function, self.hydra_context, singletons)
+        return MultirunJob(number, own, place, config, self.task_function, self.hydra_context, singletons)
+
+    @property
+    def _resumable(self) -> bool:
+        """Whether a job that was stopped resumes when the multirun is started again."""
+        return getattr(self.task_function, "resumable", False)
+
+    def _place(self, places: JobPlaces, directory: Path, config: DictConfig) -> Path:
+        if not self._resumable:
+            return directory
+        try:
+            return places.choose(directory, identity(config))
+        except OmegaConfBaseException:  # an option cannot be resolved: the job itself will say which
+            return directory
 
     def _start(self, job: MultirunJob) -> JobProcess:
         path = job.directory / "log.txt" if self.max_parallel > 1 else None
@@ -121,5 +157,6 @@ class ProcessLauncher(Launcher):
         """Log the end of a job and keep its outcome for the command's exit status."""
         error = job_error(done)
         OUTCOMES.append(Outcome(job.number, job.overrides, job.directory, error))
+        write_results(Path(self.config.hydra.sweep.dir))
         value = "" if error or done.return_value is None else f": {done.return_value}"
         log.info(f"#{job.number} {'failed' if error else 'ended'} after {seconds:.0f} s{value}")

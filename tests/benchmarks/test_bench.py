@@ -9,6 +9,7 @@ import pytest
 from benchmarks import bench
 from benchmarks.bench_sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
 from benchmarks.cases import TINY, TurnTaking
+from benchmarks.commands import LOSSES
 from benchmarks.page import aligned, spread, write_section
 from benchmarks.rounds import measure
 from benchmarks.scaling import case_name, curves, draw, scaled, slope
@@ -62,6 +63,9 @@ def test_every_section_is_made_of_its_records() -> None:
         "preparation": record(
             corpora={"text, byte": {"first": [3], "cached": [1], "first_peak": [2**20], "cached_peak": [2**20]}},
         ),
+        "recl_losses": record(
+            **{**LOSSES, "seconds": {"one pass float32": [2.0], "one pass bf16": [1.0], "direct float32": [10.0]}}
+        ),
         "checkpoints": record(every=2, steps=4, bytes=1e6, **{"with": [2.0], "without": [1.0]}),
     }
     shown = {name: section(name, records) for name in SECTIONS}
@@ -72,6 +76,8 @@ def test_every_section_is_made_of_its_records() -> None:
     assert "5.50 (5.00–6.00)" in shown["commands"]
     assert "| prepare text, byte" in shown["commands"]
     assert "| every 2 of 4 steps |" in shown["checkpoints"]
+    assert "at 10,000 positions, with contexts 16–256 by 16, on 2 threads" in shown["recl_losses"]
+    assert "0.20 (0.20–0.20)" in shown["recl_losses"]
     assert not section("training", {})
 
 

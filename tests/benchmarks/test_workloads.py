@@ -80,6 +80,15 @@ def test_whole_commands_are_timed_and_a_failure_is_shown(tmp_path: Path, monkeyp
     started = commands.startup(tmp_path, 1)
     assert 0 < started["help"][0] < started["first_step"][0]
     assert commands.recl(tmp_path, 1)["seconds"][0] > 0
+    sizes = {"first": 4, "last": 16, "positions": 60, "threads": 1, "tenth": 5}
+    monkeypatch.setattr(commands, "LOSSES", sizes)
+    measured = commands.recl_losses(tmp_path, 1)
+    assert measured["positions"] == 60
+    assert {name: seconds[0] > 0 for name, seconds in measured["seconds"].items()} == {
+        "one pass float32": True,
+        "one pass bf16": True,
+        "direct float32": True,
+    }
     with pytest.raises(SystemExit, match="nonsense"):
         commands.run(*commands.TXL, "nonsense", directory=tmp_path)
 

@@ -27,6 +27,8 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     **{f"shaw, terms {terms}": replace(RELATIVE, encoding="shaw", terms=terms) for terms in ("ab", "d")},
     "attention dropout": replace(RELATIVE, attention_dropout=0.1),
     "pre-norm": replace(RELATIVE, pre_norm=True),
+    "modern recipe": replace(RELATIVE, pre_norm=True, final_norm=True, norm="rms", feed_forward="swiglu", qk_norm=True),
+    "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
     "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
     "biases per layer": replace(RELATIVE, untie_biases=True),

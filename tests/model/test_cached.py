@@ -23,6 +23,13 @@ SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations(
 ENCODINGS: dict[str, dict[str, Any]] = {
     "relative": {},
     "relative, pre-norm, untied u and v": {"pre_norm": True, "untie_biases": True},
+    "relative, modern recipe": {
+        "pre_norm": True,
+        "final_norm": True,
+        "norm": "rms",
+        "feed_forward": "swiglu",
+        "qk_norm": True,
+    },
     "shaw": {"encoding": "shaw", "table_len": 5},
     "absolute": {"encoding": "absolute"},
     "al_rfou, pre-norm": {"encoding": "al_rfou", "table_len": 4, "pre_norm": True},

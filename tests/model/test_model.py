@@ -191,10 +191,14 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("txl_lightning.model")
 
 
+COMPRESSIVE = {"mem_len": 4, "compressed_len": 2, "compression": "conv", "compression_rate": 2}
+
+
 @pytest.mark.slow
-def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked):
+@pytest.mark.parametrize("lengths", [{"mem_len": 6}, COMPRESSIVE], ids=["ordinary", "compressive"])
+def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memory(unchecked, lengths):
     T, segments, warm_up = 4, 7, 3
-    eager, stream = tiny_model(mem_len=6), random_stream(2, T * segments + 1)
+    eager, stream = tiny_model(**lengths), random_stream(2, T * segments + 1)
     compiled = unchecked.TransformerXL(unchecked.TransformerXLConfig(**vars(eager.config))).double()
     compiled.load_state_dict(eager.state_dict())
     compiled_score = torch.compile(compiled.score, backend="aot_eager", fullgraph=True)

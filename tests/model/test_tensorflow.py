@@ -115,9 +115,10 @@ def test_the_flags_of_the_scripts_and_of_corpus_info_are_understood():
     flags = {**FLAGS, **CUT, "d_embed": 6}
     script = {**flags, "cutoffs": [0, 6, 14, 30], "proj_share_all_but_first": True, "tie_weight": True}
     del script["tie_projs"]
+    without_cutoffs = {name: value for name, value in script.items() if name != "cutoffs"}
     variables = random_variables(flags)
     model, other = from_tensorflow(variables, flags), from_tensorflow(variables, script)
-    assert other.config == model.config
+    assert other.config == from_tensorflow(variables, without_cutoffs).config == model.config
     assert model.config.tie_projections == "all_but_first"
     flags = {**flags, **NONE}
     unshared = {**script, "proj_share_all_but_first": False}
@@ -156,8 +157,15 @@ def test_what_is_missing_surplus_or_of_another_size_is_named():
         ({"word_emb.weight": np.zeros(3)}, FLAGS, "it has no 'transformer/r_w_bias'"),
         ({**variables, "transformer/r_w_bias": np.zeros(3)}, FLAGS, r"r_w_bias has shape \[3\]"),
         ({**variables, "transformer/layer_0/gate/kernel": np.zeros(3)}, FLAGS, "layer_0/gate/kernel"),
-        (variables, {**FLAGS, "n_token": 31}, r"embedding.tables.0 has shape \[30, 8\], the config says \[31, 8\]"),
-        (variables, {**FLAGS, "n_layer": 1}, "weights that this architecture lacks"),
+        (variables, {**FLAGS, "n_token": 31}, "n_token=31: the variables of the checkpoint say 30"),
+        (variables, {**FLAGS, "n_layer": 1}, "n_layer=1: the variables of the checkpoint say 2"),
+        (variables, {**FLAGS, "untie_r": True}, "untie_r=True: the variables of the checkpoint say False"),
+        (random_variables({**FLAGS, **CUT}), {**FLAGS, "cutoffs": [7, 14]}, r"cutoffs=\[7, 14\]: .* say \[6, 14\]"),
+        (
+            random_variables({**FLAGS, **CUT, "div_val": 2, "d_embed": 16}),
+            {**FLAGS, **CUT, "div_val": 4, "d_embed": 16},
+            r"embedding.tables.1 has shape \[8, 8\], the config says \[8, 4\]",
+        ),
         (variables, {**FLAGS, "mem_len": None}, "the config lacks mem_len"),
         (random_variables({**FLAGS, **CUT}), {**FLAGS, **CUT, "tie_projs": [False]}, "tie_projs.* must have 3 values"),
         (

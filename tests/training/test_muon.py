@@ -21,6 +21,9 @@ SIZES = TransformerXLConfig(
 CONFIG = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, clip_norm=0.0)
 MODELS = {
     "txl": lambda: TransformerXL(SIZES),
+    "modern": lambda: TransformerXL(
+        replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
+    ),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, "lstm", n_layer=1, d_model=8)),
     "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, "qrnn", n_layer=2, d_model=8)),
@@ -40,12 +43,13 @@ def draw_gradients(model: torch.nn.Module, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
+@pytest.mark.parametrize("split_qkv", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_equals_torchs_on_each_matrix_and_adams_on_the_rest(name: str) -> None:
+def test_a_step_equals_torchs_on_each_matrix_and_adams_on_the_rest(name: str, split_qkv: bool) -> None:
     model = model_with_gradients(name)
     before = {n: (p.detach().clone(), p.grad.clone()) for n, p in model.named_parameters()}
-    blocks = {id(parameter): n for parameter, n in matrices_of_layers(model)}
-    MuonWithAdam(model, lr=0.02, weight_decay=0.1).step()
+    blocks = {id(parameter): n for parameter, n in matrices_of_layers(model, split_qkv)}
+    MuonWithAdam(model, lr=0.02, weight_decay=0.1, split_qkv=split_qkv).step()
     assert blocks
     for n, parameter in model.named_parameters():
         weight, gradient = before[n]
@@ -64,6 +68,8 @@ def test_every_parameter_has_one_place() -> None:
     matrices = dict(matrices_of_layers(model))
     names = {n: matrices.get(p) for n, p in model.named_parameters()}
     assert names["layers.0.attention.qkv.weight"] == 3
+    together = dict(matrices_of_layers(model, split_qkv=False))
+    assert together == dict.fromkeys(matrices, 1)
     assert {names[f"layers.1.attention.{n}.weight"] for n in ("position", "output")} == {1}
     assert all(n is None for name, n in names.items() if "norm" in name or "bias" in name or "embedding" in name)
     assert names["encoding.u"] is None
@@ -72,15 +78,18 @@ def test_every_parameter_has_one_place() -> None:
     assert n_numbers == sum(p.numel() for p in model.parameters())
 
 
-def test_its_state_survives_a_checkpoint_bit_for_bit() -> None:
-    model = model_with_gradients("txl")
-    optimizer, schedule = make_optimizer(model, CONFIG, max_steps=10, fused=True)
+@pytest.mark.parametrize("split_qkv", [True, False])
+def test_its_state_survives_a_checkpoint_bit_for_bit(split_qkv: bool) -> None:
+    model, config = model_with_gradients("modern"), replace(CONFIG, split_qkv=split_qkv)
+    optimizer, schedule = make_optimizer(model, config, max_steps=10, fused=True)
     for seed in (1, 2):
         draw_gradients(model, seed)
         optimizer.step()
         schedule.step()
+    momenta = [state["momentum_buffer"] for state in optimizer.state.values() if "momentum_buffer" in state]
+    assert ((24, 8) in {tuple(momentum.shape) for momentum in momenta}) == (not split_qkv)
     other = copy.deepcopy(model)
-    resumed, its_schedule = make_optimizer(other, CONFIG, max_steps=10, fused=True)
+    resumed, its_schedule = make_optimizer(other, config, max_steps=10, fused=True)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     its_schedule.load_state_dict(schedule.state_dict())
     for seed in (3, 4):

@@ -51,7 +51,15 @@ def test_the_schedule_drives_the_optimiser(name: str, kind: type) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("name", "sgd"), ("lr", 0.0), ("warmup_steps", -1), ("min_lr", 1.0), ("clip_norm", -1.0), ("schedule", "step")],
+    [
+        ("name", "sgd"),
+        ("lr", 0.0),
+        ("warmup_steps", -1),
+        ("min_lr", 1.0),
+        ("clip_norm", -1.0),
+        ("schedule", "step"),
+        ("split_qkv", False),
+    ],
 )
 def test_bad_options_are_named(field: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"optimizer.*={value}"):

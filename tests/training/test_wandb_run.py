@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    *_, upload, printed = done.stdout.splitlines()
+    assert printed == str(directory / "run")
+    assert re.search(rf": wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+$", upload)
     return directory
 
 
@@ -112,10 +116,12 @@ def test_a_resumed_run_continues_its_curves(directory: Path, run: Path) -> None:
     before = artifacts(run)["model"]["manifest"]["contents"][0]
     longer = (*GIVEN, "trainer.max_steps=24", "logger.artifacts=false", "resume=auto")
     train(tiny_config(directory, *longer), directory / "run")
-    first, second = run_files(directory / "run")
-    assert first.name == second.name == run.name
-    assert [row["tokens"] for row in history(second, "train/nll")] == [512, 640, 768]
-    assert [row["trainer/global_step"] for row in history(second, "val/nll")] == [15, 20]
+    (second,) = run_files(directory / "run")
+    assert second.name != run.name
+    assert run.with_name(run.name + ".superseded").exists()  # `wandb sync` does not upload its rows twice
+    assert [row["tokens"] for row in history(second, "train/nll")] == list(range(128, 769, 128))
+    assert [row["trainer/global_step"] for row in history(second, "val/nll")] == [5, 10, 15, 20]
+    assert [row["trainer/global_step"] for row in history(second, "test/nll")] == [12, 24]
     assert summary(second)["summary"]["final/tokens"] == 768
     assert "model" not in artifacts(second)
     assert Path(before["local_path"]).exists()  # what the first session refers to until it is synced

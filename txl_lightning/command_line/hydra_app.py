@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,11 +18,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.command_line.messages import EXPECTED, describe, exit_status, is_expected, one_line, suggestion
+from txl_lightning.command_line.multirun_table import MultirunTable, write_results
 from txl_lightning.command_line.options_help import options_help
 from txl_lightning.command_line.row import Command
 from txl_lightning.config.schemas import CONF
 from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
-from txl_lightning.errors import UserError
+from txl_lightning.distributed.multirun_jobs import JobFolder, identity, is_first_task
+from txl_lightning.errors import Stopped, UserError
 
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
@@ -79,6 +81,11 @@ class HydraTask:
     command: Command
     wants_traceback: bool
 
+    @property
+    def resumable(self) -> bool:
+        """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
+        return self.command.objective is not None
+
     def __call__(self, config: DictConfig) -> Any:
         """Run the command; bad input ends the program, in a multirun only the job."""
         if not self.wants_traceback:
@@ -88,11 +95,33 @@ class HydraTask:
             _refuse_added_options(self.command)
             if multirun and OmegaConf.select(config, "logger.group", default="") is None:
                 config.logger.group = multirun_name(HydraConfig.get().sweep.dir)
-            return _carry_out(self.command, config, Path(HydraConfig.get().runtime.output_dir))
+            directory = Path(HydraConfig.get().runtime.output_dir)
+            if multirun and self.resumable:
+                return _carry_out_once(self.command, config, directory)
+            return _carry_out(self.command, config, directory)
         except EXPECTED as error:
             if self.wants_traceback or multirun:
                 raise
             _fail(self.command.name, error, self.command.schema)
+
+
+def _carry_out_once(command: Command, config: DictConfig, directory: Path) -> Any:
+    """Run a job of a multirun, resume it if it was stopped, or return its value if it has finished."""
+    job, overrides = JobFolder(directory), list(HydraConfig.get().overrides.task)
+    assert command.objective is not None
+    with job.locked() if is_first_task() else nullcontext():
+        job.begin(command.objective, overrides, identity(config))
+        if job.value is not None:
+            print(f"{directory} has finished before")
+            return job.value
+        if job.started:
+            config.resume = "auto"
+        try:
+            return _carry_out(command, config, directory)
+        except Exception as error:
+            if not isinstance(error, Stopped):
+                job.fail(describe(error, command.schema))
+            raise
 
 
 def _carry_out(command: Command, config: DictConfig, directory: Path) -> Any:
@@ -112,8 +141,10 @@ def _carry_out(command: Command, config: DictConfig, directory: Path) -> Any:
 def _run_hydra(command: Command, wants_traceback: bool) -> None:
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
     schema = command.schema
+    MultirunTable.directory = None
     try:
-        application(HydraTask(command, wants_traceback))()
+        with _results_of_multirun():
+            application(HydraTask(command, wants_traceback))()
     except KeyboardInterrupt:
         print(f"txl {command.name}: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -126,6 +157,16 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
             print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
     if failed := report_failed_jobs(command.name, lambda error: describe(error, schema)):
         sys.exit(failed)
+
+
+@contextmanager
+def _results_of_multirun() -> Iterator[None]:
+    """Write the results of a multirun also if it failed or was interrupted, and print where they are."""
+    try:
+        yield
+    finally:
+        if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
+            print(table)
 
 
 def _run_further_rank(command: Command, overrides: list[str]) -> None:

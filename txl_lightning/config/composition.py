@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from txl_lightning.config.schemas import (
     Config,
@@ -15,6 +16,10 @@ from txl_lightning.config.schemas import (
     TrainerConfig,
     TransformerXLModelConfig,
 )
+from txl_lightning.files import new_directory
+
+# `${new_directory:PATH}` in `conf/common.yaml`; cached, so that a run has one directory.
+OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
 
 def register_schemas() -> None:

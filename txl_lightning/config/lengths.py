@@ -126,12 +126,10 @@ def trained_clamp(config: Config) -> int | None:
 
 def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
-    memory = int(lengths["mem_len"])
-    if memory:
-        memory += lengths.get("compressed_len", 0)
-    if memory and lengths["same_length"]:
-        return memory - 1 + getattr(config.model, "extra_key", False)
-    return memory - 1 + int(lengths["ext_len"]) + config.evaluation.segment_len
+    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) if lengths["mem_len"] else 0
+    if lengths["mem_len"] and lengths["same_length"]:
+        return int(memory) - 1 + getattr(config.model, "extra_key", False)
+    return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
 
 
 def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:

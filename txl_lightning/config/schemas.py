@@ -41,6 +41,9 @@ class TransformerXLModelConfig(ModelConfig):
     d_inner: int = MISSING
     attention_dropout: float = 0.0
     pre_norm: bool = False
+    final_norm: bool = False
+    norm: str = "layer"
+    feed_forward: str = "relu"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
@@ -101,17 +104,21 @@ class DataConfig:
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
     `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
-    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does.
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does. `path` is the
+    file of `data=file`, a folder of files or a list of files. At level bpe `tokenizer` is a `tokenizer.json`; null
+    trains one with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING
     level: str = "byte"
+    vocab_size: int | None = None
+    tokenizer: str | None = None
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
     sentence_marks: str = "start"
     seed: int = 1
-    path: str | None = None
+    path: Any = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"
     batch_size: int = MISSING
@@ -140,7 +147,10 @@ class EvaluationConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Group `optimizer`: Adam or AdamW, linear warm-up, then cosine decay (or constant), gradient clipping."""
+    """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
+
+    With Muon, queries, keys and values of attention are separate matrices; `split_qkv=false` takes them as one.
+    """
 
     name: str = MISSING
     lr: float = MISSING
@@ -152,12 +162,14 @@ class OptimizerConfig:
     warmup_steps: int = 0
     min_lr: float = 0.0
     clip_norm: float = 0.25
+    split_qkv: bool = True
 
 
 @dataclass
 class TrainerConfig:
     """Group `trainer`: number of steps, hardware, and intervals of logging and validation.
 
+    `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
     over that many parts of each process's columns. `num_threads` null means the number that trains a model of this size
     fastest on the CPU, stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
@@ -186,11 +198,13 @@ class TrainerConfig:
 class CheckpointConfig:
     """Node `checkpoint`: interval of checkpointing, in addition to validation and the end of the run.
 
-    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory.
+    Without `memory` checkpoints are smaller, and a resumed run starts with an empty memory. Every
+    `keep_every_n_steps` steps (null: never) the weights are kept in `step{N}.ckpt`, for measurements over training.
     """
 
     enabled: bool = True
     every_n_steps: int = 500
+    keep_every_n_steps: int | None = None
     memory: bool = True
 
 
@@ -273,6 +287,14 @@ def plain(config: Any) -> dict[str, Any]:
     if not OmegaConf.is_config(config):
         config = OmegaConf.structured(config)
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten a nested config to dotted names."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return items
 
 
 def from_plain(values: dict[str, Any]) -> Config:

@@ -9,6 +9,7 @@ from txl_lightning.config.schemas import DataConfig, EvaluationConfig
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.streams.ordered import OrderedStreams, Segment, Streams
 from txl_lightning.data.streams.shuffled import ShuffledStreams
+from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import OptionError
 
 
@@ -22,16 +23,19 @@ class StreamsDataModule(L.LightningDataModule):
         data: corpus, batch size and segment length of training.
         evaluation: batch size, segment length and, if given, extended context of validation and test.
         ext_len: tokens of extended context in front of every training segment.
+        vocabulary: encode the corpus with this one instead of its own.
 
     Raises:
         OptionError: a split is too short for the batch size and segment length.
         UserError: the corpus cannot be loaded.
     """
 
-    def __init__(self, data: DataConfig, evaluation: EvaluationConfig, ext_len: int = 0) -> None:
+    def __init__(
+        self, data: DataConfig, evaluation: EvaluationConfig, ext_len: int = 0, vocabulary: Vocabulary | None = None
+    ) -> None:
         super().__init__()
         self.data, self.evaluation, self.ext_len = data, evaluation, ext_len
-        self.corpus: Corpus = load_corpus(data)
+        self.corpus: Corpus = load_corpus(data, vocabulary)
         self._check_lengths()
 
     def streams(self, split: str) -> Streams:

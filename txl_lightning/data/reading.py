@@ -37,7 +37,8 @@ class Part:
         path: path of the file; an `.xz` file must be unpacked first (see `unpacked`).
         start: first byte; a float is a fraction of the file.
         stop: byte after the last; a float is a fraction of the file, None is the end of the file.
-        alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line.
+        alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
+            line break at the end of the file gets one.
         format: `numbers` and `spaced` are the output of the original's scripts for enwik8 (a number for every byte,
             `10` written as a line break) and text8 (spaces between characters, `_` for a space).
     """
@@ -55,6 +56,30 @@ def fractions_of(path: Path, fractions: Sequence[float], alignment: Alignment) -
     return [Part(path, a or 0, b, alignment) for a, b in pairwise(cuts)]
 
 
+def fractions_of_all(paths: Sequence[Path], fractions: Sequence[float], alignment: Alignment) -> list[list[Part]]:
+    """Split the text of several files, one after the other, into consecutive lists of parts, of one file each.
+
+    A file that a cut goes through has a part in both lists.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    try:
+        ends = np.cumsum([path.stat().st_size for path in paths]).tolist()
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    cuts = [0, *(int(part * ends[-1]) for part in np.cumsum(fractions)[:-1]), ends[-1]]
+    files = list(zip(paths, [0, *ends], ends, strict=False))
+    return [
+        [
+            Part(path, max(a - first, 0), b - first if b < end else None, alignment)
+            for path, first, end in files
+            if max(a, first) < min(b, end)
+        ]
+        for a, b in pairwise(cuts)
+    ]
+
+
 def read(parts: Iterable[Part]) -> Iterator[bytes]:
     """Yield the bytes of all parts in order, in chunks.
 
@@ -62,12 +87,17 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
         UserError: a file cannot be read, or does not have its part's `format`.
     """
     for part in parts:
+        last = b"\n"
         try:
             with part.path.open("rb") as file:
                 chunks = _between(file, _cut(file, part.start, part), _cut(file, part.stop, part))
-                yield from _undo_preparation(chunks, part)
+                for chunk in _undo_preparation(chunks, part):
+                    last = chunk or last
+                    yield chunk
         except OSError as error:
             raise UserError(f"{part.path}: cannot be read ({error.strerror or error})") from error
+        if part.alignment == "line" and not last.endswith(b"\n"):
+            yield b"\n"  # otherwise the next part would continue the line
 
 
 def _cut(file: BinaryIO, position: int | float | None, part: Part) -> int:

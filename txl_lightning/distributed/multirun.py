@@ -15,6 +15,10 @@ class JobError(Exception):
     """A job ended without a result, or with an error that cannot be pickled."""
 
 
+class JobKilledError(JobError):
+    """A signal killed the process of a job, which continues when the multirun is started again."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Result of one job.

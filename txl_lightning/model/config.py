@@ -10,6 +10,8 @@ from txl_lightning.errors import require
 from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
+Norm = Literal["layer", "rms"]
+FeedForwardKind = Literal["relu", "swiglu", "geglu"]
 TRAINED_COMPRESSIONS = ("conv", "dilated")
 COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
 
@@ -41,11 +43,16 @@ class TransformerXLConfig:
         d_model: D, width of the hidden states; even, since half of a position is sine and half cosine.
         n_head: H, attention heads.
         d_head: width of one head; H·d_head need not equal D.
-        d_inner: width of the feed-forward layer.
+        d_inner: width of the feed-forward layer. A gated one has three matrices instead of two: 2/3 of the width
+            gives as many parameters.
         dropout: probability everywhere except at the attention probabilities.
         attention_dropout: probability at the attention probabilities.
         pre_norm: LayerNorm before each sublayer instead of after the residual sum.
-        layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code).
+        final_norm: LayerNorm of the last layer's output, as in GPT-2; the paper's code has none, pre-norm or not.
+        norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
+        feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
+        layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
+            RMSNorm.
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
         qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
@@ -90,6 +97,9 @@ class TransformerXLConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     pre_norm: bool = False
+    final_norm: bool = False
+    norm: Norm = "layer"
+    feed_forward: FeedForwardKind = "relu"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
@@ -134,6 +144,9 @@ class TransformerXLConfig:
             value = getattr(self, name)
             require(value > 0, name, value, "must be a number > 0")
         require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
+        require(self.norm in ("layer", "rms"), "norm", self.norm, "must be layer or rms")
+        kinds = ("relu", "swiglu", "geglu")
+        require(self.feed_forward in kinds, "feed_forward", self.feed_forward, f"must be one of {', '.join(kinds)}")
         require(self.memory_start in ("empty", "zeros"), "memory_start", self.memory_start, "must be empty or zeros")
         require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
         good_terms = set(self.terms) <= set("abcd") and len(set(self.terms)) == len(self.terms)

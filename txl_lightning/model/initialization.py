@@ -12,7 +12,7 @@ def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
     """Draw the parameters of a model in place.
 
     Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax from
-    N(0, 0.01²), gains of LayerNorm from N(1, std²); biases, those of distances included, are zero.
+    N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
 
     Args:
         model: any model of this package.

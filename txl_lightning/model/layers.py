@@ -6,12 +6,19 @@ from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.positions import VisibleKeys
+
+
+def make_norm(config: TransformerXLConfig) -> nn.Module:
+    """Return a LayerNorm, or an RMSNorm (x / sqrt(mean x² + epsilon) · gain), of width D, as `config.norm` says."""
+    kinds = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+    return kinds[config.norm](config.d_model, config.layer_norm_epsilon)
 
 
 class FeedForward(nn.Sequential):
@@ -27,23 +34,43 @@ class FeedForward(nn.Sequential):
         )
 
 
+class GatedFeedForward(nn.Module):
+    """Position-wise (act(x W_gate) ⊙ x W_up) W_down without biases (Shazeer 2020): SwiGLU or GEGLU.
+
+    Dropout is after the product and at the end, as in `FeedForward`.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.activation = F.silu if config.feed_forward == "swiglu" else F.gelu
+        self.gate = nn.Linear(config.d_model, config.d_inner, bias=False)
+        self.up = nn.Linear(config.d_model, config.d_inner, bias=False)
+        self.down = nn.Linear(config.d_inner, config.d_model, bias=False)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Compute the output of every position from its input."""
+        inner = self.dropout(self.activation(self.gate(hidden_BTD)) * self.up(hidden_BTD))
+        return self.dropout(self.down(inner))
+
+
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a LayerNorm after (or before) it.
+    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after (or before) it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
 
     Args:
-        config: sizes, dropout and the place of the LayerNorms.
+        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention = Attention(config)
-        self.attention_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.layer_norm_epsilon)
+        self.attention_norm = make_norm(config)
+        self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
+        self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
 
     def forward(

@@ -19,7 +19,7 @@ from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.initialization import initialize
 from txl_lightning.model.kernels.choice import check_kernel
-from txl_lightning.model.layers import TransformerXLLayer
+from txl_lightning.model.layers import TransformerXLLayer, make_norm
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 from txl_lightning.model.softmax import TokenSoftmax
@@ -45,11 +45,12 @@ class TransformerXL(nn.Module):
         )
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
+        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         initialize(self, config.init_std)
         self.encoding.initialize()
         # Last, so that all other parameters are drawn as without it.
-        self.compressor = None if config.compression is None else Compressor(config)
+        self.compressor = None if config.compression is None else Compressor(config, self.layers)
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """Return a view on the same weights with other lengths; this model keeps its own.
@@ -106,7 +107,7 @@ class TransformerXL(nn.Module):
     def forward(
         self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None, n_last: int | None = None
     ) -> tuple[Float[Tensor, "B Q D"], Memory]:
-        """Return the hidden states of the last layer, after dropout, and the memory for the next segment.
+        """Return the hidden states of the last layer, after its norm and dropout, and the memory for the next segment.
 
         All T tokens are processed, extended context included. The last layer has queries of Q tokens only.
 
@@ -145,11 +146,11 @@ class TransformerXL(nn.Module):
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
             if compressor is not None and compressor.needs_usage:
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
-        hidden_BTD = self.dropout(hidden_BTD)
+        hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
         if compressor is None:
             return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len)
         assert isinstance(memory, CompressiveMemory)
-        return hidden_BTD, compressor.next_memory(memory, inputs, self.layers, usage, config)
+        return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 
     def score(
         self,

@@ -18,8 +18,10 @@ def fastest_precision(accelerator: str) -> str:
         32-true       everything else: without such instructions bfloat16 is slower than float32
 
     Args:
-        accelerator: `gpu`, or anything else for the CPU.
+        accelerator: `gpu`, `mps`, or anything else for the CPU.
     """
+    if accelerator == "mps":
+        return "32-true"
     if accelerator == "gpu":
         has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     else:

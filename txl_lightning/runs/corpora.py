@@ -28,8 +28,10 @@ def checkpoint_corpus(
     """
     if data_path is not None:
         return _encoded_text(trained, data_path)
+    # At level bpe that of the checkpoint needs neither the tokenizer's file nor its training.
+    given = trained.vocabulary_given or trained.vocabulary.level == "bpe"
     try:
-        corpus = load_corpus(trained.config.data, trained.vocabulary if trained.vocabulary_given else None)
+        corpus = load_corpus(trained.config.data, trained.vocabulary if given else None)
     except UserError as error:
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:

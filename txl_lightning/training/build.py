@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from txl_lightning.config.lengths import evaluation_lengths, extended_context, trained_clamp
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text
@@ -26,12 +27,13 @@ from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads import resolve_threads
 from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.runs.vocabulary_change import describe_change
 from txl_lightning.training.callbacks.checkpointing import Checkpoints
 from txl_lightning.training.callbacks.context_curves import ContextCurves
 from txl_lightning.training.callbacks.progress_bar import ProgressBar
 from txl_lightning.training.callbacks.progress_file import ProgressFile
 from txl_lightning.training.callbacks.random_state import RandomState
-from txl_lightning.training.callbacks.run_record import RunRecord
+from txl_lightning.training.callbacks.run_record import RunRecord, StepWeights
 from txl_lightning.training.callbacks.skipped_steps import SkippedSteps
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
@@ -40,7 +42,7 @@ from txl_lightning.training.checks import check_same_run, check_weights
 from txl_lightning.training.lightning_internals import disable_signal_handlers
 from txl_lightning.training.loggers import csv_curves, wandb_curves
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.resume import find_checkpoint
+from txl_lightning.training.resume import find_checkpoint, online_run
 
 
 @dataclass
@@ -77,7 +79,10 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     """
     resumed_from, checkpoint = find_checkpoint(config, directory, ranks)
     L.seed_everything(config.seed, verbose=False)
-    data = StreamsDataModule(config.data, config.evaluation, extended_context(config))
+    given = None
+    if checkpoint is not None and config.data.level == "bpe":  # a resumed run needs neither file nor training
+        given = Vocabulary.from_state_dict(checkpoint["txl_lightning"]["vocabulary"])
+    data = StreamsDataModule(config.data, config.evaluation, extended_context(config), given)
     module = _build_module(config, data, ranks, resumed_from, checkpoint)
     n_parameters = sum(parameter.numel() for parameter in module.parameters())
     config = resolve_threads(config, n_parameters, checkpoint)
@@ -87,14 +92,16 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     contexts = _build_context_curves(config, data, directory, curves)
     step, wandb_id = 0, None
     if checkpoint is not None:
-        step, wandb_id = checkpoint["global_step"], checkpoint["txl_lightning"].get("wandb_id")
+        step, wandb_id = checkpoint["global_step"], online_run(config, checkpoint["txl_lightning"])
         checkpoint = None  # frees a large dict
 
     logger: Logger | bool = False
     if ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
-        logger = _build_logger(config, directory, n_parameters, step, wandb_id)
+        if data.corpus.vocabulary.tokenizer:
+            write_text(directory / "tokenizer.json", data.corpus.vocabulary.tokenizer)
+        logger = _build_logger(config, directory, n_parameters, resumed_from, step, wandb_id)
     if config.checkpoint.enabled:
         options = (config.checkpoint.every_n_steps, _val_interval(config))
         stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step)
@@ -116,6 +123,9 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         RunRecord(record),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         ProgressFile(directory, curves) if config.trainer.progress_file else None,
+        StepWeights(directory / "checkpoints", config.checkpoint.keep_every_n_steps, record, ranks, step)
+        if config.checkpoint.enabled
+        else None,
         stop.checkpoints,
         stop,
     ]
@@ -144,6 +154,9 @@ def _build_module(
     elif config.initial_weights is not None:
         initial = read_checkpoint(config.initial_weights, option="initial_weights")
         model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
+        change = describe_change(Vocabulary.from_state_dict(initial["txl_lightning"]["vocabulary"]), vocabulary, model)
+        if change and ranks.rank == 0:
+            print(f"initial_weights={config.initial_weights}: {change}", file=sys.stderr, flush=True)
     if not config.checkpoint.memory and config.memory.mem_len and ranks.rank == 0:
         print(
             "checkpoint.memory=false: a run that resumes starts with an empty memory and will differ from an "
@@ -163,6 +176,7 @@ def _build_module(
         column_chunks=config.trainer.column_chunks,
         ranks=ranks,
         save_memory=config.checkpoint.memory,
+        byte_lengths=vocabulary.byte_lengths,
     )
 
 
@@ -176,13 +190,19 @@ def _build_context_curves(
     return ContextCurves(config.context_curve, tokens, trained_len, trained_clamp(config), path, curves)
 
 
-def _build_logger(config: Config, directory: Path, n_parameters: int, step: int, wandb_id: str | None) -> Logger | bool:
+def _build_logger(
+    config: Config, directory: Path, n_parameters: int, resumed_from: Path | None, step: int, wandb_id: str | None
+) -> Logger | bool:
     """Return the configured logger, which continues the curves up to `step` of an earlier session."""
     if config.logger.name == "csv":
         return csv_curves.start(directory, step)
     if config.logger.name == "none":
         return False
-    return wandb_curves.start(config, directory, n_parameters, wandb_id)
+    here = directory / "checkpoints"
+    continues = config.resume == "auto" or (
+        resumed_from is not None and resumed_from.parent.resolve() == here.resolve()
+    )
+    return wandb_curves.start(config, directory, n_parameters, step if continues else None, wandb_id)
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | bool) -> L.Trainer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, TransformerXLModelConfig, check_logger, from_plain, plain
+from txl_lightning.config.schemas import Config, TransformerXLModelConfig, check_logger, flat, from_plain, plain
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
@@ -15,7 +15,9 @@ from txl_lightning.model.config import LENGTHS
 from txl_lightning.model.kernels.choice import check_kernel
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
+from txl_lightning.runs.vocabulary_change import keep_known_tokens
 from txl_lightning.training.optimization import check_optimizer
+from txl_lightning.training.precision import check_accelerator
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
@@ -25,7 +27,7 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
 FIXED_OPTIONS = ["loss", "trainer.precision"]
-FREE_OPTIONS = ("data.root", "data.path", "data.cache_dir", "model.name")
+FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
@@ -47,21 +49,12 @@ def check_config(config: Config) -> None:
         trainer.precision,
         f"must be one of {', '.join(PRECISIONS)}",
     )
-    require(trainer.accelerator in ("cpu", "gpu"), "trainer.accelerator", trainer.accelerator, "must be cpu or gpu")
-    half_on_cpu = trainer.precision == "16-mixed" and trainer.accelerator == "cpu"
-    require(not half_on_cpu, "trainer.precision", trainer.precision, "needs a GPU (bf16-mixed works without one)")
     for option in ("devices", "num_nodes", "column_chunks", "max_nonfinite_steps"):
         value = getattr(trainer, option)
         require(value >= 1, f"trainer.{option}", value, "must be an integer >= 1")
     _check_attention(config)
     _check_compression(config)
-    n_gpus = torch.cuda.device_count()
-    require(
-        trainer.accelerator == "cpu" or n_gpus >= trainer.devices,
-        "trainer.accelerator",
-        trainer.accelerator,
-        f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}",
-    )
+    check_accelerator(trainer)
     B, W, chunks = config.data.batch_size, n_processes(trainer), trainer.column_chunks
     require(
         B % (W * chunks) == 0,
@@ -83,6 +76,7 @@ def check_config(config: Config) -> None:
         "trainer.val_every_n_steps": trainer.val_every_n_steps,
         "trainer.val_max_segments": trainer.val_max_segments,
         "checkpoint.every_n_steps": config.checkpoint.every_n_steps,
+        "checkpoint.keep_every_n_steps": config.checkpoint.keep_every_n_steps,
         "data.batch_size": config.data.batch_size,
         "data.segment_len": config.data.segment_len,
         "evaluation.batch_size": evaluation.batch_size,
@@ -134,18 +128,12 @@ def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
         raise UserError("another rank was started with different options")
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested config to dotted names."""
-    items: dict[str, Any] = {}
-    for name, value in values.items():
-        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return items
-
-
 def check_weights(
     path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
 ) -> dict[str, torch.Tensor]:
     """Return the weights of a checkpoint under the names of the model.
+
+    Initial weights may be of another vocabulary: known tokens keep their rows, new ones have those of `model`.
 
     Args:
         path: path of the checkpoint, for messages.
@@ -155,7 +143,7 @@ def check_weights(
         vocabulary: vocabulary of the corpus.
 
     Raises:
-        OptionError: the checkpoint has another architecture or vocabulary.
+        OptionError: the checkpoint has another architecture, or a vocabulary that cannot be used.
     """
     record = checkpoint["txl_lightning"]
     theirs = architecture(from_plain(record["config"]), len(vocabulary))
@@ -165,9 +153,14 @@ def check_weights(
         if value != getattr(model.config, name):
             needed = getattr(model.config, name)
             raise OptionError(option, path, f"is of another model: {name} is {value}, this model needs {needed}")
-    if Vocabulary.from_state_dict(record["vocabulary"]) != vocabulary:
-        raise OptionError(option, path, "was trained on another vocabulary than this corpus has")
     weights = model_weights(checkpoint)
+    trained_on = Vocabulary.from_state_dict(record["vocabulary"])
+    if trained_on != vocabulary:
+        require(option != "resume", option, path, "was trained on another vocabulary than this corpus has")
+        try:
+            weights = keep_known_tokens(weights, trained_on, vocabulary, model)
+        except UserError as error:
+            raise OptionError(option, path, str(error)) from error
     has = {name: list(tensor.shape) for name, tensor in weights.items()}
     needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(has.keys() | needs.keys()):

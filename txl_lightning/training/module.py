@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,7 @@ class LanguageModelModule(L.LightningModule):
         model: scores tokens, see `LanguageModel`.
         optimizer: options of optimiser and schedule.
         max_steps: length of the schedule in updates.
-        level: `byte`, `char` or `word`; decides between bits per character and perplexity.
+        level: `byte`, `char`, `word` or `bpe`; decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         fused: use the fused optimiser step.
         loss: `full`, or `half` to count only the last half of a training segment's positions (Table 6).
@@ -41,6 +43,7 @@ class LanguageModelModule(L.LightningModule):
             equals that of all columns at once; activations need 1/n of the GPU memory.
         ranks: the processes of the run.
         save_memory: store the training memory in checkpoints.
+        byte_lengths: bytes of every token, for bits per byte (see `Vocabulary.byte_lengths`).
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
@@ -64,12 +67,15 @@ class LanguageModelModule(L.LightningModule):
         column_chunks: int = 1,
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
         save_memory: bool = True,
+        byte_lengths: np.ndarray | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.optimizer_config, self.max_steps, self.level, self.fused = optimizer, max_steps, level, fused
         self.evaluation_lengths = evaluation_lengths or {}
         self.ranks, self.column_chunks, self.save_memory = ranks, column_chunks, save_memory
+        # No buffer: DDP would broadcast it before every step.
+        self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory = CarriedMemory(ranks.rank)
         self.evaluation_memory = CarriedMemory()
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
@@ -184,13 +190,22 @@ class LanguageModelModule(L.LightningModule):
         model: Any = self.model.with_lengths(**self.evaluation_lengths)
         nll_BT, memory = model.score(batch.tokens, batch.targets, self.evaluation_memory.load_for(batch))
         self.evaluation_memory.store_after(batch, memory)
-        self.losses[stage].update(nll_BT)  # type: ignore[operator]
+        self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))  # type: ignore[operator]
+
+    def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:
+        """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
+        if self.byte_lengths_V is None:
+            return math.nan
+        self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
+        lengths_BT = self.byte_lengths_V[targets_BT].double()
+        return torch.where(lengths_BT < 0, math.nan, lengths_BT).sum()
 
     def _evaluation_end(self, stage: str) -> None:
         loss: TokenLoss = self.losses[stage]  # type: ignore[assignment]
-        nll, tokens = loss.compute()
-        values = {f"{stage}/{name}": value for name, value in loss_metrics(float(nll), self.level).items()}
-        self.metrics |= {**values, f"{stage}/tokens": int(tokens)}
+        nll, tokens, n_bytes = loss.compute()
+        values = loss_metrics(float(nll), self.level, float(n_bytes / tokens))
+        self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
+        self.metrics[f"{stage}/tokens"] = int(tokens)
         self.evaluation_memory = CarriedMemory()
         loss.reset()
 

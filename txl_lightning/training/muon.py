@@ -24,7 +24,8 @@ class MuonWithAdam(torch.optim.Optimizer):
         B ← 0.95 B + G        W ← W - lr · 0.2 · sqrt(max(rows, columns)) · O        O ≈ U Vᵀ of G + 0.95 B = U S Vᵀ
 
     The factor gives updates the root mean square that Adam's have, so that both share one learning rate. Queries,
-    keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them.
+    keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them;
+    `split_qkv=False` takes queries, keys and values as one matrix.
     Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
 
     The two share `param_groups` and `state` with this optimizer, so that a schedule, a checkpoint and a resumed run
@@ -38,6 +39,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         eps: of AdamW.
         weight_decay: decoupled, of both.
         fused: AdamW's fused step.
+        split_qkv: take queries, keys and values as separate matrices, else as one matrix of 3·H·E rows.
 
     Raises:
         OptionError: this torch has no Muon (it came with 2.9).
@@ -51,10 +53,12 @@ class MuonWithAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         fused: bool = False,
+        split_qkv: bool = True,
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise OptionError("optimizer", "muon", f"needs torch >= 2.9, this is {torch.__version__}")
-        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in matrices_of_layers(model)}
+        matrices = matrices_of_layers(model, split_qkv)
+        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in matrices}
         others = [parameter for parameter in model.parameters() if parameter not in self._blocks]
         self._muon = torch.optim.Muon(
             [block for blocks in self._blocks.values() for block in blocks],
@@ -171,10 +175,14 @@ def orthogonalize(
     return X
 
 
-def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
+def matrices_of_layers(model: nn.Module, split_qkv: bool = True) -> Iterator[tuple[nn.Parameter, int]]:
     """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
 
     Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
+
+    Args:
+        model: a Transformer-XL or a recurrent baseline.
+        split_qkv: count queries, keys and values as separate matrices, else as one.
     """
     for name, parameter in model.named_parameters():
         if not name.startswith("layers.") or parameter.ndim != 2:
@@ -182,6 +190,6 @@ def matrices_of_layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
         owner = name.rpartition(".")[0]
         if owner.endswith(".qkv"):
             attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
-            yield parameter, attention.n_query + attention.n_key + 1
+            yield parameter, attention.n_query + attention.n_key + 1 if split_qkv else 1
         else:
             yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)

@@ -29,6 +29,8 @@ def check_optimizer(config: OptimizerConfig) -> None:
     require(good_betas, "optimizer.betas", list(config.betas), "must be two numbers in [0, 1)")
     for name in ("eps", "weight_decay"):
         require(getattr(config, name) >= 0, f"optimizer.{name}", getattr(config, name), "must be >= 0")
+    together = not config.split_qkv and config.name != "muon"
+    require(not together, "optimizer.split_qkv", config.split_qkv, "is for optimizer=muon only")
     require(config.lr > 0, "optimizer.lr", config.lr, "must be > 0")
     require(config.warmup_steps >= 0, "optimizer.warmup_steps", config.warmup_steps, "must be an integer >= 0")
     require(0 <= config.min_lr <= config.lr, "optimizer.min_lr", config.min_lr, "must be between 0 and optimizer.lr")
@@ -62,7 +64,7 @@ def make_optimizer(
     options |= {"weight_decay": config.weight_decay, "fused": fused}
     optimizer: torch.optim.Optimizer
     if config.name == "muon":
-        optimizer = MuonWithAdam(model, **options)
+        optimizer = MuonWithAdam(model, **options, split_qkv=config.split_qkv)
     else:
         optimizer = ADAM[config.name](model.parameters(), **options)
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)

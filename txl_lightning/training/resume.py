@@ -58,6 +58,17 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
     return max(steps, key=lambda path: steps[path], default=None), messages
 
 
+def online_run(config: Config, record: dict[str, Any]) -> str | None:
+    """Return the id of the online W&B run that a resumed run continues; None unless both are online.
+
+    Args:
+        config: config of the resumed run.
+        record: `txl_lightning` of the checkpoint.
+    """
+    both_online = config.logger.mode == record["config"]["logger"]["mode"] == "online"
+    return record.get("wandb_id") if both_online else None
+
+
 def lacks_memory(config: Config, checkpoint: dict[str, Any]) -> bool:
     """Return whether a checkpoint was written without the training memory that the run needs."""
     state = checkpoint.get("training_memory", {})

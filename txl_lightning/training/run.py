@@ -20,11 +20,12 @@ from txl_lightning.distributed.ranks import Ranks, connect, environment, n_proce
 from txl_lightning.errors import Stopped, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.runs.utilization import peak_memory
 from txl_lightning.training.build import TrainingRun, build
 from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loggers import wandb_curves
-from txl_lightning.training.precision import resolve_precision
+from txl_lightning.training.precision import resolve_accelerator, resolve_precision
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         UserError: an option, the corpus or the checkpoint to resume from is not usable, or a process failed.
         Stopped: SIGTERM or SIGINT was received; the state is saved.
     """
-    config = resolve_precision(config)
+    config = resolve_precision(resolve_accelerator(config))
     check_config(config)
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
@@ -60,6 +61,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             "steps": run.trainer.global_step,
             "tokens": run.curves.tokens,
             "seconds": round(run.curves.seconds, 2),
+            "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
             "skipped_steps": run.skipped.total,
             **test(run),
             "parameters": run.n_parameters,

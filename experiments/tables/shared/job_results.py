@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
+from experiments.report.cells import Cell, Number
 from experiments.report.sections import Figure
 from txl_lightning.reporting.canvas import line_figure
 
@@ -16,6 +18,12 @@ def copied_figure(outcomes: Outcomes, job: Job, name: str, caption: str, alt: st
     """Copy a figure that a job drew into the report's folder; None if the job did not draw it."""
     found = outcomes.figure(job, name, caption, alt)
     return Figure(**found) if found.get("png") else None
+
+
+def recl_cell(recl: Mapping[str, Any]) -> Cell:
+    """Return a RECL of `recl.json` in tokens with its interval; empty where it has none."""
+    value, low, high = recl["value"], recl.get("low"), recl.get("high")
+    return None if value is None else Number(value, 0, low=low, high=high, at_least=recl["at_least"])
 
 
 def drawn_figure(

@@ -33,6 +33,7 @@ KINDS = {
     "shaw, untied, pre-norm": {"encoding": "shaw", "table_len": 5, "pre_norm": True},
     "absolute": {"encoding": "absolute"},
     "no (d)": {"terms": "abc"},
+    "modern recipe": {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
 }
 SEGMENT, STREAMS = 3, 2
 

@@ -15,8 +15,8 @@ from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.recl import command as recl_command
 from txl_lightning.evaluation.recl.command import run
+from txl_lightning.evaluation.recl.context_use import model_losses
 from txl_lightning.evaluation.recl.group import run_names
 from txl_lightning.evaluation.recl.loss_store import LossStore
 from txl_lightning.evaluation.recl.options import ReclOptions
@@ -24,12 +24,13 @@ from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 from txl_lightning.runs.trained import load_trained
 
-FIGURES = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "gain_maps")
+FIGURES = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "gain_maps", "positions")
 KINDS = ("relative", "absolute", "lstm", "qrnn")
 
 
 def group(runs: SmallRuns, store: Path, *kinds: str, **options: Any) -> ReclOptions:
-    small = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20, "num_threads": 1}
+    small = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20}
+    small |= {"num_threads": 1, "position_windows": 0}
     logger = LoggerConfig(name="none")
     paths = [runs.checkpoint(kind) for kind in kinds]
     return ReclOptions(paths, **{"store": str(store), "logger": logger, **small, **options})
@@ -41,7 +42,7 @@ def run_in(options: ReclOptions, directory: Path) -> list[str]:
 
 
 def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
-    lines = run_in(group(runs, tmp_path / "store", *KINDS), tmp_path / "run")
+    lines = run_in(group(runs, tmp_path / "store", *KINDS, position_windows=10), tmp_path / "run")
     results = json.loads((tmp_path / "run/recl.json").read_text())
     assert results["contexts"] == [4, 8, 12, 16]
     assert (results["positions"]["number"], results["positions"]["blocks"]) == (20, 20)
@@ -55,6 +56,8 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
         for length in model["recl"].values():
             assert length["low"] <= length["value"] <= length["high"]
             assert len(length["relative_gains"]) == len(length["perplexity_gains"]) == 3
+        classes = [model["token_classes"][name]["positions"][0] for name in ("first_piece", "later_piece")]
+        assert 0 < sum(classes) < 20
         assert len(model["nll"]) == len(model["bpc"]) == len(model["bpc_standard_error"]) == 4
     absolute = results["models"][1]
     assert absolute["nll"][1] == absolute["nll"][3]
@@ -90,7 +93,7 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
         calls.append((type(reader.model).__name__, len(positions)))
         return loss_grid(reader, tokens, positions, contexts, batch_tokens)
 
-    monkeypatch.setattr(recl_command, "loss_grid", counted)
+    monkeypatch.setattr(model_losses, "loss_grid", counted)
     store = tmp_path / "store"
     run_in(group(runs, store, "lstm"), tmp_path / "one")
     assert [number for _, number in calls] == [2] * 10
@@ -135,7 +138,7 @@ def test_a_killed_command_resumes_after_the_last_stored_part(
         parts.append(len(positions))
         return loss_grid(reader, tokens, positions, contexts, batch_tokens)
 
-    monkeypatch.setattr(recl_command, "loss_grid", killed)
+    monkeypatch.setattr(model_losses, "loss_grid", killed)
     with pytest.raises(KeyboardInterrupt):
         run_in(options, tmp_path / "killed")
     monkeypatch.undo()

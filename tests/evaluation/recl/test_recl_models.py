@@ -174,3 +174,21 @@ class TestHuggingFace:
         gpt2, mamba = result["models"]
         assert gpt2["nll"][11] == gpt2["nll"][15]  # 48 and 64 tokens
         assert mamba["nll"][11] != mamba["nll"][15]
+
+    def test_far_context_positions_and_pieces_of_words(self, folders: dict[str, str], tmp_path: Path) -> None:
+        ablations = ["shuffle", "reverse", "replace", "drop"]
+        result = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train", ablations=ablations))
+        for model in result["models"]:
+            found = model["far_context"]["ablations"]
+            assert list(found) == ablations
+            assert all(of_c["increase"][0] != 0 for of_c in found.values())
+            classes = model["token_classes"]
+            counts = [classes[name]["positions"][0] for name in ("first_piece", "later_piece")]
+            assert 0 < min(counts) <= sum(counts) < 30
+            assert model["loss_by_position"]["last"][-1] == 16
+        assert [model["trained_len"] for model in result["models"]] == [POSITIONS, None]
+        in_bytes = recl(
+            tmp_path / "bytes",
+            **self.options(folders, "gpt2", "other", split="train", ablations=ablations, context_unit="byte"),
+        )
+        assert all(np.isfinite(m["far_context"]["ablations"]["replace"]["increase"]).all() for m in in_bytes["models"])

@@ -23,9 +23,14 @@ from txl_lightning.runs.models import make_model
 LENGTHS: tuple[Literal["equal tokens", "equal steps"], ...] = ("equal tokens", "equal steps")
 
 
-def planned(profile: str, tmp_path: Path, *overrides: str) -> tuple[Setup, list[Job]]:
+BY_DEFAULT = tuple(name for name in reproduce.SECTIONS if name not in reproduce.ON_REQUEST)
+
+
+def planned(
+    profile: str, tmp_path: Path, *overrides: str, sections: tuple[str, ...] = BY_DEFAULT
+) -> tuple[Setup, list[Job]]:
     setup = Setup(PROFILES[profile], overrides, tmp_path, planning=True)
-    return setup, jobs.merge({name: section.jobs(setup) for name, section in reproduce.SECTIONS.items()})
+    return setup, jobs.merge({name: reproduce.SECTIONS[name].jobs(setup) for name in sections})
 
 
 @pytest.mark.parametrize("profile", PROFILES)

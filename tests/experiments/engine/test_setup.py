@@ -29,6 +29,8 @@ def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
     default = parse([], SECTIONS, "")
     assert (default.sections, default.command, default.parallel) == (SECTIONS, "make reproduce", None)
     assert default.directory == Path("reports/laptop").resolve()
+    assert parse([], SECTIONS, "", on_request=("table_7",)).sections == ("table_6",)
+    assert parse(["--only", "table_7"], SECTIONS, "", on_request=("table_7",)).sections == ("table_7",)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.claims.claims import CLAIMS, judged
+from experiments.claims.claims import BEYOND, CLAIMS, judged
 from experiments.engine.jobs import merge
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.profiles import PROFILES
@@ -17,8 +17,8 @@ from experiments.tables.arms import ENCODINGS, Arm
 from tests.experiments.report.sample_results import sample_results
 from tests.experiments.tables.sample_outcomes import World, draw_figures, small_corpus, write_outcomes
 
-IDS = [claim.id for claim in CLAIMS]
-LOSSES = [claim.id for claim in CLAIMS if claim.tables[0] in ("table_6", "table_7", "table_10")]
+IDS = [claim.id for claim in (*CLAIMS, *BEYOND)]
+LOSSES = [claim.id for claim in (*CLAIMS, *BEYOND) if claim.tables[0] in ("table_6", "table_7", "table_10", "beyond")]
 LOSSES.remove("only_ours_gains_from_longer_attention")
 
 
@@ -51,12 +51,12 @@ def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, secti
     results = sample_results(setup.directory) | {"sections": to_json(sections), "claims": judged(sections)}
     page = write_report(results, setup.directory).with_name("report.md").read_text()
     assert [section.id for section in sections] == list(SECTIONS)
-    assert [claim["id"] for claim in results["claims"]] == [claim.id for claim in CLAIMS]
+    assert [claim["id"] for claim in results["claims"]] == IDS
     figures = [figure for section in sections for figure in section.figures]
     assert page.count("![") == len(figures) + 1 >= 11  # the first is the picture of the claims
     assert page.count("### sample") == 2
     loss = next(t for section in sections for t in section.tables if t.id == "table_7").number(Arm().key, "loss")
-    assert list(loss.by_seed or {}) == ["1", "2"]
+    assert list(loss.by_seed or {}) == ["1", "2", "3"]
     assert f"| recurrence, ours, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
 
 

@@ -1,5 +1,7 @@
 """The compressed memory: what it holds, how far it reaches, and what trains the compressor."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -198,6 +200,21 @@ def test_every_parameter_has_a_gradient_before_anything_is_compressed() -> None:
     grads = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("compressor.")]
     assert len(grads) == 4
     assert all(grad is not None and not grad.any() for grad in grads)
+
+
+def test_a_copy_has_a_compressor_of_its_own_layers() -> None:
+    model = compressive()
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    _, memory = score_segments(copied, random_stream(1, 17), 4)
+    _, expected = score_segments(compressive(), random_stream(1, 17), 4)
+    assert isinstance(memory, CompressiveMemory)
+    assert isinstance(expected, CompressiveMemory)
+    assert memory.compression_loss == expected.compression_loss
+    names = [name for name, _ in model.named_parameters()]
+    assert len(names) == len(set(names)) == len(model.state_dict())
 
 
 def test_the_value_survives_columns_join_and_a_checkpoint() -> None:

@@ -14,9 +14,10 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora import benchmarks, sources
+from txl_lightning.data.corpora.bpe_tokenizer import check_tokenizer_options, tokenizer_vocabulary
 from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
 from txl_lightning.data.corpora.sources import SPLITS, Source, Split
-from txl_lightning.data.reading import fingerprint, read, unpacked
+from txl_lightning.data.reading import Part, fingerprint, read, unpacked
 from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import UserError, require
 
@@ -47,6 +48,8 @@ class Corpus:
         cutoffs: usual cut-offs of the adaptive embedding and softmax for this vocabulary; empty for none.
         sentences: position of every sentence's first token (`<S>`) by split, memory-mapped; empty unless the
             corpus is a list of unordered sentences (lm1b).
+        documents: position of every document's first token by split, ascending from 0, memory-mapped; empty if it is
+            not known where documents start.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Corpus:
     checksum: str
     cutoffs: tuple[int, ...] = ()
     sentences: dict[str, np.ndarray] = field(default_factory=dict)
+    documents: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Corpus:
@@ -74,6 +78,9 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
     directory = Path(config.cache_dir).expanduser()
     source = CORPORA[config.name](config)
     checksum = _checksum(source, directory / "fingerprints")
+    check_tokenizer_options(config)
+    if vocabulary is None and config.level == "bpe":
+        vocabulary = tokenizer_vocabulary(config, source, checksum)
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
         key = cache_key(checksum, f"given vocabulary{source.marks}", vocabulary)
@@ -90,6 +97,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None) -> Cor
         checksum=checksum,
         cutoffs=source.cutoffs if large else (),
         sentences={split: arrays[f"{split}.sentences"] for split in SPLITS if f"{split}.sentences" in arrays},
+        documents={split: arrays[f"{split}.documents"] for split in SPLITS if f"{split}.documents" in arrays},
     )
 
 
@@ -131,7 +139,10 @@ def _prepare(source: Source, given: Vocabulary | None, folder: Path) -> dict[str
     counts: dict[str, int] = {}
     for split in SPLITS:
         encoder = vocabulary if given is None else vocabulary.of_known_characters()
-        counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences)
+        if source.documents:
+            counts[split] = _write_documents(encoder, parts[split], folder, split)
+        else:
+            counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -156,4 +167,18 @@ def _write_tokens(vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path,
                         starts = starts + np.arange(len(starts))
                     sentences.append(tokens.length + starts)
                     tokens.append(chunk)
+        return tokens.length
+
+
+def _write_documents(vocabulary: Vocabulary, documents: Iterable[Part], folder: Path, split: str) -> int:
+    """Write the tokens of a split and the positions of its documents; return the number of tokens."""
+    starts_file = folder / f"{split}.documents.npy"
+    with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
+        with ArrayWriter(starts_file, np.dtype(np.int64)) as starts:
+            for document in documents:
+                start = tokens.length
+                for chunk in vocabulary.encode_chunks(read([document])):
+                    tokens.append(chunk)
+                if tokens.length > start:
+                    starts.append(np.array([start]))
         return tokens.length

@@ -9,13 +9,13 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora.published import Published
-from txl_lightning.data.reading import Alignment, Part, fractions_of
+from txl_lightning.data.reading import Alignment, Part, fractions_of, fractions_of_all
 from txl_lightning.data.vocabulary import counting
 from txl_lightning.data.vocabulary.symbols import LEVELS, Level, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
@@ -31,8 +31,9 @@ OPEN_VOCABULARY: dict[Level, MakeVocabulary] = {
     "byte": counting.all_bytes,
     "char": counting.characters_and_unknown,
     "word": counting.words,
+    "bpe": counting.all_bytes,  # the alphabet; `load_corpus` trains or reads the tokenizer
 }
-ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line"}
+ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Source:
         published: sizes that the encoded tokens must have.
         cutoffs: usual cut-offs of the adaptive softmax.
         closed_sentences: whether `<S>` stands at both ends of a sentence (lm1b).
+        documents: whether every part is a document.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Source:
     published: Published | None = None
     cutoffs: tuple[int, ...] = ()
     closed_sentences: bool = False
+    documents: bool = False
 
     @property
     def recipe(self) -> str:
@@ -65,8 +68,9 @@ class Source:
 
     @property
     def marks(self) -> str:
-        """Part of the cache's key: empty for the usual marks of sentences."""
-        return " closed sentences" if self.closed_sentences else ""
+        """Part of the cache's key: which marks and positions the tokens have."""
+        closed = " closed sentences" if self.closed_sentences else ""
+        return closed + (" documents" if self.documents else "")
 
 
 def by_split(parts: Iterable[Part]) -> Parts:
@@ -77,8 +81,8 @@ def by_split(parts: Iterable[Part]) -> Parts:
 def python_stdlib(config: DataConfig) -> Source:
     """Source files of the running Python's standard library, without its tests.
 
-    Files are ordered by a hash of their names, so that the splits are similar, and never cut. The splits have about
-    90 %, 5 % and 5 % of the bytes.
+    Every file is a document. They are ordered by a hash of their names, so that the splits are similar, and never cut.
+    The splits have about 90 %, 5 % and 5 % of the bytes.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = [p for p in root.rglob("*.py") if not EXCLUDED_FOLDERS & set(p.relative_to(root).parts)]
@@ -89,25 +93,59 @@ def python_stdlib(config: DataConfig) -> Source:
     cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(paths)]
     parts = {split: [Part(p) for p in paths[a:b]] for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)}
     version = ".".join(map(str, sys.version_info[:3]))
-    return Source(f"python-stdlib {version}", parts, OPEN_VOCABULARY[level_of(config, LEVELS)])
+    return Source(f"python-stdlib {version}", parts, OPEN_VOCABULARY[level_of(config, LEVELS)], documents=True)
 
 
 def file(config: DataConfig) -> Source:
-    """One file, cut into consecutive splits by `data.fractions`, never inside a character or, for words, a line."""
+    """One file, several, or all files of a folder, cut into consecutive splits by `data.fractions`.
+
+    Every file is a document. Documents follow each other in the order of their paths, and nothing is put between them.
+    A cut is never inside a character or, for words, a line; a document that a cut goes through continues as the first
+    one of the next split.
+    """
     level = level_of(config, LEVELS)
-    if not config.path:
-        raise OptionError("data.path", config.path, "must be a file for data=file (data.path=PATH)")
-    path = Path(config.path).expanduser()
     fractions = list(config.fractions)
     good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
     require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
+    name, paths = _documents(config.path)
+    if len(paths) == 1:
+        parts = by_split(fractions_of(paths[0], fractions, ALIGNMENT[level]))
+    else:
+        parts = dict(zip(SPLITS, fractions_of_all(paths, fractions, ALIGNMENT[level]), strict=True))
+    return Source(name, parts, OPEN_VOCABULARY[level], documents=True)
+
+
+def _documents(given: Any) -> tuple[str, list[Path]]:
+    """Return a name for the files of `data.path`, and the files that are not empty, sorted by path.
+
+    Of a folder these are all files in it and its folders, without those whose name begins with a dot.
+    """
+    listed = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
+    allowed = "must be a file, a folder or a list of files for data=file (data.path=PATH)"
+    require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
+    roots = [Path(path).expanduser() for path in listed]
+    paths = []
     try:
-        with path.open("rb") as opened:
-            content = opened.read(1)
+        for root in roots:
+            paths += [path for path in root.rglob("*") if _is_visible_file(path, root)] if root.is_dir() else [root]
+        filled = [path for path in sorted(set(paths)) if _has_content(path)]
     except OSError as error:
-        raise OptionError("data.path", config.path, f"cannot be read ({error.strerror})") from error
-    require(bool(content), "data.path", config.path, "must not be empty")
-    return Source(path.name, by_split(fractions_of(path, fractions, ALIGNMENT[level])), OPEN_VOCABULARY[level])
+        reason = f"cannot be read ({error.strerror})" if len(paths) == 1 else f"{error.filename}: {error.strerror}"
+        raise OptionError("data.path", given, reason) from error
+    require(bool(filled), "data.path", given, "must not be empty")
+    packed = [path.name for path in filled if path.suffix == ".xz"]
+    require(len(filled) == 1 or not packed, "data.path", given, f"must be unpacked: {', '.join(packed[:1])}")
+    others = len(filled) - 1 if len(roots) > 1 else 0
+    return (roots[0].name or roots[0].resolve().name) + (f" and {others} more" if others else ""), filled
+
+
+def _is_visible_file(path: Path, root: Path) -> bool:
+    return path.is_file() and not any(name.startswith(".") for name in path.relative_to(root).parts)
+
+
+def _has_content(path: Path) -> bool:
+    with path.open("rb") as opened:
+        return bool(opened.read(1))
 
 
 def level_of(config: DataConfig, levels: Sequence[Level]) -> Level:

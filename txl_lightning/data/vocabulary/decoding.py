@@ -30,12 +30,11 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """Return the replacement character of an incomplete character at the end, or an empty string."""
-        return self._characters.decode(b"", final=True) if self.vocabulary.level == "byte" else ""
+        return self._characters.decode(b"", final=True) if self.vocabulary.consists_of_bytes else ""
 
     def _piece(self, token: int) -> str:
-        if self.vocabulary.level == "byte":
-            symbols = self.vocabulary.symbols
-            return self._characters.decode(symbols[token].encode("latin-1") if symbols else bytes([token]))
+        if self.vocabulary.consists_of_bytes:
+            return self._characters.decode(self.vocabulary.decode_bytes([token]))
         symbol = self.vocabulary.symbols[token]
         if self.vocabulary.level == "char":
             return symbol

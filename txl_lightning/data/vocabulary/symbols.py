@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from txl_lightning.data.reading import cut_after, decoded
+from txl_lightning.data.vocabulary.byte_pairs import BytePairs
 from txl_lightning.errors import UserError
 
-Level = Literal["byte", "char", "word"]
-LEVELS: tuple[Level, ...] = ("byte", "char", "word")
+Level = Literal["byte", "char", "word", "bpe"]
+LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
@@ -27,15 +28,17 @@ class Vocabulary:
     Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and
     line breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every
     line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown characters and words become
-    `<unk>` or `<UNK>`.
+    `<unk>` or `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters.
 
     Args:
-        level: byte, char or word.
+        level: byte, char, word or bpe.
         symbols: in the order of their numbers; empty for all bytes.
+        tokenizer: contents of the `tokenizer.json` of level bpe.
     """
 
     level: Level
     symbols: tuple[str, ...] = ()
+    tokenizer: str = ""
 
     def __len__(self) -> int:
         return len(self.symbols) or 256
@@ -44,6 +47,43 @@ class Vocabulary:
     def of_characters(cls, text: str) -> Vocabulary:
         """Return the vocabulary of `<unk>` and all characters of a training text, by code point."""
         return cls("char", (UNKNOWN, *sorted(set(text))))
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
+        """Return the vocabulary of a byte-level `tokenizer.json`.
+
+        Raises:
+            UserError: it is not byte-level, or not readable.
+        """
+        return cls("bpe", tuple(content.decode("latin-1") for content in BytePairs(tokenizer).contents), tokenizer)
+
+    @property
+    def consists_of_bytes(self) -> bool:
+        """True if symbols are bytes, at levels byte and bpe; false if they are characters or words."""
+        return self.level in ("byte", "bpe")
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray | None:
+        """Number of bytes of every token, in UTF-8 for characters, [V]; -1 for `<unk>`. None for words.
+
+        Words have no bytes of their own: white space is not kept. Bytes that are dropped, as the line breaks of enwik8,
+        are not counted.
+        """
+        if self.level == "word":
+            return None
+        if not self.symbols:
+            return np.ones(len(self), dtype=np.int64)
+        lengths = [len(symbol if self.consists_of_bytes else symbol.encode()) for symbol in self.symbols]
+        if self.level == "char" and self.unknown >= 0:
+            lengths[self.unknown] = -1
+        return np.array(lengths, dtype=np.int64)
+
+    def count_bytes(self, tokens: np.ndarray) -> int | None:
+        """Return the number of bytes that tokens stand for; None if it is not known (words, unknown characters)."""
+        if self.byte_lengths is None:
+            return None
+        lengths = self.byte_lengths[tokens]
+        return int(lengths.sum()) if lengths.min(initial=0) >= 0 else None
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -62,7 +102,7 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of encoded tokens: the smallest that fits for bytes and characters, int32 for words."""
+        """Type of encoded tokens: the smallest that fits for all levels but words, which have int32."""
         small = self.level != "word"
         return np.dtype(np.uint8 if small and len(self) <= 256 else np.uint16 if small and len(self) <= 65536 else "i4")
 
@@ -76,6 +116,8 @@ class Vocabulary:
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
+        if self.level == "bpe":
+            return (tokens.astype(self.dtype) for tokens in self._byte_pairs.encode_chunks(chunks))
         if self.level == "byte":
             return (self._encode_bytes(np.frombuffer(chunk, np.uint8)) for chunk in chunks)
         if self.level == "char":
@@ -84,31 +126,40 @@ class Vocabulary:
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
-        if not self.symbols:
-            return bytes(int(token) for token in tokens).decode("utf-8", errors="replace")
+        if self.consists_of_bytes:
+            return self.decode_bytes(tokens).decode("utf-8", errors="replace")
         symbols = [self.symbols[int(token)] for token in tokens]
-        if self.level == "byte":
-            return "".join(symbols).encode("latin-1").decode("utf-8", errors="replace")
         if self.level == "char":
             return "".join(symbols)
         ends = (SENTENCE,) if self.starts_sentences else (END_OF_LINE,)
         words = " ".join("\n" if symbol in ends else symbol for symbol in symbols)
         return words.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n")
 
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        """Return the bytes of token numbers at levels byte and bpe: those that were encoded, UTF-8 or not."""
+        if not self.symbols:
+            return bytes(int(token) for token in tokens)
+        return "".join(self.symbols[int(token)] for token in tokens).encode("latin-1")
+
     def of_known_characters(self) -> Vocabulary:
-        """Return a vocabulary in which an unknown character is an error instead of `<unk>`; words are unchanged."""
-        if self.level == "word" or UNKNOWN not in self.numbers:
+        """Return a vocabulary in which an unknown character is an error instead of `<unk>`; others are unchanged."""
+        if self.level != "char" or UNKNOWN not in self.numbers:
             return self
         return replace(self, symbols=tuple("" if symbol == UNKNOWN else symbol for symbol in self.symbols))
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
-        return {"level": self.level, "symbols": list(self.symbols)}
+        state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
+        return {**state, "tokenizer": self.tokenizer} if self.tokenizer else state
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
         """Restore a vocabulary from its `state_dict`."""
-        return cls(level=state["level"], symbols=tuple(state["symbols"]))
+        return cls(state["level"], tuple(state["symbols"]), state.get("tokenizer", ""))
+
+    @cached_property
+    def _byte_pairs(self) -> BytePairs:
+        return BytePairs(self.tokenizer)
 
     @cached_property
     def _table(self) -> np.ndarray:

@@ -121,5 +121,7 @@ def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
 
 
 def _symbol(vocabulary: Vocabulary, token: int) -> str:
-    """Return the symbol of a token; a byte becomes the character with its number."""
+    """Return the symbol of a token; a byte becomes the character with its number, a token of BPE its text."""
+    if vocabulary.level == "bpe":
+        return vocabulary.decode([token])
     return vocabulary.symbols[token] if vocabulary.symbols else chr(token)

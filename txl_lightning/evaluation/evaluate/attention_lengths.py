@@ -11,7 +11,7 @@ import numpy as np
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
 HALF_A_PRINTED_DIGIT = {"ppl": 0.005, "bpc": 0.0005}
 Measure = Callable[[ScoringProtocol], TokenLosses]
@@ -76,14 +76,14 @@ def sweep_lengths(
         sweep: protocols to score.
         measure: function that scores the split.
         units: units of the standard errors.
-        level: level of the tokens; perplexity for words, bits per character otherwise.
+        level: level of the tokens; see `loss_unit`.
         tolerance: in that unit; None for half of the last digit printed: 0.005 ppl or 0.0005 bpc.
 
     Returns:
         The entry `sweep` of `evaluation.json` (see `evaluate.command`).
     """
     limit = sweep.protocol.limit
-    unit = "ppl" if level == "word" else "bpc"
+    unit = loss_unit(level)
     init_length = sweep.protocol.training_attention_length
     planned = [*sweep.at_lengths.items(), (init_length if limit is None else min(init_length, limit), sweep.init)]
     losses = [measure(protocol) for _, protocol in planned]

@@ -12,6 +12,8 @@
                         tokens: how many; null with precision=32-true
     streams_start       context of the first token of every stream
     SPLIT               nll (nats per token), bpc or ppl, tokens (scored), seconds
+        bpb, bytes      bits per byte, and bytes of the scored tokens; no bpb and null where the bytes are not known:
+                        words, and characters that are `<unk>`
         standard_error  nll, bpc or ppl (null for a single unit), over (name of a unit), units (how many)
         left_out        tokens of the split that are not scored: first_of_streams, trimmed, max_segments
         losses          with `losses=true`, the file `losses_SPLIT.npz`: nll and positions of the scored tokens, in
@@ -136,7 +138,7 @@ def _score_splits(
         units = text_units(corpus.sentences.get(split), options.block_len)
         measure = _measure_once(split)
         losses = measure(protocol)
-        results[split] = _split_result(losses, units, level)
+        results[split] = _split_result(losses, units, corpus, split)
         if options.losses:
             results[split]["losses"] = f"losses_{split}.npz"
             write_losses(directory / results[split]["losses"], losses)
@@ -160,7 +162,7 @@ def _select(
         if split == chosen_on and sweep is not None:
             entry = sweep_lengths(sweep, measure, units, level, options.tolerance)
             selection = Selection.from_sweep(chosen_on, sweep, entry)
-        result = results[split] = _split_result(measure(selection.init), units, level)
+        result = results[split] = _split_result(measure(selection.init), units, corpus, split)
         lines.append(split_line(split, result, corpus.name, selection.init.description()))
         result["selected"] = selection.score(split, measure, units, level, directory if options.losses else None)
         if split == chosen_on:
@@ -240,14 +242,18 @@ def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:
     return measure
 
 
-def _split_result(losses: TokenLosses, units: TextUnits, level: str) -> dict[str, Any]:
+def _split_result(losses: TokenLosses, units: TextUnits, corpus: Corpus, split: str) -> dict[str, Any]:
     """Return the entry of a split in `evaluation.json`."""
+    vocabulary, level = corpus.vocabulary, corpus.vocabulary.level
+    scored = None if vocabulary.byte_lengths is None else corpus.splits[split][losses.positions]
+    n_bytes = None if scored is None else vocabulary.count_bytes(scored)
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)
     return {
-        **loss_metrics(losses.mean, level),
+        **loss_metrics(losses.mean, level, None if n_bytes is None else n_bytes / len(losses.nll)),
         "standard_error": {**errors, "over": units.name, "units": n_units},
         "tokens": len(losses.nll),
+        "bytes": n_bytes,
         "left_out": losses.left_out,
         "seconds": round(losses.seconds, 2),
     }

@@ -9,6 +9,7 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.evaluate.figures import attention_length_figure
 from txl_lightning.files import write_text
 from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.runs.metrics import shown_units
 
 UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
@@ -25,11 +26,12 @@ def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) ->
     unit = "ppl" if "ppl" in result else "bpc"
     error, left_out = result["standard_error"], result["left_out"]
     margin = "" if error[unit] is None else f" ± {error[unit]:.4f}"
+    by_bytes = f", bpb {result['bpb']:.4f}" if "bpb" in shown_units(result) else ""
     over = "" if error[unit] is None else f"; ± over {error['units']:,} {error['over']}"
     reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in left_out.items() if n)
     return (
-        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin} over {result['tokens']:,} tokens of "
-        f"{corpus} ({lengths}; left out: {reasons}{over})"
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{by_bytes} over "
+        f"{result['tokens']:,} tokens of {corpus} ({lengths}; left out: {reasons}{over})"
     )
 
 
@@ -164,7 +166,8 @@ def log_results(
     known = {**config, "corpus": results["corpus"], "evaluation": results["evaluation"]}
     with wandb_run(directory, logger, "evaluate", known) as run:
         for split in splits:
-            run.summary.update({f"{split}/{name}": results[split][name] for name in ("nll", unit, "tokens")})
+            shown = ("nll", *shown_units(results[split]), "tokens")
+            run.summary.update({f"{split}/{name}": results[split][name] for name in shown})
         log_table(run, "evaluate/table", header, rows)
         sweeps = _sweeps(results, splits)
         if sweeps:

@@ -84,7 +84,7 @@ def typed_prompt(text: str, vocabulary: Vocabulary) -> Prompt:
 
 def _unknown_symbols(text: str, vocabulary: Vocabulary) -> list[str]:
     """Return characters or words of a text that the vocabulary lacks, ordered by first occurrence."""
-    if not vocabulary.symbols:
+    if not vocabulary.symbols or vocabulary.level == "bpe":
         return []
     numbers = vocabulary.numbers
     if vocabulary.level == "word":

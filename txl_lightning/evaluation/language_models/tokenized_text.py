@@ -47,6 +47,9 @@ def with_vocabulary(vocabulary: Vocabulary, content: bytes) -> TokenizedText:
     tokens = vocabulary.of_known_characters().encode(content)
     if vocabulary.level == "char":
         return TokenizedText(tokens, character_starts(content.decode()), len(content))
+    if vocabulary.level == "bpe" and vocabulary.byte_lengths is not None:
+        lengths = vocabulary.byte_lengths[tokens]
+        return TokenizedText(tokens, np.cumsum(lengths) - lengths, len(content))
     each_byte = vocabulary.level == "byte" and len(tokens) == len(content)
     return TokenizedText(tokens, np.arange(len(content)) if each_byte else None, len(content))
 

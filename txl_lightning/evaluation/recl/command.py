@@ -10,13 +10,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from txl_lightning.config.schemas import plain
-from txl_lightning.distributed.ranks import all_gather, process_group, rank_and_world_size
+from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.language_models.byte_losses import byte_losses
 from txl_lightning.evaluation.recl.context_gains import block_gains, context_gains, token_classes
+from txl_lightning.evaluation.recl.context_use.far_context import ABLATIONS
+from txl_lightning.evaluation.recl.context_use.model_losses import (
+    context_use,
+    further_arrays,
+    model_losses,
+    scored_positions,
+)
+from txl_lightning.evaluation.recl.context_use.word_pieces import pieces_of_symbols, pieces_of_text, word_pieces
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, check_definition
 from txl_lightning.evaluation.recl.figures import gain_maps
 from txl_lightning.evaluation.recl.group import Member, load_group, references
@@ -28,20 +34,18 @@ from txl_lightning.evaluation.recl.group_comparisons import (
 )
 from txl_lightning.evaluation.recl.group_text import CONTEXT_UNITS, GroupText, group_text
 from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
-from txl_lightning.evaluation.recl.loss_store import LossStore, array_checksum, write_losses
+from txl_lightning.evaluation.recl.loss_store import write_losses
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
-from txl_lightning.evaluation.scoring.device import device_of, prepare_device
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.position_blocks import POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
-from txl_lightning.runs.bfloat16 import autocast, chosen_precision
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.bfloat16 import chosen_precision
+from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
-SCHEMA_VERSION = 1  # of docs/recl.schema.json
+SCHEMA_VERSION = 2  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
-STORED_PARTS = 10  # of the blocks of a model
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -66,13 +70,11 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         text = group_text(members, options)
         _check_limits(members, contexts[-1], text)
         positions, blocks = position_blocks(text.length, options.n_positions, contexts)
-        losses: dict[str, Array] = {}
-        scored: dict[str, int] = {}
-        for member in members:
-            of_member = _stored_losses(member, text, positions, blocks, contexts, options)
-            losses[member.name], scored[member.name] = of_member
+        at = scored_positions(text, positions, blocks, contexts, options)
+        scored = {member.name: model_losses(member, at, options) for member in members}
         if rank_and_world_size()[0] > 0:
             return []
+    losses = {name: of_model.losses_CP for name, of_model in scored.items()}
     results = _measure(options, members, losses, contexts, positions, blocks, text)
     results["corpus"] = text.description()
     first, last, n_blocks = int(positions[0]), int(positions[-1]), int(blocks[-1]) + 1
@@ -84,10 +86,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         "last": last,
     }
     for model in results["models"]:
-        model["positions_scored"] = scored[model["name"]]
+        model |= context_use(scored[model["name"]], at)
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
-    write_losses(directory / "losses.npz", losses, contexts, positions, blocks)
+    write_losses(directory / "losses.npz", losses, contexts, positions, blocks, further_arrays(scored, at))
     gain_maps(directory / "gain_maps", contexts, block_gains(losses, blocks), options.context_unit)
     return write_report(results, directory, options.logger, plain(options))
 
@@ -106,6 +108,8 @@ def _check_options(options: ReclOptions) -> list[int]:
         require(value in choices, name, value, f"must be one of {', '.join(choices)}")
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
+    windows = options.position_windows
+    require(windows == 0 or windows >= 2, "position_windows", windows, "must be 0 or an integer >= 2")
     allowed = "must be an integer >= 2 (for a standard error)"
     require(options.n_positions >= 2, "n_positions", options.n_positions, allowed)
     shortest = options.first_context + options.step
@@ -113,7 +117,19 @@ def _check_options(options: ReclOptions) -> list[int]:
     require(options.max_context >= shortest, "max_context", options.max_context, allowed)
     contexts = list(range(options.first_context, options.max_context + 1, options.step))
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
+    _check_ablations(options, contexts)
     return contexts
+
+
+def _check_ablations(options: ReclOptions, contexts: list[int]) -> None:
+    named = options.ablations
+    allowed = f"must be different ones of {', '.join(ABLATIONS)}"
+    require(len(set(named)) == len(named) and set(named) <= set(ABLATIONS), "ablations", named, allowed)
+    altered = options.ablation_contexts
+    if altered is not None:
+        allowed = f"must be contexts of the grid below {contexts[-1]}, ascending"
+        fits = bool(altered) and sorted(set(altered)) == altered and set(altered) <= set(contexts[:-1])
+        require(fits, "ablation_contexts", altered, allowed)
 
 
 def _check_limits(members: list[Member], max_context: int, text: GroupText) -> None:
@@ -124,58 +140,6 @@ def _check_limits(members: list[Member], max_context: int, text: GroupText) -> N
         return
     allowed = f"must be at most {longest}, the tokens that {members[limits.index(longest)].path} can see"
     raise OptionError("max_context", max_context, allowed)
-
-
-def _stored_losses(
-    member: Member,
-    text: GroupText,
-    positions: NDArray[np.int64],
-    blocks: NDArray[np.int64],
-    contexts: list[int],
-    options: ReclOptions,
-) -> tuple[Array, int]:
-    """Return l(c, t) of one model, [C, P], and the number of positions scored now; the store has the others.
-
-    A tenth of the blocks is scored and stored at a time, so an interrupted command resumes after the last tenth.
-    """
-    store = LossStore(Path(options.store).expanduser())
-    key = {
-        "checkpoint": member.checksum,
-        "split": options.split,
-        "tokens": array_checksum(text.of_member[member.name].tokens),
-        "positions": array_checksum(positions),
-        "clamp_len": member.clamp_len,
-        "segment_len": member.reader.segment_len,
-        "precision": options.precision,
-    }
-    if text.pieces is not None:
-        key["pieces"] = array_checksum(text.pieces)
-    rank, _ = rank_and_world_size()
-    # Only the first rank reads the store: another rank could read it after the first has written to it.
-    keeps = rank == 0 and member.checksum is not None
-    stored = all_gather(store.read(key) if keeps else {})[0]
-    unknown = np.full(len(positions), np.nan)
-    losses_CP = np.stack([stored.get(context, unknown) for context in contexts])
-    missing_P = np.isnan(losses_CP).any(axis=0)
-    missing = np.unique(blocks[missing_P])
-    at_once = -(-int(blocks[-1] + 1) // STORED_PARTS)
-    starts = range(0, len(missing), at_once)
-    for start in tqdm(starts, desc=member.name, unit="part", disable=True if rank else None, leave=False):
-        here = np.isin(blocks, missing[start : start + at_once])
-        with autocast(options.precision, device_of(member.reader.model)):
-            losses_CP[:, here] = _losses(member, text, positions[here], contexts, options.batch_tokens)
-        if keeps:
-            store.write(key, dict(zip(contexts, losses_CP, strict=True)))
-    return losses_CP, int(missing_P.sum())
-
-
-def _losses(
-    member: Member, text: GroupText, positions: NDArray[np.int64], contexts: list[int], batch_tokens: int | None
-) -> Array:
-    tokens = text.of_member[member.name]
-    if text.pieces is None:
-        return loss_grid(member.reader, tokens.tokens, positions, contexts, batch_tokens)
-    return byte_losses(member.reader, tokens, text.pieces, positions, contexts, batch_tokens)
 
 
 def _measure(
@@ -216,7 +180,7 @@ def _measure(
     return {
         "schema_version": SCHEMA_VERSION,
         "citation": CITATION,
-        "unit": next(iter(set(loss_metrics(0.0, text.level)) - {"nll"})),
+        "unit": loss_unit(text.level),
         "contexts": contexts,
         **{name: getattr(options, name) for name in (*names, "fractions", "threshold", "bootstrap", "seed")},
         "models": models,
@@ -239,6 +203,7 @@ def _identity(member: Member) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in getattr(member.reader.model, "parameters", list)()),
         "limit": member.reader.limit,
         "clamp_len": member.clamp_len,
+        "trained_len": member.trained_len,
     }
 
 
@@ -270,4 +235,11 @@ def _token_classes(
     """Return the losses of classes of tokens; None in bytes, where a position has no single token."""
     if text.pieces is not None:
         return None
-    return token_classes(losses_CP, contexts, text.of_member[member.name].tokens, positions)
+    tokens = text.of_member[member.name]
+    pieces = None
+    if text.content is not None and tokens.starts is not None:
+        pieces = pieces_of_text(tokens, text.content, positions)
+    elif text.content is None and member.trained:
+        pieces = pieces_of_symbols(member.trained.vocabulary, tokens.tokens, positions)
+    further = {} if pieces is None else dict(zip(("first_piece", "later_piece"), word_pieces(pieces), strict=True))
+    return token_classes(losses_CP, contexts, tokens.tokens, positions, further)

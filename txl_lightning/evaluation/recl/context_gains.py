@@ -52,7 +52,11 @@ def block_gains(losses: Mapping[str, Array], blocks: Integers) -> dict[str, Arra
 
 
 def token_classes(
-    losses_CP: Array, contexts: Sequence[int], tokens: np.ndarray, positions: Integers
+    losses_CP: Array,
+    contexts: Sequence[int],
+    tokens: np.ndarray,
+    positions: Integers,
+    further: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> dict[str, dict[str, list[Any]]]:
     """Return the mean loss of classes of target tokens at each context, and how many positions are in each class.
 
@@ -67,6 +71,7 @@ def token_classes(
         contexts: c.
         tokens: the text.
         positions: t.
+        further: members of other classes, [P], by name.
     """
     distance_P = _distances(np.asarray(tokens), positions)
     counts = np.bincount(tokens)
@@ -79,6 +84,7 @@ def token_classes(
         "new": [distance_P == 0] * len(contexts),
         "frequent": [frequent_P] * len(contexts),
         "rare": [~frequent_P] * len(contexts),
+        **{name: [member_P] * len(contexts) for name, member_P in (further or {}).items()},
     }
     return {
         name: {

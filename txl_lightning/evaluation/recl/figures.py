@@ -1,10 +1,12 @@
-"""Figures by context: gain of each step (Figure 3), loss (Figure 4), and gain by place in the text."""
+"""Figures by context, by place in the text and by position: gains (Figure 3), losses (Figure 4), ablations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
@@ -105,3 +107,62 @@ def gain_maps(
     panels[-1].set_xlabel("block of positions, in the order of the text")
     figure.colorbar(image, ax=list(panels), label=f"gain over {contexts[0]} {unit}s (nats)")
     save_figure(figure, stem)
+
+
+def ablation_figure(
+    stem: Path, contexts: Sequence[int], increases: Mapping[str, Mapping[str, Mapping[str, Any]]], unit: str = "token"
+) -> None:
+    """Draw the increase of the loss by c for each ablation of the far context, as SVG and PNG: a panel per model.
+
+    Args:
+        stem: path of the files without suffix.
+        contexts: c, beyond which tokens are altered.
+        increases: `increase`, `low` and `high` at every c, in nats, by model and ablation; [low, high] is a band.
+        unit: unit of contexts: token or byte.
+    """
+    figure = new_figure(SIZE[0], 1 + 2.4 * len(increases))
+    panels = figure.subplots(len(increases), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, of_model) in zip(panels, increases.items(), strict=True):
+        for (ablation, of_c), colour, marker in zip(of_model.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
+            axes.plot(contexts, of_c["increase"], color=colour, marker=marker, markersize=3.5, label=ablation)
+            axes.fill_between(contexts, of_c["low"], of_c["high"], color=colour, alpha=0.12, linewidth=0)
+        axes.axhline(0, color="0.35", linewidth=0.8)
+        axes.set(ylabel="increase of loss (nats)", title=name)
+        axes.grid(alpha=0.3)
+    panels[0].legend(frameon=False, fontsize=9)
+    panels[-1].set(xlabel=f"distance c beyond which {unit}s are altered", xscale="log")
+    panels[-1].set_xticks(contexts, [str(c) for c in contexts])
+    panels[-1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    save_figure(figure, stem)
+
+
+def position_figure(
+    stem: Path,
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+    trained: Mapping[str, int | None],
+    y_label: str,
+) -> None:
+    """Draw the loss by position in a window read from a fresh state, as SVG and PNG.
+
+    Args:
+        stem: path of the files without suffix.
+        curves: positions, mean loss and its standard error (a band), by model.
+        trained: tokens that each model saw in training, a dashed line; None if unknown.
+        y_label: label of the y axis, with its unit.
+    """
+    figure = new_figure(*SIZE)
+    axes = figure.add_subplot()
+    longest = max(max(positions) for positions, _, _ in curves.values())
+    marked = {name: length for name, length in trained.items() if name in curves and (length or math.inf) <= longest}
+    for (name, (positions, mean, error)), colour in zip(curves.items(), cycle(COLOURS), strict=False):
+        axes.plot(positions, mean, color=colour, linewidth=1.4, label=name)
+        low, high = (np.asarray(mean) + sign * np.asarray(error) for sign in (-1, 1))
+        axes.fill_between(positions, low, high, color=colour, alpha=0.12, linewidth=0)
+        if name in marked:
+            axes.axvline(marked[name] or 0, color=colour, linestyle="--", linewidth=1.1)
+    if marked:
+        axes.plot([], [], color="0.35", linestyle="--", linewidth=1.1, label="tokens seen in training")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel="position in the window (tokens)", ylabel=y_label, title="Loss by position (± standard error)")
+    save_with_legend(figure, axes, stem)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-from txl_lightning.config.lengths import extended_context, trained_clamp
+from txl_lightning.config.lengths import extended_context, longest_trained_distance, trained_clamp
 from txl_lightning.config.schemas import RecurrentModelConfig
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.language_models.huggingface_loading import load_huggingface
@@ -65,6 +65,16 @@ class Member:
         """Tokens read in training: steps · streams · segment; None for a model from elsewhere."""
         data = self.trained.config.data if self.trained else None
         return self.trained.step * data.batch_size * data.segment_len if self.trained and data else None
+
+    @property
+    def trained_len(self) -> int | None:
+        """Tokens that a token saw in training: segment, extended context and memory; the positions of other models."""
+        if self.trained is None:
+            return self.reader.limit
+        config = self.trained.config
+        if isinstance(config.model, RecurrentModelConfig):
+            return config.data.segment_len
+        return longest_trained_distance(config) + 1
 
     @property
     def option(self) -> str:

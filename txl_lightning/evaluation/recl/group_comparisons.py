@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
-from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
-
-NORMAL_95 = 1.96  # standard errors on either side of a mean
+from txl_lightning.evaluation.recl.loss_by_context import NORMAL_95, mean_and_error
 
 
 def lengths_in_groups(

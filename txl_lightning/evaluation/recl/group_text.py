@@ -32,6 +32,7 @@ class GroupText:
         level: byte, char, word or token; losses are per unit of it.
         of_member: tokens of the text, by name of the model.
         pieces: bounds of the pieces of text that models are compared on, in bytes; None if all have the same tokens.
+        content: bytes of the text; None if it is that of an encoded corpus.
     """
 
     name: str
@@ -39,6 +40,7 @@ class GroupText:
     level: str
     of_member: dict[str, TokenizedText]
     pieces: NDArray[np.int64] | None = None
+    content: bytes | None = None
 
     @property
     def length(self) -> int:
@@ -70,7 +72,7 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
     of_member = {member.name: member.tokenize(content) for member in members}
     checksum = hashlib.sha256(content).hexdigest()
     if by_bytes:
-        return GroupText(name, checksum, "byte", of_member, _pieces(members, of_member))
+        return GroupText(name, checksum, "byte", of_member, _pieces(members, of_member), content)
     first = members[0]
     for member in members:
         if not of_member[member.name].agrees_with(of_member[first.name]):
@@ -78,7 +80,8 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
             raise OptionError(member.option, member.path, allowed)
     levels = [member.trained.vocabulary.level for member in members if member.trained]
     single_bytes = all(len(tokens.tokens) == tokens.n_bytes for tokens in of_member.values())
-    return GroupText(name, checksum, levels[0] if levels else "byte" if single_bytes else "token", of_member)
+    level = levels[0] if levels else "byte" if single_bytes else "token"
+    return GroupText(name, checksum, level, of_member, content=content)
 
 
 def common_corpus(members: Sequence[Member], data_path: str | None) -> Corpus:

@@ -17,6 +17,8 @@ from txl_lightning.evaluation.scoring.standard_errors import standard_error
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.language_model import LanguageModel
 
+NORMAL_95 = 1.96  # standard errors on either side of a mean
+
 
 @dataclass(frozen=True)
 class ContextCurve:

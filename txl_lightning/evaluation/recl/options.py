@@ -28,7 +28,11 @@ class ReclOptions:
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
         bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
-        seed: seed of the resampling.
+        ablations: far context to alter: shuffle, reverse, replace (by other text of the split) or drop.
+        ablation_contexts: contexts beyond which tokens are altered; null for first_context, 2 first_context, 4
+            first_context, … on the grid.
+        position_windows: windows for the loss by position in the window; 0 for none.
+        seed: seed of the resampling and of the ablations.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
             the longest distance of its training; -1 for no limit.
         data_path: text file to score instead of the runs' corpus; needed if no checkpoint brings a corpus.
@@ -56,6 +60,9 @@ class ReclOptions:
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
+    ablations: list[str] = field(default_factory=list)
+    ablation_contexts: list[int] | None = None
+    position_windows: int = 256
     seed: int = 1
     clamp_len: int | None = None
     data_path: str | None = None

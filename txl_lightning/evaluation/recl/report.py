@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.recl.figures import context_figure, gain_figure
+from txl_lightning.evaluation.recl.figures import ablation_figure, context_figure, gain_figure, position_figure
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.tables import latex_table, markdown_table
+from txl_lightning.runs.metrics import loss_metrics
 
 UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 
@@ -22,6 +24,8 @@ def write_report(
         recl.md, recl.tex        Table 8; in Markdown also comparisons
         gains_*.svg|png          Figure 3, a file for each r and group
         contexts.svg|png         Figure 4
+        ablations.svg|png        increase of the loss without, or with altered, far context
+        positions.svg|png        loss by position in a window
         recl_by_tokens_*.png     RECL during training, if there are several checkpoints of a folder
 
     Args:
@@ -50,6 +54,7 @@ def write_report(
         "Loss by context, all positions (± standard error)",
         results["context_unit"],
     )
+    _context_use_figures(results, directory)
     for r in (str(float(r)) for r in results["fractions"]):
         if during_training := _by_tokens(results, r):
             path = directory / f"recl_by_tokens_r{r}.png"
@@ -66,6 +71,27 @@ def write_report(
             means = {name: mean for name, (mean, _) in losses.items()}
             log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{_unit_name(results)} by context")
     return lines
+
+
+def _context_use_figures(results: dict[str, Any], directory: Path) -> None:
+    """Draw the ablations and the loss by position, where they are measured."""
+    altered = {model["name"]: model["far_context"] for model in results["models"] if model["far_context"]}
+    if altered:
+        contexts = next(iter(altered.values()))["contexts"]
+        increases = {name: of_model["ablations"] for name, of_model in altered.items()}
+        ablation_figure(directory / "ablations", contexts, increases, results["context_unit"])
+    curves, unit = {}, results["unit"]
+    for model in results["models"]:
+        if found := model["loss_by_position"]:
+            middles = [(first + last) / 2 for first, last in zip(found["first"], found["last"], strict=True)]
+            mean = [loss_metrics(nll, results["corpus"]["level"])[unit] for nll in found["nll"]]
+            # d ppl = ppl · d nll; d bpc = d nll / ln 2
+            scale = mean if unit == "ppl" else [1 / math.log(2)] * len(mean)
+            error = [s * e for s, e in zip(scale, found["nll_standard_error"], strict=True)]
+            curves[model["name"]] = (middles, mean, error)
+    if curves:
+        trained = {model["name"]: model["trained_len"] for model in results["models"]}
+        position_figure(directory / "positions", curves, trained, _unit_name(results))
 
 
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -187,7 +213,19 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
         if len(results["groups"]) > 1
     ]
     add("Groups", ["group", "models", *(f"RECL r = {r}: mean [lowest, highest]" for r in fractions)], rows)
+    for model in models:
+        if found := model["far_context"]:
+            header = ["ablation", *(f"beyond {c}" for c in found["contexts"])]
+            rows = [
+                [ablation, *(f"{x:+.4f} [{a:+.4f}, {b:+.4f}]" for x, a, b in zip(*_ends(of_c), strict=True))]
+                for ablation, of_c in found["ablations"].items()
+            ]
+            add(f"Far context of {model['name']}: increase of the loss at {longest}, nats", header, rows)
     return lines
+
+
+def _ends(of_c: dict[str, list[float]]) -> tuple[list[float], list[float], list[float]]:
+    return of_c["increase"], of_c["low"], of_c["high"]
 
 
 def _bounded(length: dict[str, Any]) -> str:

@@ -85,7 +85,7 @@ def _one_pass(
             windows_BT = torch.from_numpy(tokens[places].astype(np.int64)).to(device)
             within = contexts[contexts <= length]
             losses_BC = reader.losses_at(windows_BT, within.tolist())
-            part[done : done + len(batch), : len(within)] = losses_BC.double().cpu().numpy()
+            part[done : done + len(batch), : len(within)] = losses_BC.cpu().double().numpy()
             done += len(batch)
     losses_WC = np.empty((len(starts_W), C))
     for other, of_rank in enumerate(all_gather(part)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,6 @@ def standard_error(values_P: NDArray[np.floating], units_P: NDArray[np.int64]) -
 def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
     """Convert a standard error in nats to the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
     values = loss_metrics(nll, level)
-    unit = next(name for name in values if name != "nll")
+    unit = loss_unit(level)
     scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
     return {"nll": error, unit: None if error is None else scale * error}

@@ -156,7 +156,7 @@ def context_losses(
         for start in range(0, len(own), n_windows):
             ends = own[start : start + n_windows, None]
             windows_BT = torch.from_numpy(tokens[ends + np.arange(-context, 1)].astype(np.int64)).to(device)
-            part[start : start + n_windows] = reader.last_loss(windows_BT).double().cpu().numpy()
+            part[start : start + n_windows] = reader.last_loss(windows_BT).cpu().double().numpy()
     losses = np.empty(len(positions))
     for other, of_rank in enumerate(all_gather(part)):
         losses[other::world_size] = of_rank

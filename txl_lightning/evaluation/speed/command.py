@@ -25,6 +25,7 @@ from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.machine import processor
+from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.trained import load_trained
 
 LEVELS = ("char", "word")
@@ -168,7 +169,7 @@ def _checkpoint_subjects(options: SpeedOptions) -> list[Subject]:
         raise OptionError("checkpoint", options.checkpoint, allowed)
     compressed = f"compresses its memory ({model.config.compression}); Table 9 is of keys and values that can be cached"
     require(can_cache(model), "checkpoint", options.checkpoint, compressed)
-    level = "word" if trained.vocabulary.level == "word" else "char"
+    level = "word" if loss_unit(trained.vocabulary.level) == "ppl" else "char"
     return [Subject(level, model, vanilla_of(model, options.vanilla_n_layer))]
 
 

@@ -24,6 +24,7 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
+ONLY = {"norm": "layer", "feed_forward": "relu", "final_norm": False}  # in both other implementations
 SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
 FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")
 
@@ -93,10 +94,10 @@ def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[
             variables where they are not given.
 
     Raises:
-        CheckpointError: names or shapes do not match, or `mem_len` is missing.
+        CheckpointError: names, shapes or flags do not match, or `mem_len` is missing.
     """
     variables = tensorflow.model_variables(weights)
-    flags = {**tensorflow.architecture_flags(variables), **tensorflow.given_flags(config)}
+    flags = tensorflow.model_flags(variables, config)
     variables, tied = tensorflow.with_all_projections(variables, flags)
     return _build(
         _config_from(
@@ -117,12 +118,12 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
     back; the paper's code ignores them.
 
     Raises:
-        CheckpointError: that code has no such encoding, or the model has terms switched off.
+        CheckpointError: that code has no such encoding, norm or feed-forward, or the model has terms switched off.
     """
     config = model.config
     if config.encoding not in ATTENTION_TYPES:
         raise CheckpointError(f"encoding={config.encoding}: the paper's code has only {', '.join(ATTENTION_TYPES)}")
-    _require_all_terms(config, "the paper's code")
+    _require_parts(config, "the paper's code")
     if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
         raise CheckpointError(f"d_head={config.d_head}: the paper's code needs n_head·d_head = d_model for al_rfou")
     n_clusters = len(config.cutoffs) + 1
@@ -144,19 +145,17 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     """Return weights and config for Hugging Face's class, the inverse of `from_huggingface`.
 
     Raises:
-        CheckpointError: that class lacks something: another encoding, terms switched off, extended context,
-            an empty start of the memory.
+        CheckpointError: that class lacks something: another encoding, norm or feed-forward, terms switched off,
+            extended context, an empty start of the memory.
     """
     config = model.config
     if config.encoding != "relative":
         raise CheckpointError(f"encoding={config.encoding}: Hugging Face's class has only the relative encoding")
-    _require_all_terms(config, "Hugging Face's class")
+    _require_parts(config, "Hugging Face's class")
     if config.ext_len:
         raise CheckpointError(f"ext_len={config.ext_len}: Hugging Face's class has no extended context")
     if config.same_length and config.extra_key:
-        raise CheckpointError(
-            "extra_key=True: Hugging Face's class has no such mask; convert model.with_lengths(extra_key=False)"
-        )
+        raise CheckpointError("extra_key=True: Hugging Face's class has no such mask; convert with same_length=false")
     if config.tie_projections == "all":
         raise CheckpointError("tie_projections=all: Hugging Face's class never ties the first projection")
     if config.memory_start != "zeros" and config.mem_len:
@@ -268,7 +267,11 @@ def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None =
     raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
 
 
-def _require_all_terms(config: TransformerXLConfig, who: str) -> None:
+def _require_parts(config: TransformerXLConfig, who: str) -> None:
+    for name, only in ONLY.items():
+        value = getattr(config, name)
+        if value != only:
+            raise CheckpointError(f"{name}={value}: {who} has only {name}={only}")
     if config.active_terms != config.kind.terms:
         raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")
     if config.qk_norm:

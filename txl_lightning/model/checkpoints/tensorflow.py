@@ -14,6 +14,7 @@ from torch import Tensor
 from txl_lightning.model.checkpoints.weight_mapping import EMBEDDING, SCOPE, SOFTMAX, CheckpointError
 
 LAYER = re.compile(SCOPE + r"layer_(\d+)/")
+DETERMINED = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r", "cutoffs")
 WIDENED = (torch.float16, torch.bfloat16)
 
 
@@ -81,17 +82,24 @@ def clusters(names: Iterable[str], pattern: str) -> list[str]:
     return found
 
 
-def given_flags(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags as the code's `transformer` takes them: inner cut-offs, and a list of ties instead of one flag."""
-    flags = {name: value for name, value in config.items() if value is not None}
-    cutoffs = list(flags.get("cutoffs") or ())
-    if cutoffs[:1] == [0]:  # as in corpus-info.json: with both ends
-        cutoffs = cutoffs[1:-1]
-    if "cutoffs" in flags:
-        flags["cutoffs"] = cutoffs
-    if "tie_projs" not in flags and "proj_share_all_but_first" in flags:
-        flags["tie_projs"] = [False] + [bool(flags["proj_share_all_but_first"])] * len(cutoffs)
-    return flags
+def model_flags(variables: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of `config`, as the code's `transformer` takes them, and those that the variables determine.
+
+    Cut-offs may have both ends, as in `corpus-info.json`; `proj_share_all_but_first` may stand for `tie_projs`.
+
+    Raises:
+        CheckpointError: a flag of `config` contradicts the variables, or a variable is missing.
+    """
+    given, found = {name: value for name, value in config.items() if value is not None}, architecture_flags(variables)
+    if (cutoffs := list(given.get("cutoffs", ())))[:1] == [0]:
+        given["cutoffs"] = cutoffs[1:-1]
+    if "proj_share_all_but_first" in given:
+        shared = bool(given["proj_share_all_but_first"])
+        given.setdefault("tie_projs", [False] + [shared] * len(found["cutoffs"]))
+    for name in DETERMINED:
+        if given.get(name, found[name]) != found[name]:
+            raise CheckpointError(f"{name}={given[name]}: the variables of the checkpoint say {found[name]}")
+    return {**found, **given}
 
 
 def with_all_projections(

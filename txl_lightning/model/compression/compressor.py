@@ -28,13 +28,16 @@ class Compressor(nn.Module):
 
     Args:
         config: function, rate and loss.
+        layers: layers of the model, for the loss.
 
     Attributes:
         needs_usage: whether `next_memory` needs the attention that the keys received.
     """
 
-    def __init__(self, config: TransformerXLConfig) -> None:
+    def __init__(self, config: TransformerXLConfig, layers: Iterable[nn.Module]) -> None:
         super().__init__()
+        # A tuple, because the layers are the model's: they must not be registered here a second time.
+        self._attention = tuple(ContentAttention(layer) for layer in layers)
         D, self.rate, self.loss = config.d_model, config.compression_rate, config.compression_loss
         assert config.compression is not None
         function = FUNCTIONS[config.compression]
@@ -53,7 +56,6 @@ class Compressor(nn.Module):
         self,
         memory: CompressiveMemory,
         inputs: Sequence[Float[Tensor, "B T D"]],
-        layers: Iterable[nn.Module],
         usage: Sequence[Float[Tensor, "B K"]],
         config: TransformerXLConfig,
     ) -> CompressiveMemory:
@@ -69,7 +71,6 @@ class Compressor(nn.Module):
         Args:
             memory: memory that the segment attended to.
             inputs: input of every layer.
-            layers: layers of the model, for the loss.
             usage: attention that the K keys of every layer received, where `needs_usage`.
             config: its `mem_len`, `compressed_len` and `ext_len` count.
         """
@@ -77,7 +78,7 @@ class Compressor(nn.Module):
         n_ordinary = memory.length - C + appended
         evicted = max(0, n_ordinary - config.mem_len) // self.rate * self.rate
         states, losses = [], []
-        for n, (layer, input_BTD) in enumerate(zip(layers, inputs, strict=True)):
+        for n, input_BTD in enumerate(inputs):
             hidden_BTD = input_BTD.detach()
             row_BSD = torch.cat([memory.states[n].to(hidden_BTD.dtype), hidden_BTD[:, :appended]], dim=1)
             compressed_BCD, ordinary_BMD = row_BSD.split([C, n_ordinary], dim=1)
@@ -87,7 +88,7 @@ class Compressor(nn.Module):
                 usage_BS = usage[n][:, C : C + evicted] if self.needs_usage else None
                 new_BGD = function(taken_BSD, usage_BS)
                 if torch.is_grad_enabled() and self.loss != "none":
-                    losses.append(self._loss(n, layer, hidden_BTD, taken_BSD[:, :evicted], new_BGD))
+                    losses.append(self._loss(n, hidden_BTD, taken_BSD[:, :evicted], new_BGD))
                 compressed_BCD = torch.cat([compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1)
             kept_BCD = compressed_BCD[:, -config.compressed_len :]
             states.append(torch.cat([kept_BCD, ordinary_BMD[:, evicted:]], dim=1))
@@ -107,14 +108,14 @@ class Compressor(nn.Module):
         kept = min(ordinary + appended, n_ordinary)
         return kept + min(compressed + (ordinary + appended - kept) // self.rate, compressed_len)
 
-    def _loss(self, n: int, layer: nn.Module, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
+    def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
-            return reconstruction_loss(layer, hidden_BTD, old_BSD, new_BGD)
+            return reconstruction_loss(self._attention[n], hidden_BTD, old_BSD, new_BGD)
         return F.mse_loss(self.decoders[n](new_BGD.transpose(1, 2)).transpose(1, 2), old_BSD)
 
 
 def reconstruction_loss(
-    layer: nn.Module,
+    attention: ContentAttention,
     hidden_BTD: Float[Tensor, "B T D"],
     old_BSD: Float[Tensor, "B S D"],
     new_BGD: Float[Tensor, "B G D"],
@@ -126,19 +127,22 @@ def reconstruction_loss(
     Attention is by content alone: no positions, u, dropout or output projection. The layer's weights are detached.
 
     Args:
-        layer: layer whose projections are used.
+        attention: of the layer.
         hidden_BTD: inputs of the layer, detached.
         old_BSD: states that fell out of the memory, detached.
         new_BGD: their compression; it receives the gradient.
     """
-    content = _ContentAttention(layer)
-    weights = {name: parameter.detach() for name, parameter in content.named_parameters()}
-    before, after = functional_call(content, weights, (hidden_BTD, old_BSD, new_BGD))
+    weights = {name: parameter.detach() for name, parameter in attention.named_parameters()}
+    before, after = functional_call(attention, weights, (hidden_BTD, old_BSD, new_BGD))
     return F.mse_loss(after, before)
 
 
-class _ContentAttention(nn.Module):
-    """Attention by content of a layer, as a module of its own for `functional_call`."""
+class ContentAttention(nn.Module):
+    """Attention of a layer by content alone, as a module, so that `functional_call` can replace its weights.
+
+    Args:
+        layer: layer whose projections, and norm where it is pre-norm, are used.
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

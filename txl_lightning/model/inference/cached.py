@@ -131,7 +131,7 @@ class CachedTransformerXL:
             attend = partial(_attend_cached, layer.attention, n, memory, positions[n], mask_TK[T - Q :], before_BTD)
             hidden_BTD = layer.forward_with(attend, queries_BTD)
         memory.advance(T, config.mem_len, config.ext_len)
-        return hidden_BTD, memory
+        return model.final_norm(hidden_BTD), memory
 
     def score(
         self,

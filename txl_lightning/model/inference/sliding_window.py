@@ -86,7 +86,7 @@ class SlidingWindow:
             assert isinstance(layer, TransformerXLLayer)
             attend = partial(_attend_fused, layer.attention)
             hidden_BLD = layer.forward_with(attend, model.encoding.layer_input(n, hidden_BLD))
-        return hidden_BLD
+        return model.final_norm(hidden_BLD)
 
 
 def _attend_fused(attention: Attention, hidden_BLD: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:

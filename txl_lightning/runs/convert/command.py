@@ -162,7 +162,8 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
         vocabulary, source = corpus.vocabulary, f"data={corpus.name}"
         advice = "choose the corpus the model was trained on with data=…"
     else:
-        vocabulary, source, advice = given, "the file", "choose the model's own with vocabulary=FILE"
+        vocabulary, advice = given, "choose the model's own with vocabulary=FILE"
+        source = f"the file {options.vocabulary}" if options.vocabulary else "the file beside it"
     if len(vocabulary) != model.config.vocab_size:
         raise UserError(
             f"the vocabulary of the model has {model.config.vocab_size} tokens, that of {source} has "

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import WandbLogger
 
 from txl_lightning.config.schemas import ContextCurveConfig
 from txl_lightning.data.streams.ordered import Segment
@@ -16,10 +15,11 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.metrics import loss_metrics, loss_unit
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 from txl_lightning.training.loggers.curve_file import CurveFile
 from txl_lightning.training.loggers.log_metrics import log_metrics
+from txl_lightning.training.loggers.wandb_history import RepeatableWandbLogger
 from txl_lightning.training.module import LanguageModelModule
 
 RECL_THRESHOLD = 0.01  # of appendix C
@@ -94,17 +94,15 @@ class ContextCurves(Callback):
         self.curves.restart_clock()
 
     def _log(self, trainer: L.Trainer, pl_module: LanguageModelModule, curve: ContextCurve) -> None:
-        unit = "ppl" if pl_module.level == "word" else "bpc"
+        unit = loss_unit(pl_module.level)
         values = [loss_metrics(nll, pl_module.level)[unit] for nll in curve.nll]
         scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
         scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
         log_metrics(trainer, {**scalars, "tokens": self.curves.tokens})
         for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                from txl_lightning.reporting.wandb_panels import log_line_series
-
+            if isinstance(logger, RepeatableWandbLogger):
                 curves, title = {unit: values}, "Validation loss by context"
-                log_line_series(logger.experiment, "context/curve", self.contexts, curves, "context", title)
+                logger.log_series("context/curve", self.contexts, curves, "context", title, trainer.global_step)
         row = {"steps": trainer.global_step, "contexts": self.contexts, "nll": curve.nll}
         self.file.append({**row, "standard_error": curve.standard_error, unit: values, "recl": recl})

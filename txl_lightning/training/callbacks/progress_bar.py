@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from typing import Any, TextIO
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from tqdm import tqdm
 
+from txl_lightning.runs.metrics import shown_units
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 from txl_lightning.training.module import LanguageModelModule
 
 
 class ProgressBar(LightningProgressBar):
-    """Shows steps done, loss, ppl or bpc, tokens/s and time left: a bar, or ten lines without a terminal."""
+    """Shows steps done, loss, ppl or bpc, bpb, tokens/s and time left: a bar, or ten lines without a terminal."""
 
     def __init__(self, curves: TrainingCurves) -> None:
         super().__init__()
@@ -42,6 +44,7 @@ class ProgressBar(LightningProgressBar):
                 maxinterval=10.0 if on_terminal else math.inf,
                 miniters=1 if on_terminal else math.ceil(trainer.max_steps / 10),
             )
+            use_monotonic_clock(self._bar)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -62,12 +65,19 @@ class ProgressBar(LightningProgressBar):
     def _text(self, metrics: dict[str, float]) -> str:
         latest = self.curves.latest
         shown = [f"{name} {latest['train/' + name]:.3f}" for name in ("nll", "bpc", "ppl") if "train/" + name in latest]
-        for name in ("val/bpc", "val/ppl"):
-            if name in metrics:
-                shown.append(f"{name} {metrics[name]:.3f}")
+        shown += [f"val/{unit} {metrics[f'val/{unit}']:.3f}" for unit in shown_units(metrics, "val/")]
         if "train/tokens_per_second" in latest:
             shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
         return ", ".join(shown)
+
+
+def use_monotonic_clock(bar: tqdm) -> None:
+    """Let a bar measure time with a clock that never jumps (a private attribute of tqdm, which reads the wall clock).
+
+    A wall clock that is set back would stop the bar and make its rate and time left negative.
+    """
+    bar._time = time.monotonic
+    bar.start_t = bar.last_print_t = bar._time()
 
 
 class _Lines:

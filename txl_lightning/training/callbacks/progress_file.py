@@ -11,6 +11,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from txl_lightning.files import write_json
+from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.training.callbacks.training_curves import TrainingCurves
 
 PROGRESS_FILE = "progress.json"
@@ -48,7 +49,7 @@ class ProgressFile(Callback):
         if not trainer.is_global_zero:
             return
         self._last_write = time.monotonic()
-        unit = "ppl" if module.level == "word" else "bpc"
+        unit = loss_unit(str(module.level))
         state = {"steps": trainer.global_step, "max_steps": trainer.max_steps, "unit": unit}
         state |= {"loss": self.curves.latest.get(f"train/{unit}"), "seconds": round(self.curves.seconds, 2)}
         try:

@@ -39,6 +39,7 @@ class RandomState(Callback):
         return {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
             "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
             "python": random.getstate(),
         }
@@ -49,6 +50,8 @@ class RandomState(Callback):
         torch.set_rng_state(state["cpu"])
         if state["cuda"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
+        if state.get("mps") is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
         name, keys, *rest = state["numpy"]
         np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
         random.setstate(state["python"])

@@ -13,39 +13,58 @@ from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training.loggers.curve_file import CurveFile
+from txl_lightning.training.loggers.wandb_history import (
+    HISTORY,
+    RepeatableWandbLogger,
+    add_run,
+    earlier_rows,
+    supersede,
+)
 
 OVER_TOKENS = ("train/*", "context/*", "recl/*")
-BEST = ("val/nll", "val/bpc", "val/ppl")  # their minimum is a summary of the run: `val/nll.min`
+BEST = ("val/nll", "val/bpc", "val/ppl", "val/bpb")  # their minimum is a summary of the run: `val/nll.min`
 FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
 SPEED = "train/tokens_per_second"
 
 
-def start(config: Config, directory: Path, n_parameters: int, run_id: str | None) -> WandbLogger:
+def start(
+    config: Config, directory: Path, n_parameters: int, step: int | None, online_id: str | None
+) -> RepeatableWandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm.
 
-    The x axis of all curves is `tokens` of all sessions, so that the curve of a resumed run continues the earlier
-    one.
+    The x axis of all curves is `tokens`. A resumed run has the curves of its earlier sessions too: online W&B continues
+    them, offline they are repeated (see `wandb_history`).
 
     Args:
         config: config of the run.
         directory: run directory.
         n_parameters: number of trained parameters.
-        run_id: id of the W&B run to continue; None for a new one. Offline every session has a folder of its own,
-            and `wandb sync` joins the curves of equal ids.
+        step: step from which the run of this directory continues; None for another run.
+        online_id: id of an online W&B run to continue; None for a new one.
 
     Raises:
         OptionError: W&B refuses the run.
     """
     from txl_lightning.reporting.wandb_panels import start_run
 
+    file = CurveFile(directory / HISTORY)
+    earlier = earlier_rows(file, -1 if step is None else step, config.trainer.max_steps)
     recorded = {**plain(config), "parameters": n_parameters, "arm": ", ".join(arm(config))}
-    run = start_run(directory, config.logger, "train", recorded, name=run_name(config), tags=arm(config), run_id=run_id)
+    run = start_run(
+        directory, config.logger, "train", recorded, name=run_name(config), tags=arm(config), run_id=online_id
+    )
     for metric in OVER_TOKENS:
         run.define_metric(metric, step_metric="tokens")
     for metric in BEST:
         run.define_metric(metric, step_metric="tokens", summary="min")
     run.define_metric(SPEED, step_metric="tokens", summary="mean")
-    return WandbLogger(experiment=run)
+    logger = RepeatableWandbLogger(run, file)
+    if online_id is None:
+        add_run(file, run.id)
+        logger.repeat(earlier)
+        supersede(directory, earlier)
+    return logger
 
 
 def finish(logger: WandbLogger, config: Config, metrics: Mapping[str, Any], best: Path | None) -> None:

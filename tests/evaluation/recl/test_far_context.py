@@ -1,0 +1,194 @@
+"""Ablations of the far context: only far tokens change, effects known in closed form, every kind of model."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.language_models.pair_models import pair_text
+from tests.evaluation.recl.counting_models import SYMBOLS, Counting, Lagging
+from tests.evaluation.recl.test_recl_models import PAIRS, recl
+from tests.evaluation.small_runs import SmallRuns
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
+from txl_lightning.evaluation.recl.context_use import model_losses
+from txl_lightning.evaluation.recl.context_use.far_context import (
+    ALTERED,
+    altered_windows,
+    doubling_contexts,
+    far_context_losses,
+)
+from txl_lightning.evaluation.scoring.windows import window_reader
+
+TOKENS = np.random.default_rng(0).integers(0, 50, 400).astype(np.uint8)
+MODELS = "py:tests.evaluation.recl.counting_models"
+COUNTING, LAGGING = f"{MODELS}.make_counting", f"{MODELS}.make_lagging"
+
+
+def text_of(tokens: np.ndarray) -> TokenizedText:
+    return TokenizedText(tokens, None, len(tokens))
+
+
+@pytest.mark.parametrize("ablation", ALTERED)
+def test_only_tokens_before_the_near_ones_change(ablation: str) -> None:
+    begins, nears, stops = np.array([0, 50, 370, 90]), np.array([20, 58, 390, 90]), np.array([30, 81, 400, 99])
+    windows, firsts = altered_windows(TOKENS, begins, nears, stops, ablation, seed=1)
+    assert firsts.tolist() == [0, 30, 61, 91]
+    for begin, near, stop, first in zip(begins, nears, stops, firsts, strict=True):
+        far, kept = np.split(windows[first : first + stop - begin], [near - begin])
+        assert np.array_equal(kept, TOKENS[near:stop])
+        if near == begin:
+            continue
+        assert not np.array_equal(far, TOKENS[begin:near])
+        if ablation == "shuffle":
+            assert sorted(far) == sorted(TOKENS[begin:near])
+        elif ablation == "reverse":
+            assert np.array_equal(far, TOKENS[begin:near][::-1])
+        else:
+            places = [s for s in range(400) if np.array_equal(TOKENS[s : s + len(far)], far)]
+            assert places
+            assert all(s + len(far) <= begin or s >= stop for s in places)
+    again, _ = altered_windows(TOKENS, begins[1:2], nears[1:2], stops[1:2], ablation, seed=1)
+    assert np.array_equal(again, windows[30:61])  # whatever else is altered
+    other, _ = altered_windows(TOKENS, begins, nears, stops, ablation, seed=2)
+    assert np.array_equal(other, windows) == (ablation == "reverse")
+
+
+def test_other_text_is_drawn_from_both_sides_and_must_be_there() -> None:
+    tokens = np.arange(100)
+    found = set()
+    for t in range(400):
+        window, _ = altered_windows(tokens, np.array([40]), np.array([50]), np.array([60]), "replace", seed=t)
+        found.add(int(window[0]))
+    assert found == {*range(31), *range(60, 91)}
+    with pytest.raises(OptionError, match="ablations=replace: the split has no other 50 tokens"):
+        altered_windows(tokens, np.array([20]), np.array([70]), np.array([75]), "replace", seed=1)
+
+
+def test_a_model_that_counts_ignores_the_order_and_misses_what_is_replaced() -> None:
+    tokens = np.repeat([0, 1, 0], [400, 41, 400])
+    position, contexts, N = np.array([440]), [5, 10, 20, 40], 40
+    reader = window_reader(Counting())
+    for ablation in ALTERED:
+        losses = far_context_losses(reader, text_of(tokens), position, contexts, ablation, seed=1)[:, 0]
+        seen = np.array([N if ablation != "replace" else c for c in contexts])  # of the 40 ones before the target
+        np.testing.assert_allclose(losses, -np.log((seen + 1) / (N + SYMBOLS)), rtol=1e-12)
+    random = far_context_losses(reader, text_of(TOKENS), np.arange(40, 400, 7), contexts, "shuffle", seed=1)
+    assert not (random - random[-1]).any()
+
+
+@pytest.mark.parametrize("lag", [3, 12, 21])
+def test_a_model_that_looks_at_one_distance_notices_exactly_what_lies_there(lag: int) -> None:
+    tokens = np.tile(np.arange(lag, dtype=np.uint8), 40)  # the token `lag` before is always the next one
+    positions, contexts = np.arange(60, 100), [4, 8, 16, 24]
+    reader = window_reader(Lagging(lag))
+    for ablation in ALTERED:
+        losses = far_context_losses(reader, text_of(tokens), positions, contexts, ablation, seed=1)
+        increases = losses - losses[-1]
+        assert not increases[[c >= lag for c in contexts]].any()
+        if ablation == "reverse":
+            for c, increase in zip(contexts, increases, strict=True):
+                moved = 24 + c + 1 - lag  # distance of the token that stands at `lag` afterwards
+                expected = 0.0 if c >= lag or moved % lag == 0 else np.log(0.9) - np.log(0.1 / 255)
+                np.testing.assert_allclose(increase, expected, atol=1e-12)
+
+
+def test_contexts_are_doubled_on_the_grid() -> None:
+    assert doubling_contexts([16, 32, 48, 64, 80]) == [16, 32, 64]
+    assert doubling_contexts([4, 8, 12, 16]) == [4, 8]
+    assert doubling_contexts([100, 150, 200, 250]) == [100, 200]
+
+
+EVERY = [*ALTERED, "drop"]
+OF_KINDS = ("relative", "absolute", "extended", "lstm", "qrnn", "characters")
+
+
+@pytest.mark.parametrize("kind", OF_KINDS)
+def test_every_kind_of_run_has_them(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
+    result = recl(tmp_path, checkpoints=[runs.checkpoint(kind)], ablations=EVERY, num_threads=1)
+    (model,) = result["models"]
+    assert model["far_context"]["contexts"] == [4, 8]
+    found = model["far_context"]["ablations"]
+    assert list(found) == EVERY
+    np.testing.assert_allclose(found["drop"]["increase"], np.array(model["nll"][:2]) - model["nll"][-1], atol=1e-12)
+    for name, of_c in found.items():
+        for c, x, low, high in zip([4, 8], of_c["increase"], of_c["low"], of_c["high"], strict=True):
+            if model["limit"] is not None and c >= model["limit"]:
+                assert x == low == high == 0  # never seen
+            else:
+                assert low < x < high, (name, c)
+    with np.load(tmp_path / "losses.npz", allow_pickle=False) as file:
+        assert (file["ablations"].tolist(), file["ablation_contexts"].tolist()) == (EVERY, [4, 8])
+        means = file["ablation_increase"].mean(axis=3)[0]
+        np.testing.assert_allclose(means, [found[name]["increase"] for name in EVERY], atol=1e-6)
+    assert (tmp_path / "ablations.svg").is_file()
+    assert f"## Far context of {kind}: increase of the loss at 16 tokens" in (tmp_path / "recl.md").read_text()
+
+
+def test_they_are_stored_and_equal_after_an_interruption(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(name: str, **options: Any) -> list[float]:
+        result = recl(tmp_path / name, checkpoints=[runs.checkpoint("lstm")], ablations=["shuffle"], **options)
+        return result["models"][0]["far_context"]["ablations"]["shuffle"]["increase"]
+
+    calls: list[int] = []
+
+    def counted(*words: Any) -> Any:
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(len(words[2]))
+        return far_context_losses(*words)
+
+    whole = measured("whole", n_positions=60)
+    monkeypatch.setattr(model_losses, "far_context_losses", counted)
+    with pytest.raises(KeyboardInterrupt):
+        measured("cut", n_positions=60)
+    calls[:] = [0] * -8
+    np.testing.assert_allclose(measured("whole", n_positions=60), whole, rtol=0, atol=0)
+    assert calls == []  # all of it was stored
+    monkeypatch.undo()
+    np.testing.assert_allclose(measured("cut", n_positions=60), whole, rtol=0, atol=1e-6)
+    assert measured("whole", n_positions=60, seed=2) != whole
+
+
+def test_models_from_elsewhere_in_tokens_and_in_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(pair_text(2000))
+    given = {"data_path": str(path), "ablations": EVERY, "ablation_contexts": [4, 8, 12], "n_positions": 60}
+    tokens = recl(tmp_path / "tokens", models=[COUNTING, LAGGING], names=["counting", "lagging"], **given)
+    counting, lagging = (model["far_context"]["ablations"] for model in tokens["models"])
+    assert counting["shuffle"]["increase"] == counting["reverse"]["increase"] == [0, 0, 0]
+    assert counting["replace"]["increase"][0] != 0
+    for of_c in lagging.values():
+        assert of_c["increase"][0] > 0
+        assert of_c["increase"][1:] == [0, 0]  # it looks six bytes back
+    in_bytes = recl(
+        tmp_path / "bytes", models=[COUNTING, LAGGING], names=["counting", "lagging"], context_unit="byte", **given
+    )
+    assert [model["loss_by_position"] for model in in_bytes["models"]] == [None, None]
+    for by_tokens, by_bytes in zip(tokens["models"], in_bytes["models"], strict=True):  # their tokens are bytes
+        for ablation, of_c in by_bytes["far_context"]["ablations"].items():
+            expected = by_tokens["far_context"]["ablations"][ablation]["increase"]
+            np.testing.assert_allclose(of_c["increase"], expected, rtol=0, atol=1e-12)
+    of_pairs = recl(tmp_path / "pairs", models=[PAIRS, COUNTING], names=["a", "b"], context_unit="byte", **given)
+    ours, _ = (model["far_context"]["ablations"] for model in of_pairs["models"])
+    for ablation in ("replace", "drop"):
+        assert ours[ablation]["increase"][0] > ours[ablation]["increase"][1] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ablations": ["shuffle", "mask"]}, r"ablations=.*must be different ones of shuffle, reverse, replace, drop"),
+        ({"ablations": ["drop", "drop"]}, r"ablations=.*must be different ones"),
+        ({"ablations": ["drop"], "ablation_contexts": [4, 16]}, "ablation_contexts=.*contexts of the grid below 16"),
+        ({"ablations": ["drop"], "ablation_contexts": [8, 4]}, "ablation_contexts=.*ascending"),
+        ({"ablations": ["drop"], "ablation_contexts": [5]}, "ablation_contexts="),
+        ({"position_windows": 1}, "position_windows=1: must be 0 or an integer >= 2"),
+    ],
+)
+def test_options_that_cannot_be_are_named(runs: SmallRuns, tmp_path: Path, options: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        recl(tmp_path, checkpoints=[runs.checkpoint("lstm")], **options)

@@ -1,0 +1,114 @@
+"""Arms beyond the paper: planned on request only, beside Table 6's, at equal parameters and equal memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.engine.jobs import Job, composed, merge
+from experiments.engine.plan import Estimate
+from experiments.engine.profiles import PROFILES
+from experiments.engine.runner import Runner
+from experiments.engine.setup import Setup
+from experiments.tables import beyond, table_6
+from experiments.tables.arms import Arm, training
+from txl_lightning.config.schemas import Config
+from txl_lightning.runs.models import make_model
+
+BYTES, WORDS = 205, 267_735
+
+
+def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
+    return Setup(PROFILES[profile], overrides, tmp_path, planning=True)
+
+
+def config_of(arm: Arm, tmp_path: Path, profile: str = "laptop") -> Config:
+    return composed(training(arm, 1, setup_of(profile, tmp_path)).overrides)
+
+
+def parameters(config: Config) -> int:
+    with torch.device("meta"):
+        model = make_model(config, WORDS if config.data.level == "word" else BYTES)
+    return sum(p.numel() for name, p in model.named_parameters() if not name.startswith("compressor."))
+
+
+@pytest.mark.parametrize("profile", ["laptop", "paper"])
+def test_every_arm_composes_and_has_as_many_parameters(profile: str, tmp_path: Path) -> None:
+    runs = beyond._runs(setup_of(profile, tmp_path))
+    assert len(runs) == len(beyond.ARMS) + len(beyond.PARTS) - (profile == "paper")  # Adam has no joint matrix
+    expected = parameters(config_of(beyond.ON, tmp_path, profile))
+    for arm in runs:
+        assert parameters(config_of(arm, tmp_path, profile)) == pytest.approx(expected, rel=0.01), arm.title
+
+
+def test_the_runs_of_the_paper_are_those_of_table_6(tmp_path: Path) -> None:
+    setup = setup_of("laptop", tmp_path)
+    found = merge({"table_6": table_6.jobs(setup), "beyond": beyond.jobs(setup)})
+    shared = {job.name for job in found if job.sections == ("table_6", "beyond")}
+    arms = (beyond.ON.key, beyond.OFF.key)
+    assert shared == {f"{arm}-seed{n}{end}" for arm in arms for n in (1, 2, 3) for end in ("", "-lengths")}
+
+
+def test_arms_that_claims_compare_have_three_seeds(tmp_path: Path) -> None:
+    runs = beyond._runs(setup_of("laptop", tmp_path))
+    assert {len(runs[arm]) for arm in beyond.ARMS.values()} == {3}
+    assert {len(runs[arm]) for arm in beyond.WITHOUT.values()} == {1}
+    compared = {arm for _, better, worse, _ in beyond.COMPARED for arm in (better, worse)}
+    assert compared == set(beyond.ARMS.values())
+
+
+def test_half_of_the_memory_is_compressed_and_the_states_are_as_many(tmp_path: Path) -> None:
+    plain = config_of(beyond.ON, tmp_path).memory
+    for arm, function in ((beyond.POOLED, "mean"), (beyond.CONVOLVED, "conv")):
+        memory = config_of(arm, tmp_path).memory
+        assert memory.mem_len == memory.compressed_len == plain.mem_len / 2
+        assert (memory.compression, memory.rate) == (function, beyond.RATE)
+
+
+def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:
+    plain, modern = (config_of(arm, tmp_path) for arm in (beyond.ON, beyond.MODERN))
+    experiment = composed(("experiment=laptop_modern",))
+    assert (modern.model, modern.optimizer) == (experiment.model, experiment.optimizer)
+    assert replace(modern, model=plain.model) == plain
+    for part, arm in beyond.WITHOUT.items():
+        config = config_of(arm, tmp_path)
+        changed = {name for name, value in vars(config.model).items() if value != getattr(modern.model, name)}
+        changed |= {name for name, value in vars(config.optimizer).items() if value != getattr(modern.optimizer, name)}
+        assert (
+            changed
+            == {
+                "pre-norm": {"pre_norm", "final_norm"},
+                "RMSNorm": {"norm"},
+                "gated feed-forward": {"feed_forward", "d_inner"},
+                "QK-norm": {"qk_norm"},
+                "separate qkv": {"split_qkv"},
+            }[part]
+        )
+    assert config_of(beyond.WITHOUT["gated feed-forward"], tmp_path).model.d_inner == plain.model.d_inner
+
+
+def test_with_and_without_memory_differ_in_nothing_else(tmp_path: Path) -> None:
+    for on, off in ((beyond.ROPE, beyond.ROPE_OFF), (beyond.NONE, beyond.NONE_OFF)):
+        assert on.differs_in_recurrence_only(off)
+        runs = (training(arm, 1, setup_of("laptop", tmp_path)) for arm in (on, off))
+        assert set.symmetric_difference(*(set(run.overrides) for run in runs)) == {"memory=on", "memory=off"}
+
+
+@pytest.mark.parametrize(("width", "gated"), [(384, 256), (2048, 1368), (1536, 1024), (8, 8)])
+def test_a_gated_width_is_two_thirds_in_multiples_of_eight(width: int, gated: int) -> None:
+    assert beyond.gated_width(width) == gated
+
+
+def test_one_recl_job_has_the_first_seed_of_every_arm_without_the_single_parts(tmp_path: Path) -> None:
+    found = beyond.jobs(setup_of("laptop", tmp_path))
+    (recl,) = (job for job in found if job.command == "recl")
+    assert recl.needs == tuple(f"{arm.key}-seed1" for arm in beyond.ARMS.values())
+
+
+def test_the_section_takes_less_than_an_hour_on_a_laptop(tmp_path: Path) -> None:
+    found: list[Job] = merge({"beyond": beyond.jobs(setup_of("laptop", tmp_path))})
+    estimate = Estimate(PROFILES["laptop"], Runner(tmp_path, {}, [{}], lambda job: []))
+    assert sum(map(estimate.seconds, found)) / 2 < 3600  # two jobs at once

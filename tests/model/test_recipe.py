@@ -1,0 +1,82 @@
+"""Parts of later recipes: RMSNorm, gated feed-forward and final norm, in every way that the model is run."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
+from txl_lightning import TransformerXLConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
+from txl_lightning.model.inference.sliding_window import SlidingWindow
+
+MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
+
+
+def test_rms_norm_divides_by_the_root_of_the_mean_square():
+    norm = tiny_model(norm="rms", layer_norm_epsilon=0.5).layers[0].attention_norm
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    expected = x / (x.pow(2).mean(-1, keepdim=True) + 0.5).sqrt() * norm.weight
+    torch.testing.assert_close(norm(x), expected)
+    assert [name for name, _ in norm.named_parameters()] == ["weight"]
+
+
+@pytest.mark.parametrize(("kind", "activation"), [("swiglu", lambda x: x * x.sigmoid()), ("geglu", F.gelu)])
+def test_a_gated_feed_forward_is_the_published_formula(kind, activation):
+    layer = tiny_model(feed_forward=kind).layers[0].feed_forward
+    gate, up, down = (layer.get_submodule(name).weight for name in ("gate", "up", "down"))
+    assert [tuple(weight.shape) for weight in layer.parameters()] == [(12, 8), (12, 8), (8, 12)]
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), (activation(x @ gate.T) * (x @ up.T)) @ down.T)
+
+
+def test_dropout_of_a_gated_feed_forward_is_after_the_product_and_at_the_end():
+    model, shapes = tiny_model(feed_forward="swiglu", dropout=0.2, n_layer=1), []
+    layer = model.layers[0].feed_forward
+    layer.dropout.register_forward_hook(lambda module, _, output: shapes.append((module.p, tuple(output.shape))))
+    model(random_stream(2, 3))
+    assert shapes == [(0.2, (2, 3, SIZES["d_inner"])), (0.2, (2, 3, SIZES["d_model"]))]
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_the_final_norm_is_applied_to_the_output_and_not_to_the_memory(norm):
+    stream = random_stream(2, 5)
+    with_norm = tiny_model(pre_norm=True, norm=norm, final_norm=True)
+    plain = tiny_model(pre_norm=True, norm=norm)
+    weights = with_norm.state_dict()
+    plain.load_state_dict({name: weight for name, weight in weights.items() if "final_norm" not in name})
+    (hidden, memory), (before, its_memory) = with_norm(stream), plain(stream)
+    assert not torch.equal(hidden, before)
+    assert torch.equal(hidden, with_norm.final_norm(before))
+    assert torch.equal(memory.states, its_memory.states)
+
+
+@pytest.mark.parametrize("options", [MODERN, {"norm": "rms", "feed_forward": "geglu"}], ids=["modern", "post-norm"])
+def test_segments_with_memory_equal_one_long_segment(options):
+    model, stream = tiny_model(**options, mem_len=20), random_stream(2, 13)
+    torch.testing.assert_close(score_segments(model, stream, 3)[0], model.score(stream[:, :-1], stream[:, 1:])[0])
+
+
+def test_the_fused_window_of_an_absolute_encoding_has_the_final_norm():
+    model, stream = tiny_model(**MODERN, encoding="absolute").eval(), random_stream(2, 9)
+    plain, fused = (SlidingWindow(model, 5, fused=way)(stream)[0] for way in (False, True))
+    torch.testing.assert_close(fused, plain)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("norm", "rms"), ("feed_forward", "swiglu"), ("feed_forward", "geglu"), ("final_norm", True)]
+)
+@pytest.mark.parametrize("export", [to_original, to_huggingface])
+def test_other_formats_refuse_what_they_cannot_hold(export, option, value):
+    with pytest.raises(CheckpointError, match=rf"^{option}={value}: .* has only {option}="):
+        export(tiny_model(memory_start="zeros", **{option: value}))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [("norm", "must be layer or rms"), ("feed_forward", "must be one of relu, swiglu, geglu")]
+)
+def test_an_unknown_part_is_named(option, message):
+    config = TransformerXLConfig(vocab_size=10)
+    object.__setattr__(config, option, "x")  # in tests, the constructor itself refuses a wrong Literal
+    with pytest.raises(OptionError, match=f"{option}=x: {message}"):
+        config.__post_init__()

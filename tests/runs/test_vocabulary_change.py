@@ -1,0 +1,79 @@
+"""Fine-tuning with another vocabulary: known tokens keep their rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.small_run import tiny_config
+from txl_lightning.data.vocabulary.byte_pairs import train_byte_pairs
+from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.model import TransformerXL, TransformerXLConfig
+from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.vocabulary_change import describe_change, keep_known_tokens
+from txl_lightning.training.run import train
+
+SIZES = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 4}
+OLD = Vocabulary("word", ("<eos>", "the", "cat", "sat", "on", "a", "mat"))
+NEW = Vocabulary("word", ("<eos>", "a", "dog", "the", "sat", "mat", "hat", "on"))
+
+
+def model_of(vocabulary: Vocabulary, **options: object) -> TransformerXL:
+    return TransformerXL(TransformerXLConfig(vocab_size=len(vocabulary), **SIZES, **options))
+
+
+def row(weights: dict[str, torch.Tensor], vocabulary: Vocabulary, word: str, cutoffs: tuple[int, ...]) -> torch.Tensor:
+    number = vocabulary.numbers[word]
+    cluster = sum(number >= cut for cut in cutoffs)
+    first = (0, *cutoffs)[cluster]
+    return torch.cat([weights[f"embedding.tables.{cluster}"][number - first], weights["softmax.bias"][number, None]])
+
+
+@pytest.mark.parametrize(
+    ("options", "known"),
+    [({}, {"<eos>", "a", "the", "sat", "on", "mat"}), ({"cutoffs": (4,), "div_val": 2}, {"<eos>", "the", "mat", "on"})],
+    ids=["one table", "clusters"],
+)
+def test_known_words_keep_their_rows_and_new_ones_are_named(options: dict, known: set[str]) -> None:
+    before, after = model_of(OLD, **options), model_of(NEW, **options)
+    fresh = {name: tensor.clone() for name, tensor in after.state_dict().items()}
+    after.load_state_dict(keep_known_tokens(before.state_dict(), OLD, NEW, after))
+    cutoffs = options.get("cutoffs", ())
+    for word in NEW.symbols:
+        source, vocabulary = (before.state_dict(), OLD) if word in known else (fresh, NEW)
+        expected = row(source, vocabulary, word, cutoffs)
+        assert torch.equal(row(after.state_dict(), NEW, word, cutoffs), expected), word
+    others = [name for name in fresh if not name.startswith(("embedding.tables", "softmax.bias"))]
+    assert all(torch.equal(after.state_dict()[name], before.state_dict()[name]) for name in others)
+    new = ", ".join(repr(word) for word in NEW.symbols if word not in known)
+    expected = f"{len(known)} of 8 tokens are known and keep their weights, {8 - len(known)} are new: {new}"
+    assert describe_change(OLD, NEW, after) == expected
+
+
+def test_bytes_are_known_to_byte_pairs_and_characters_are_not() -> None:
+    pairs = Vocabulary.of_tokenizer(train_byte_pairs([b"a rose is a rose is a rose\n" * 9], 260))
+    before, after = model_of(Vocabulary("byte")), model_of(pairs)
+    weights = keep_known_tokens(before.state_dict(), Vocabulary("byte"), pairs, after)
+    tables = weights["embedding.tables.0"], before.state_dict()["embedding.tables.0"]
+    assert all(torch.equal(tables[0][pairs.numbers[chr(byte)]], tables[1][byte]) for byte in range(256))
+    assert (describe_change(Vocabulary("byte"), pairs, after) or "").startswith("256 of 260 tokens are known")
+    with pytest.raises(UserError, match="was trained at level char"):
+        keep_known_tokens(before.state_dict(), Vocabulary.of_characters("ab"), pairs, after)
+
+
+def test_a_run_starts_from_weights_of_another_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ("data.level=char", "trainer.max_steps=1", "optimizer.lr=1e-30")
+    train(tiny_config(tmp_path, *steps), tmp_path / "run")
+    path = tmp_path / "run/checkpoints/last.ckpt"
+    config = tiny_config(tmp_path, *steps, f"initial_weights={path}", "seed=5")
+    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text().replace("q", "Q"))
+    train(config, tmp_path / "tuned")
+    assert "are new: 'Q'" in capsys.readouterr().err
+    before, after = load_trained(path), load_trained(tmp_path / "tuned/checkpoints/last.ckpt")
+    assert after.vocabulary != before.vocabulary
+    tables = [trained.model.embedding.tables[0] for trained in (before, after)]
+    numbers = [trained.vocabulary.numbers["s"] for trained in (before, after)]
+    assert torch.equal(tables[0][numbers[0]], tables[1][numbers[1]])
+    with pytest.raises(OptionError, match="was trained on another vocabulary"):
+        train(tiny_config(tmp_path, *steps, "trainer.max_steps=2", f"resume={path}"), tmp_path / "resumed")

@@ -1,0 +1,168 @@
+"""A multirun started again into its folder: finished jobs are skipped, stopped ones resume, the rest runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.in_process import Ended, run_txl
+from tests.training.small_run import TINY
+from txl_lightning.distributed import multirun_jobs
+from txl_lightning.distributed.multirun_jobs import JobFolder, JobPlaces, has_influence, identity
+from txl_lightning.errors import UserError
+
+SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
+SEARCH = ("hydra/sweeper=optuna", "hydra.sweeper.n_jobs=2", "hydra.sweeper.sampler.seed=1")
+RANGE = "optimizer.lr=tag(log, interval(1e-4, 1e-2))"
+OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
+
+
+def words(directory: Path, *arguments: str) -> list[str]:
+    """Return the words of `txl train -m` on a small text; its folder is `sweep`."""
+    directory.mkdir(exist_ok=True)
+    (directory / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
+    paths = (f"data.path={directory / 'text.txt'}", f"data.cache_dir={directory.parent / 'cache'}")
+    return ["train", "-m", *TINY, *SHORT, *paths, f"hydra.sweep.dir={directory / 'sweep'}", *arguments]
+
+
+def txl(directory: Path, *arguments: str, launcher: str = "basic") -> Ended:
+    return run_txl(*words(directory, f"hydra/launcher={launcher}", *arguments), directory=directory)
+
+
+def results(directory: Path) -> dict:
+    return json.loads((directory / "sweep/multirun.json").read_text())
+
+
+def written(directory: Path) -> dict[str, int]:
+    """When the result of each job was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in (directory / "sweep").glob("*/metrics.json")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three jobs that nothing interrupted."""
+    directory = tmp_path_factory.mktemp("whole")
+    done = txl(directory, "seed=1,2,3")
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[-1] == str(directory / "sweep/multirun.md")
+    return directory
+
+
+def test_results_are_sorted_by_loss_with_the_overrides_that_differ(whole: Path) -> None:
+    found = results(whole)
+    assert found["objective"] == "val/nll"
+    metrics = [json.loads((whole / f"sweep/{job['job']}/metrics.json").read_text()) for job in found["jobs"]]
+    assert [job["objective"] for job in found["jobs"]] == sorted(values["val/nll"] for values in metrics)
+    assert {job["job"]: job["overrides"] for job in found["jobs"]} == {str(i): {"seed": str(i + 1)} for i in range(3)}
+    lines = (whole / "sweep/multirun.md").read_text().splitlines()
+    assert lines[0] == "| job | seed | val bpc | test bpc | state |"
+    best = found["jobs"][0]
+    losses = f"{metrics[0]['val/bpc']:.4f} | {metrics[0]['test/bpc']:.4f}"
+    assert lines[2] == f"| {best['job']} | {best['overrides']['seed']} | {losses} | finished |"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "submitit_local"])
+def test_finished_jobs_are_skipped_stopped_ones_resume_and_the_rest_runs(
+    tmp_path: Path, whole: Path, launcher: str
+) -> None:
+    """Job 0 has finished, job 1 was killed after its last checkpoint, job 2 before its first."""
+    assert txl(tmp_path, "seed=1,2").status == 0
+    before = written(tmp_path)
+    (tmp_path / "sweep/1/metrics.json").unlink()
+    again = txl(tmp_path, "seed=1,2,3", launcher=launcher)
+    assert again.status == 0, again.err
+    assert written(tmp_path)["0"] == before["0"]
+    if launcher == "basic":
+        assert f"resume=auto: resuming from {tmp_path}/sweep/1/checkpoints/last.ckpt" in again.err
+        assert "sweep/2" not in again.err
+    assert results(tmp_path) == results(whole)
+    assert (tmp_path / "sweep/multirun.md").read_text() == (whole / "sweep/multirun.md").read_text()
+
+
+def test_a_changed_multirun_in_the_folder_is_noticed(whole: Path) -> None:
+    before = written(whole)
+    done = txl(whole, "seed=7")
+    assert done.status == 1
+    named = f"{whole}/sweep/0 holds another job (seed=1, not 7): choose another hydra.sweep.dir"
+    assert named in done.err
+    assert written(whole) == before
+
+
+@pytest.mark.slow
+def test_the_launcher_finds_jobs_by_their_options_and_gives_new_ones_a_folder(tmp_path: Path) -> None:
+    assert txl(tmp_path, "seed=1,2").status == 0
+    before = written(tmp_path)
+    done = txl(tmp_path, "seed=3,1,2,-1", launcher="process")
+    assert done.status == 1
+    assert written(tmp_path) == {**before, "4": written(tmp_path)["4"]}
+    states = {job["overrides"]["seed"]: (job["job"], job["state"]) for job in results(tmp_path)["jobs"]}
+    failed = ("3", "failed")
+    assert states == {"1": ("0", "finished"), "2": ("1", "finished"), "3": ("4", "finished"), "-1": failed}
+    (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
+    assert error == "seed=-1: must be an integer >= 0"
+
+
+@pytest.mark.slow
+def test_a_search_continues_where_it_was_killed(tmp_path: Path) -> None:
+    """Killed before any result of the second batch was told, its first job finished."""
+    uninterrupted = txl(tmp_path / "whole", *SEARCH, RANGE, "hydra.sweeper.n_trials=4")
+    assert uninterrupted.status == 0, uninterrupted.err
+    assert txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=2").status == 0
+    before = written(tmp_path / "cut")
+    done = txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=4")
+    assert done.status == 0, done.err
+    assert results(tmp_path / "cut") == results(tmp_path / "whole")
+    assert before.items() <= written(tmp_path / "cut").items()
+    best = [OmegaConf.load(tmp_path / f"{name}/sweep/optimization_results.yaml") for name in ("whole", "cut")]
+    assert best[0] == best[1]
+    assert best[0].best_value == results(tmp_path / "cut")["jobs"][0]["objective"]
+    again = txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=4", "model.dropout=0.3")
+    assert again.status == 2
+    assert "optuna.db holds another search (model.dropout=" in again.err
+
+
+def test_options_that_only_say_how_a_job_runs_are_not_its_identity() -> None:
+    config = OmegaConf.create(
+        {"seed": 1, "n": "${seed}", "logger": {"name": "csv"}, "data": {"root": "/a", "name": "b"}}
+    )
+    assert identity(config) == {"seed": 1, "n": 1, "data.name": "b"}
+    assert not has_influence("logger")
+    assert has_influence("trainer.num_threads")  # two jobs that differ in it are two jobs
+
+
+def test_a_folder_of_another_job_or_of_another_run_is_refused(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path / "0")
+    job.begin("val/nll", ["seed=1"], OPTIONS)
+    job.begin("val/nll", ["typed another way"], OPTIONS)
+    assert (job.record or {})["overrides"] == ["seed=1"]
+    with pytest.raises(UserError, match=r"holds another job \(seed=1, not 2\): choose another hydra.sweep.dir"):
+        job.begin("val/nll", ["seed=2"], {**OPTIONS, "seed": 2})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    with pytest.raises(UserError, match="holds a run that is no job of this multirun"):
+        JobFolder(tmp_path / "run").begin("val/nll", [], OPTIONS)
+
+
+def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for number, seed in enumerate((1, 1, 2)):
+        JobFolder(tmp_path / str(number)).begin("val/nll", [], {"seed": seed})
+    places = JobPlaces(tmp_path, n_jobs=4)
+    wanted = [tmp_path / str(i) for i in range(4)]
+    assert places.choose(wanted[0], {"seed": 2}) == tmp_path / "2"
+    assert places.choose(wanted[1], {"seed": 1}) == tmp_path / "1"
+    assert places.choose(wanted[2], {"seed": 1}) == tmp_path / "0"
+    assert places.choose(wanted[3], {"seed": 1}) == tmp_path / "3"
+    assert places.choose(wanted[0], {"seed": 5}) == tmp_path / "4"
+
+
+def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multirun_jobs, "LOCK_SECONDS", 0.2)
+    job = JobFolder(tmp_path / "0")
+    with job.locked(), pytest.raises(UserError, match="0: another process runs this job"), job.locked():
+        pass
+    with job.locked():
+        pass

@@ -1,0 +1,128 @@
+"""Runs at level bpe: every command on their checkpoints, and bits per byte."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.small_run import tiny_config
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.vocabulary.byte_pairs import train_byte_pairs
+from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.evaluation.attention import command as attention
+from txl_lightning.evaluation.attention.options import AttentionOptions
+from txl_lightning.evaluation.evaluate import command as evaluate
+from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.generate import command as generate
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.recl import command as recl
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.runs.storage import write_checkpoint
+from txl_lightning.runs.trained import load_trained, read_checkpoint
+from txl_lightning.training.run import train
+
+TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(400))
+SHORT = ("trainer.max_steps=3", "trainer.val_every_n_steps=3", "memory=on")
+NO_LOGGER = LoggerConfig(name="none")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `text.txt` and a run with a tokenizer file, which is deleted with all prepared tokens."""
+    folder = tmp_path_factory.mktemp("bpe")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "tokenizer.json").write_text(train_byte_pairs([TEXT.encode()], 300))
+    options = ("data.level=bpe", f"data.tokenizer={folder / 'tokenizer.json'}")
+    train(tiny_config(folder, *SHORT, *options), folder / "run")
+    (folder / "tokenizer.json").unlink()
+    shutil.rmtree(folder / "cache")
+    return folder
+
+
+def checkpoint(folder: Path) -> str:
+    return str(folder / "run/checkpoints/best.ckpt")
+
+
+def evaluation(path: str, directory: Path, **options: Any) -> dict[str, Any]:
+    directory.mkdir(parents=True, exist_ok=True)
+    evaluate.run(EvaluateOptions(checkpoint=path, **options), directory)
+    return json.loads((directory / "evaluation.json").read_text())
+
+
+def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None:
+    metrics = json.loads((run / "run/metrics.json").read_text())
+    result = evaluation(checkpoint(run), tmp_path)["test"]
+    assert result["ppl"] == pytest.approx(metrics["test/ppl"], rel=1e-6)
+    assert result["bpb"] == pytest.approx(metrics["test/bpb"], rel=1e-6)
+    trained = load_trained(checkpoint(run))
+    corpus = load_corpus(trained.config.data, trained.vocabulary)
+    scored = np.delete(corpus.splits["test"], [0, len(corpus.splits["test"]) // 2])[: result["tokens"]]
+    assert result["bytes"] == len(trained.vocabulary.decode_bytes(scored))
+    assert result["bpb"] == pytest.approx(result["nll"] * result["tokens"] / result["bytes"] / math.log(2))
+    assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
+
+
+def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path) -> None:
+    options = ("data.level=bpe", f"data.tokenizer={run / 'tokenizer.json'}", "trainer.max_steps=4")
+    last = f"resume={run / 'run/checkpoints/last.ckpt'}"
+    metrics = train(tiny_config(run, *SHORT, *options, last), tmp_path / "resumed")
+    assert metrics["steps"] == 4
+
+
+def test_another_text_is_scored_by_bytes(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_bytes(b"\xffthe square of bytes\n" * 80)
+    result = evaluation(checkpoint(run), tmp_path, data_path=str(tmp_path / "other.txt"))
+    assert result["corpus"] == {**result["corpus"], "name": "other.txt", "level": "bpe"}
+    assert result["test"]["bpb"] > 0
+
+
+def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
+    options = GenerateOptions(checkpoint=checkpoint(run), prompt="größer é\n", n_tokens=12)
+    generate.run(options, tmp_path)
+    result = json.loads((tmp_path / "generation.json").read_text())
+    assert result["prompt"]["text"] == "größer é\n"
+    assert len(result["prompt"]["tokens"]) < len("größer é\n".encode())
+    generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
+
+
+def test_attention_maps_show_pieces_of_text(run: Path, tmp_path: Path) -> None:
+    attention.run(AttentionOptions(checkpoint=checkpoint(run), text_tokens=4, logger=NO_LOGGER), tmp_path)
+    assert "square" in (tmp_path / "text.svg").read_text()
+
+
+@pytest.mark.parametrize("unit", ["token", "byte"])
+def test_recl_counts_context_in_tokens_and_in_bytes(run: Path, tmp_path: Path, unit: str) -> None:
+    train(tiny_config(run, *SHORT), tmp_path / "bytes")
+    others = [str(tmp_path / "bytes/checkpoints/best.ckpt")] if unit == "byte" else []
+    contexts = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 5}
+    options = ReclOptions(
+        [checkpoint(run), *others], names=["bpe", "bytes"][: 1 + len(others)], context_unit=unit, **contexts,
+        data_path=str(run / "text.txt"), split="train", store=str(tmp_path / "store"), logger=NO_LOGGER,
+    )  # fmt: skip
+    recl.run(options, tmp_path)
+    result = json.loads((tmp_path / "recl.json").read_text())
+    assert (result["unit"], result["corpus"]["level"]) == (("bpc", "byte") if unit == "byte" else ("ppl", "bpe"))
+
+
+def test_bits_per_byte_of_bytes_and_of_bpe_without_merges_are_equal(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, *SHORT), tmp_path / "run")
+    contents = read_checkpoint(checkpoint(tmp_path))
+    vocabulary = Vocabulary.of_tokenizer(train_byte_pairs([b""], 256))
+    order = [ord(symbol) for symbol in vocabulary.symbols]
+    assert sorted(order) == list(range(256))
+    assert order != sorted(order)
+    for name in ("model.embedding.tables.0", "model.softmax.bias"):
+        contents["state_dict"][name] = contents["state_dict"][name][order]
+    record = contents["txl_lightning"]
+    record["vocabulary"], record["config"]["data"]["level"] = vocabulary.state_dict(), "bpe"
+    write_checkpoint(contents, tmp_path / "pairs.ckpt")
+    ours = evaluation(str(tmp_path / "pairs.ckpt"), tmp_path / "pairs")["test"]
+    theirs = evaluation(checkpoint(tmp_path), tmp_path / "bytes")["test"]
+    assert ours["bpb"] == pytest.approx(theirs["bpb"], rel=1e-6)
+    assert theirs["bpb"] == theirs["bpc"]
+    assert (ours["tokens"], ours["bytes"]) == (theirs["tokens"], theirs["bytes"])

@@ -1,0 +1,66 @@
+"""Weights kept every n steps: which, what opens them, and RECL against tokens from them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.small_run import tiny_config
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.recl.command import run as recl
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.runs.storage import read_file
+from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.run import train
+
+KEEP = ("checkpoint.keep_every_n_steps=4", "evaluation.max_segments=2")
+
+
+def kept(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "checkpoints").glob("step*"))
+
+
+def test_recl_against_tokens_of_training(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, *KEEP), tmp_path / "run")
+    assert kept(tmp_path / "run") == ["step12.ckpt", "step4.ckpt", "step8.ckpt"]
+    folder = tmp_path / "run/checkpoints"
+    assert load_trained(folder / "step8.ckpt").step == 8
+    weights, last = (read_file(folder / name)["state_dict"] for name in ("step12.ckpt", "last.ckpt"))
+    assert all(weights[name].equal(tensor) for name, tensor in last.items())
+    assert (folder / "step12.ckpt").stat().st_size < (folder / "last.ckpt").stat().st_size / 2
+    with pytest.raises(OptionError, match=r"resume=.*step8.ckpt: holds weights only"):
+        train(tiny_config(tmp_path, *KEEP, f"resume={folder / 'step8.ckpt'}"), tmp_path / "other")
+
+    given = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20}
+    (tmp_path / "recl").mkdir()
+    recl(
+        ReclOptions([str(folder / "step*.ckpt")], store=str(tmp_path / "store"), logger=LoggerConfig("none"), **given),
+        tmp_path / "recl",
+    )
+    models = json.loads((tmp_path / "recl/recl.json").read_text())["models"]
+    assert [(model["step"], model["tokens_trained"]) for model in models] == [(4, 128), (8, 256), (12, 384)]
+    assert (tmp_path / "recl/recl_by_tokens_r0.1.png").is_file()
+
+
+def test_weights_of_steps_that_are_not_this_runs_are_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_config(tmp_path, *KEEP), run)
+    (run / "checkpoints/step_mine.ckpt").touch()
+    train(tiny_config(tmp_path, *KEEP, "trainer.max_steps=16", "resume=auto"), run)
+    assert kept(run) == ["step12.ckpt", "step16.ckpt", "step4.ckpt", "step8.ckpt", "step_mine.ckpt"]
+    train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2"), run)
+    assert kept(run) == ["step_mine.ckpt"]
+
+
+def test_a_failed_write_is_reported_and_training_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*words: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("txl_lightning.training.callbacks.run_record.write_checkpoint", full)
+    assert train(tiny_config(tmp_path, *KEEP), tmp_path / "run")["steps"] == 12
+    assert "could not write step4.ckpt: No space left on device; training continues" in capsys.readouterr().err
+    with pytest.raises(OptionError, match=r"checkpoint\.keep_every_n_steps=0: must be an integer >= 1"):
+        train(tiny_config(tmp_path, "checkpoint.keep_every_n_steps=0"), tmp_path / "none")
