@@ -24,6 +24,9 @@ ENCODINGS = {
     "shaw": {"encoding": "shaw", "table_len": 8},
     "absolute": {"encoding": "absolute"},
     "al_rfou": {"encoding": "al_rfou", "table_len": 6},
+    "rope": {"encoding": "rope", "d_head": 4},
+    "alibi": {"encoding": "alibi"},
+    "none": {"encoding": "none"},
 }
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 0},
@@ -194,6 +197,8 @@ def test_what_resets_cannot_be_combined_with():
         config.__post_init__()
     with pytest.raises(OptionError, match="memory_start=zeros: must be empty with memory_reset=document"):
         documents_model(memory_start="zeros")
+    with pytest.raises(OptionError, match="compressed_len=2: must be 0 with memory_reset=document"):
+        documents_model(compressed_len=2, compression="mean", compression_rate=2)
     with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
         SlidingWindow(documents_model(encoding="absolute"), 4, fused=True)
     model = documents_model()
