@@ -115,7 +115,7 @@ def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
 def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:
     done = txl(tmp_path, "memory=on,sometimes")
     assert done.returncode == 2
-    assert done.stderr == "txl train: memory=sometimes: must be one of off, on\n"
+    assert done.stderr == "txl train: memory=sometimes: must be one of compressive, off, on\n"
     assert list((tmp_path / "sweep").iterdir()) == [tmp_path / "sweep/multirun.yaml"]
 
 
