@@ -151,6 +151,8 @@ def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tm
         *LENGTHS,
     )
     refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS, error=OptionError)
+    with pytest.raises(OptionError, match=r"data.level=bpe: must be one of byte, char, word"):
+        convert(small, "tensorflow", "y.ckpt", "txl", "data.level=bpe", *LENGTHS)
     (small / "data/corpus-info.json").write_text('{"vocab_size": 31}')
     refuse(r"n_token=31: the variables of the checkpoint say 30", *LENGTHS, error=CheckpointError)
     flags.write_text('{"n_token": 30}')
@@ -184,8 +186,8 @@ def test_symbols_as_the_papers_code_prepares_them(tmp_path: Path) -> None:
     assert read_vocabulary(path, "char").symbols == (" ", "e", "t")
     path.write_text(" \n_\n<unk>\n")
     assert read_vocabulary(path, "char").symbols == (" ", "_", "<unk>")
-    path.write_text("<S> 10\n<UNK> 3\n\nthe\nthe 2\n")
-    assert read_vocabulary(path, "word").symbols == ("<S>", "<UNK>", "the")
+    path.write_text("<S> 10\n<UNK>\t3\n\nthe\nthe 2\na\u00a0b\n")
+    assert read_vocabulary(path, "word").symbols == ("<S>", "<UNK>", "the", "a\u00a0b")
     for level, symbol in (("byte", "256"), ("byte", "the"), ("char", "the")):
         path.write_text(f"{'1' if level == 'byte' else 'a'}\n{symbol}\n")
         with pytest.raises(OptionError, match=f"line 2: '{symbol}' is not a (byte|character)"):

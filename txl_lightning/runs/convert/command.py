@@ -138,7 +138,8 @@ def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
         path = tensorflow_folder.find_vocabulary(tensorflow_folder.find_checkpoint(options.source))
     if path is None:
         return None
-    require(options.data.level in LEVELS, "data.level", options.data.level, f"must be one of {', '.join(LEVELS)}")
+    levels = [level for level in LEVELS if level != "bpe"]  # a file of symbols has no merges
+    require(options.data.level in levels, "data.level", options.data.level, f"must be one of {', '.join(levels)}")
     return tensorflow_folder.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
 
 

@@ -22,6 +22,7 @@ STATE, INDEX = "checkpoint", ".index"
 FLAGS, CORPUS = "config.json", "corpus-info.json"
 VOCABULARIES = ("vocab", "vocab.txt", "1b_word_vocab.txt")
 PICKLE = "cache.pkl"
+FIRST_WORD = re.compile(r"^[ \t]*([^ \t]*)")  # a word may contain white space of Unicode, as in Python 2
 
 
 def find_checkpoint(source: str) -> Path:
@@ -125,7 +126,7 @@ def read_vocabulary(path: str | Path, level: Level) -> Vocabulary:
         raise OptionError("vocabulary", path, f"cannot be read as UTF-8 text ({error})") from error
     symbols: dict[str, None] = {}
     for number, line in enumerate(lines, start=1):
-        if symbol := line if level == "char" and len(line) == 1 else "".join(line.split()[:1]):
+        if symbol := line if level == "char" and len(line) == 1 else FIRST_WORD.findall(line)[0]:
             if level == "byte" and not (symbol.isascii() and symbol.isdigit() and int(symbol) < 256):
                 raise OptionError("vocabulary", path, f"line {number}: {symbol!r} is not a byte, 0 … 255 (data.level)")
             if level == "char" and len(symbol) > 1 and symbol != UNKNOWN:
