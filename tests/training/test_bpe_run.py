@@ -67,8 +67,10 @@ def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None
     assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
 
 
-def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path) -> None:
-    options = ("data.level=bpe", f"data.tokenizer={run / 'tokenizer.json'}", "trainer.max_steps=4")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, devices: int) -> None:
+    file = f"data.tokenizer={run / 'tokenizer.json'}"
+    options = ("data.level=bpe", file, "trainer.max_steps=4", f"trainer.devices={devices}")
     last = f"resume={run / 'run/checkpoints/last.ckpt'}"
     metrics = train(tiny_config(run, *SHORT, *options, last), tmp_path / "resumed")
     assert metrics["steps"] == 4

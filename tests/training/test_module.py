@@ -1,5 +1,6 @@
 """The LightningModule carries memories: apart, in order, and as values."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,14 @@ def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelMo
     clipped = torch.stack([p.grad.norm() for p in module.parameters()]).norm()
     assert float(module.gradient_norm) == pytest.approx(float(norm))
     assert float(clipped) == pytest.approx(float(norm) / 2, rel=1e-4)
+
+
+def test_bytes_are_counted_without_float64_which_some_devices_lack(module: LanguageModelModule) -> None:
+    module.byte_lengths_V = torch.tensor([1, 3, -1])
+    counted = module._count_bytes(torch.tensor([[0, -2, 1]]))
+    assert isinstance(counted, torch.Tensor)
+    assert (counted.dtype, float(counted)) == (torch.float32, 7)
+    assert math.isnan(module._count_bytes(torch.tensor([[0, 2]])))
 
 
 def test_the_tiny_config_is_what_the_tests_say(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.training.small_run import tiny_config
+from txl_lightning.config.schemas import plain
 from txl_lightning.data.streams.ordered import OrderedStreams
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training import module as module_file
-from txl_lightning.training.checks import check_config
+from txl_lightning.training.checks import check_config, check_same_run
 from txl_lightning.training.run import train
 
 
@@ -116,6 +117,16 @@ def test_a_resumed_run_must_keep_its_options(tmp_path: Path, override: str, word
     resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
     with pytest.raises(OptionError, match=words):
         train(tiny_config(tmp_path, resume, "trainer.max_steps=20", override), tmp_path / "b")
+
+
+def test_an_option_that_an_older_checkpoint_lacks_has_its_default(tmp_path: Path) -> None:
+    before = plain(tiny_config(tmp_path))
+    for group, name in (("memory", "reset"), ("memory", "segments"), ("data", "document_start")):
+        del before[group][name]
+    checkpoint = {"pytorch-lightning_version": "2", "txl_lightning": {"config": before}}
+    check_same_run(tiny_config(tmp_path, "data.document_start=line"), "old.ckpt", checkpoint, "")
+    with pytest.raises(OptionError, match=r"memory.reset=document: must be never, as in resume=old.ckpt"):
+        check_same_run(tiny_config(tmp_path, "memory.reset=document"), "old.ckpt", checkpoint, "")
 
 
 @pytest.mark.parametrize(

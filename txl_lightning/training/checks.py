@@ -24,10 +24,11 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
     *LENGTHS,
     "vocab_size",
 }
-# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are.
+# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
+# an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
 FIXED_OPTIONS = ["loss", "trainer.precision"]
-FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name")
+FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
@@ -181,10 +182,11 @@ def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus
     if "pytorch-lightning_version" not in checkpoint:
         raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
     record = checkpoint["txl_lightning"]
-    before, now = flat(record["config"]), flat(plain(config))
+    before, now = flat(plain(from_plain(record["config"]))), flat(plain(config))
     fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
+    without_effect = () if config.memory.reset == "document" else ("data.document_start",)
     for name in fixed:
-        if name not in FREE_OPTIONS and name in before and before[name] != now[name]:
+        if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
             raise OptionError(option, now[name], f"must be {before[name]}, as in resume={path}")
     if record.get("corpus", corpus) != corpus:

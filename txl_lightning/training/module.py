@@ -198,13 +198,13 @@ class LanguageModelModule(L.LightningModule):
         if self.byte_lengths_V is None:
             return math.nan
         self.byte_lengths_V = self.byte_lengths_V.to(targets_BT.device)
-        lengths_BT = self.byte_lengths_V[without_marks(targets_BT)].double()
-        return torch.where(lengths_BT < 0, math.nan, lengths_BT).sum()
+        lengths_BT = self.byte_lengths_V[without_marks(targets_BT)]
+        return torch.where((lengths_BT < 0).any(), math.nan, lengths_BT.sum())  # in float32, exact up to 2²⁴
 
     def _evaluation_end(self, stage: str) -> None:
         loss: TokenLoss = self.losses[stage]  # type: ignore[assignment]
         nll, tokens, n_bytes = loss.compute()
-        values = loss_metrics(float(nll), self.level, float(n_bytes / tokens))
+        values = loss_metrics(float(nll), self.level, float(n_bytes / tokens.to(n_bytes.device)))
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
         self.evaluation_memory = CarriedMemory()

@@ -25,6 +25,7 @@ from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
 from txl_lightning.training.loggers import wandb_curves
 from txl_lightning.training.precision import resolve_accelerator, resolve_precision
+from txl_lightning.training.resume import last_good
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -124,8 +125,11 @@ def quiet_libraries() -> Iterator[None]:
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     options = config.trainer
     require(options.num_nodes == 1, "trainer.num_nodes", options.num_nodes, "needs torchrun or SLURM")
-    # Prepare the corpus once; bad options end the run before the processes start.
-    make_data(config)
+    # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
+    # each process takes that of the checkpoint.
+    resumed = last_good(directory / "checkpoints")[0] if config.resume == "auto" else config.resume
+    if resumed is None or config.data.level != "bpe":
+        make_data(config)
     result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
     if isinstance(result, Stopped):
         raise result

@@ -153,6 +153,19 @@ def test_they_are_stored_and_equal_after_an_interruption(
     assert measured("whole", n_positions=60, seed=2) != whole
 
 
+def test_those_of_longer_windows_at_the_same_positions_are_not_reused(runs: SmallRuns, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(pair_text(60_000))
+    given = {"checkpoints": [runs.checkpoint("lstm")], "ablations": ["shuffle"], "data_path": str(text)}
+    given |= {"n_positions": 60, "position_windows": 4}
+    fresh = recl(tmp_path / "fresh", **given, max_context=8)
+    longer = recl(tmp_path / "store", **given, max_context=16)
+    again = recl(tmp_path / "store", **given, max_context=8)
+    assert longer["positions"] == again["positions"]
+    for name in ("far_context", "loss_by_position"):
+        assert again["models"][0][name] == fresh["models"][0][name]
+
+
 def test_models_from_elsewhere_in_tokens_and_in_bytes(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(pair_text(2000))

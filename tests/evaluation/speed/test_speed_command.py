@@ -25,12 +25,14 @@ def options(**chosen: Any) -> SpeedOptions:
     return replace(SpeedOptions(**TINY), **{"levels": ["char"], "attention_lengths": [6, 800], "rounds": 2, **chosen})
 
 
-def test_the_schemes_compute_the_losses_of_the_text() -> None:
-    model, text = tiny_model(mem_len=2), random_stream(1, 40)
+@pytest.mark.parametrize("extra_key", [False, True])
+def test_the_schemes_compute_the_losses_of_the_text(extra_key: bool) -> None:
+    model, text = tiny_model(mem_len=2, same_length=True, extra_key=extra_key), random_stream(1, 40)
     vanilla = vanilla_of(model)
     schemes = make_schemes(model, vanilla, 6, 4, text)
     assert tuple(schemes) == SCHEMES
-    same = model.with_lengths(mem_len=6, same_length=True, memory_start="zeros")
+    same = model.with_lengths(mem_len=6, extra_key=False, memory_start="zeros")
+    windows = vanilla.with_lengths(same_length=False)
     with torch.no_grad():
         memory = None
         for start in (0, 4, 8):
@@ -38,7 +40,7 @@ def test_the_schemes_compute_the_losses_of_the_text() -> None:
             for name in ("hidden", "cached"):
                 torch.testing.assert_close(schemes[name].read(), expected)
         for t in (6, 7, 8):
-            expected, _ = vanilla.score(text[:, t - 5 : t + 1], text[:, t + 1 : t + 2])
+            expected, _ = windows.score(text[:, t - 5 : t + 1], text[:, t + 1 : t + 2])
             for name in ("vanilla", "vanilla_fused"):
                 torch.testing.assert_close(schemes[name].read(), expected)
 

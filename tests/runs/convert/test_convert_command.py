@@ -135,3 +135,15 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
     back = convert(convert(source, "txl", "there", "original"), "original", "back.ckpt", "txl")
     config = load_trained(back).model.config
     assert replace(config, dropout=0.0) == replace(load_trained(source).model.config, dropout=0.0)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("memory=compressive", "memory.rate=2"), ("encoding=rope", "model.d_head=8", "encoding.interpolation=2")],
+    ids=["compressive", "interpolated"],
+)
+def test_nothing_of_a_run_is_lost(convert: Convert, place: Path, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    train(tiny_config(place, *overrides, "trainer.max_steps=1"), tmp_path / "run")
+    source = tmp_path / "run/checkpoints/best.ckpt"
+    copied = load_trained(convert(source, "txl", "copy.ckpt", "txl")).model
+    assert copied.config == load_trained(source).model.config

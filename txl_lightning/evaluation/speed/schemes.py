@@ -92,7 +92,7 @@ def make_schemes(
     Every query attends to exactly L keys (`same_length`), its own included. The memories start as zeros, which
     does not change the times, and are never reset.
     """
-    start = {"memory_start": "zeros", "memory_reset": "never"}
+    start = {"memory_start": "zeros", "memory_reset": "never", "extra_key": False}
     lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
     vanilla = vanilla.with_lengths(memory_reset="never")
     segmented: Mapping[str, LanguageModel] = {

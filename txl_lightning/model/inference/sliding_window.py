@@ -40,7 +40,7 @@ class SlidingWindow:
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
         resets = model.config.memory_reset == "document"
         require(not (fused and resets), "fused", fused, "is not possible with memory_reset=document")
-        self.model = model.with_lengths(mem_len=0, ext_len=0)
+        self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
         self.attention_len, self.fused = attention_len, fused
 
     @torch.no_grad()

@@ -192,6 +192,14 @@ def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
     return replace(
         Config(**{f.name: getattr(options, f.name) for f in fields(Config)}),
         model=TransformerXLModelConfig(name="converted", **{**sizes, "cutoffs": list(architecture.cutoffs)}),
-        encoding=EncodingConfig(architecture.encoding, architecture.table_len),
-        memory=MemoryConfig(architecture.mem_len, architecture.memory_start, architecture.memory_reset),
+        encoding=EncodingConfig(architecture.encoding, architecture.table_len, architecture.interpolation),
+        memory=MemoryConfig(
+            architecture.mem_len,
+            architecture.memory_start,
+            architecture.memory_reset,
+            compressed_len=architecture.compressed_len,
+            rate=architecture.compression_rate,
+            compression=architecture.compression,
+            compression_loss=architecture.compression_loss,
+        ),
     )

@@ -92,7 +92,8 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
             return byte_losses(reader, text, pieces, here, at.contexts, batch_tokens)
 
     losses_CP, scored = scoring.losses(grid, at.contexts, at.positions, at.blocks)
-    rows = [*at.altered, at.contexts[-1]]
+    longest = at.contexts[-1]  # of the windows below; the positions may be those of another grid
+    rows = [*at.altered, longest]
 
     def altered(ablation: str, here: Integers) -> Array:
         with precision():
@@ -103,18 +104,18 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
         if ablation == DROP:
             losses_RP = losses_CP[np.searchsorted(at.contexts, rows)]
         else:
-            key = {"ablation": ablation, "seed": options.seed}
+            key = {"ablation": ablation, "seed": options.seed, "longest": longest}
             losses_RP, _ = scoring.losses(partial(altered, ablation), rows, at.positions, at.blocks, **key)
         increases[ablation] = losses_RP[:-1] - losses_RP[-1]
 
     def by_position(ends: Integers) -> Array:
         with precision():
-            return position_losses(reader, text.tokens, ends, at.contexts[-1], batch_tokens)
+            return position_losses(reader, text.tokens, ends, longest, batch_tokens)
 
     by_position_TW = None
     if at.windows:
-        ends, blocks, places = at.positions[at.windows], at.blocks[at.windows], range(1, 1 + reader.visible(rows[-1]))
-        by_position_TW, _ = scoring.losses(by_position, places, ends, blocks, by="position")
+        ends, blocks, places = at.positions[at.windows], at.blocks[at.windows], range(1, 1 + reader.visible(longest))
+        by_position_TW, _ = scoring.losses(by_position, places, ends, blocks, by="position", longest=longest)
     return ModelLosses(losses_CP, scored, increases, by_position_TW)
 
 
