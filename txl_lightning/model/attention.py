@@ -183,8 +183,8 @@ class Attention(nn.Module):
         if by_distance is not None:
             position = position_scores(by_distance, T).unflatten(0, (H, -1))
             bias = position.add_(mask_TK) if mask_TK.ndim == 2 else position + mask_TK
-        elif mask_TK.is_cuda:  # the kernel refuses a view that begins at an address it cannot read at once
-            bias = mask_TK.clone()
+        if bias.is_cuda:  # both are views, and the kernel refuses one that begins at an address it cannot read at once
+            bias = bias.clone(memory_format=torch.contiguous_format)
         return F.scaled_dot_product_attention(
             query.expand(H, B, T, -1), k_HBKE, v_HBKE, attn_mask=bias.expand(H, B, T, K), scale=1.0
         )
