@@ -29,12 +29,12 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
     Args:
         nll: mean negative log-likelihood in nats per token.
         level: see `loss_unit`.
-        bytes_per_token: mean over the same tokens; None or nan if it is not known, then there is no `bpb`.
+        bytes_per_token: mean over the same tokens; without `bpb` if it is None or nan (not known) or 0 (no text).
     """
     bits = nll / math.log(2)
     unit = loss_unit(level)
     values = {"nll": nll, unit: bits if unit == "bpc" else math.exp(nll) if nll < 700 else math.inf}
-    if bytes_per_token is None or math.isnan(bytes_per_token):
+    if not bytes_per_token or math.isnan(bytes_per_token):
         return values
     return {**values, "bpb": bits / bytes_per_token}
 
