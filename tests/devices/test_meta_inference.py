@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from tests.devices.arms import ARMS, B, T, make, tokens, unread_clusters
@@ -55,7 +55,7 @@ def test_recl_has_losses_by_context(arm: str) -> None:
 
 @pytest.mark.parametrize("arm", [name for name, config in ARMS.items() if getattr(config, "mem_len", 1)])
 def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def likeliest(log_probabilities_BV: Tensor, *sampling: float, generator: torch.Generator) -> Tensor:
+    def likeliest(log_probabilities_BV: Tensor, *sampling: float, generators: Any) -> Tensor:
         return generation.candidates(log_probabilities_BV, *sampling)[1][:, 0]  # type: ignore[arg-type]
 
     monkeypatch.setattr(generation, "_sample", likeliest)  # draws on the CPU for every device
