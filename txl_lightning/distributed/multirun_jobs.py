@@ -59,16 +59,16 @@ class JobFolder:
     @property
     def record(self) -> dict[str, Any] | None:
         """Content of `multirun_job.json`: objective, overrides, options and the error of a failed job; else None."""
-        try:
-            return json.loads((self.path / RECORD).read_text())
-        except (OSError, ValueError):
-            return None
+        return self._content(RECORD)
 
     @property
     def metrics(self) -> dict[str, Any] | None:
         """Content of `metrics.json`; None before the job has finished."""
+        return self._content(RESULT)
+
+    def _content(self, name: str) -> dict[str, Any] | None:
         try:
-            return json.loads((self.path / RESULT).read_text())
+            return json.loads((self.path / name).read_text())
         except (OSError, ValueError):
             return None
 
