@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from tests.docs.pages import ROOT, blocks
@@ -28,6 +29,8 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     import share.command
     import share.options
 
+    # What the store holds travels with every job of a multirun, and a job's process could not import this module.
+    monkeypatch.setattr(ConfigStore.instance(), "repo", dict(ConfigStore.instance().repo))
     register_command("share", share.options.ShareOptions)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/share.yaml").write_text(blocks(ROOT / "docs/extending.md", "yaml")[-1])
