@@ -69,7 +69,7 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
         trained, model = _read_run(options.source)
     elif options.source_format == "tensorflow":
         model, segment_len = _read_tensorflow(options.source, lengths)
-        options = _with_own_lengths(options, model, segment_len)
+        options = _as_in_tensorflow(options, model, segment_len, vocabulary)
     else:
         model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
@@ -121,12 +121,14 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     return from_tensorflow(variables, flags), flags.get("tgt_len")
 
 
-def _with_own_lengths(options: ConvertOptions, model: TransformerXL, segment_len: int | None) -> ConvertOptions:
+def _as_in_tensorflow(
+    options: ConvertOptions, model: TransformerXL, segment_len: int | None, vocabulary: Vocabulary | None
+) -> ConvertOptions:
     """Return options that evaluate the model at its own lengths, except for those that they give.
 
-    One Billion Word has `<S>` at both ends of a sentence, as the TensorFlow code reads it.
+    A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
     """
-    if options.data.name == "lm1b":
+    if options.data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
         options = replace(options, data=replace(options.data, sentence_marks="both"))
     names = [name for name in EVALUATION_LENGTHS if getattr(options.evaluation, name) is None]
     lengths = {name: getattr(model.config, name) for name in names}
