@@ -120,7 +120,7 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, op
             window = tokens[None, first + max(0, start - E) : first + stop]
             targets = tokens[None, first + start + 1 : first + stop + 1]
             losses, memory = model.score(window, targets, memory)
-            expected |= {first + start + 1 + i: float(loss) for i, loss in enumerate(losses[0])}
+            expected |= {first + start + 1 + i: loss for i, loss in enumerate(losses[0].tolist())}
     assert positions.tolist() == sorted(expected)
     np.testing.assert_allclose(nll, [expected[p] for p in positions.tolist()], atol=1e-5)
     assert ours["test"]["nll"] == pytest.approx(nll.mean(dtype=np.float64))
