@@ -10,7 +10,7 @@ KINDS = {
     "documents": ["memory=on", "memory.reset=document", "data.document_start='^line'"],
     "sentences": [
         *("data.name=lm1b", "data.level=word", "data.prefix=true", "data.sentence_marks=both", "memory=on"),
-        "memory.reset=document",
+        *("memory.reset=document", "trainer.max_steps=80", "trainer.val_every_n_steps=80", "optimizer.lr=0.01"),
     ],
     "characters": ["data.level=char"],
     "words": ["data.level=word"],
