@@ -86,7 +86,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         vocabulary = tokenizer_vocabulary(config, source, checksum)
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
-        sentences = " of sentences" if vocabulary.starts_sentences else ""
+        sentences = " of sentences" if source.documents and vocabulary.starts_sentences else ""
         key = cache_key(checksum, f"given vocabulary{sentences}{source.marks}", vocabulary)
     prepare = partial(_prepare, source, vocabulary)
     if marked:
