@@ -13,7 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from importlib import import_module
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,10 +26,6 @@ from benchmarks.cases import BF16, BenchmarkCase
 LEARNING_RATE = 0.00025
 CLIP = 0.25
 TOP_K = 40
-MODULES = {  # imported before memory is measured
-    "ours": "txl_lightning.model.inference.generation",
-    "huggingface": "transformers.models.deprecated.transfo_xl.modeling_transfo_xl",
-}
 MATRIX_SIZE, MATRIX_PRODUCTS = 2048, 8
 BUFFER_VALUES, BUFFER_READS = 1 << 26, 4
 
@@ -175,8 +171,6 @@ class Workload(ABC):
     def __init__(self, implementation: str, case: BenchmarkCase) -> None:
         torch.set_num_threads(case.threads)
         torch.manual_seed(0)
-        if implementation in MODULES:
-            import_module(MODULES[implementation])
         self.case = case
         self.memory_before = resident_bytes("VmRSS")
         self.build = self.implementations[implementation]
@@ -209,7 +203,7 @@ class Workload(ABC):
             torch.cuda.synchronize()
 
     def peak_bytes(self) -> int:
-        """Return the largest memory so far, without that of the imported libraries."""
+        """Return the largest memory so far, without that of the libraries."""
         if self.case.device == "cuda":
             return torch.cuda.max_memory_allocated()
         return resident_bytes("VmHWM") - self.memory_before
@@ -379,8 +373,16 @@ def resident_bytes(name: str) -> int:
 
 
 def make_workload(name: str, implementation: str, case: BenchmarkCase) -> Workload:
-    """Return the workload of an implementation; limits and the loader are the same for all."""
-    return OTHER_WORKLOADS.get(implementation, WORKLOADS[name])(implementation, case)
+    """Return the workload of an implementation; limits and the loader are the same for all.
+
+    A tiny model takes a step first, so that what the libraries load and allocate at their first use is not counted
+    as memory of the model.
+    """
+    if implementation in OTHER_WORKLOADS:
+        return OTHER_WORKLOADS[implementation](implementation, case)
+    tiny = replace(case, n_layer=1, d_model=32, n_head=2, d_inner=32, segment=8, memory=8, batch_size=2)
+    WORKLOADS[name](implementation, tiny).run(1)
+    return WORKLOADS[name](implementation, case)
 
 
 def main() -> None:

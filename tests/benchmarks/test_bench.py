@@ -1,6 +1,7 @@
 """The bench: its command line, what it keeps, how it continues, and its sections."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_a_budget_leaves_cases_for_the_next_call(
 @pytest.mark.slow
 def test_workers_take_turns() -> None:
     turns = ("ours float32", "ours bf16", "loader float32")
-    measured = measure(TurnTaking("training", TINY, turns, 1.0), rounds=2, warmup=1)
+    measured = measure(TurnTaking("training", replace(TINY, batch_size=64), turns, 1.0), rounds=2, warmup=1)
     assert {turn: len(taken) for turn, taken in measured["seconds"].items()} == dict.fromkeys(turns, 2)
     assert measured["peak_bytes"]["ours float32"] > 1 << 20
     assert measured["workers"]["ours bf16"]["parameters"] > 10_000
