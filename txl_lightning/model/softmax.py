@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -57,11 +57,11 @@ class TokenSoftmax(nn.Module):
             assert isinstance(cluster_of, Tensor)
             head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
             places = list(cluster_of.argsort(stable=True).split(cluster_sizes(cluster_of, embedding.n_clusters)))
-        nll = F.cross_entropy(self._head(hidden, embedding), head_targets, reduction="none")
+        nll = negative_log_likelihood(self._head(hidden, embedding), head_targets)
         for cluster in range(1, embedding.n_clusters):
             members, first = places[cluster], embedding.edges[cluster]
             logits = self._logits(hidden[members], cluster, embedding)
-            nll = nll.index_add(0, members, F.cross_entropy(logits, targets[members] - first, reduction="none"))
+            nll = nll.index_add(0, members, negative_log_likelihood(logits, targets[members] - first))
         return nll.view_as(targets_BT)
 
     def log_probabilities(
@@ -92,6 +92,34 @@ class TokenSoftmax(nn.Module):
         weight = torch.cat([embedding.rows(0), self.cluster_weight])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
         return F.linear(self._project(hidden, 0, embedding), weight, bias)
+
+
+def negative_log_likelihood(logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Return -log softmax(logits)_target in nats, in float32 or float64.
+
+    `F.cross_entropy` gives the same; its backward pass holds one more tensor of the size of the logits.
+    """
+    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
+    return nll
+
+
+class _NegativeLogLikelihood(torch.autograd.Function):
+    """Backward: (softmax(logits) - one_hot(target)) · gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+        log_probabilities_NV = _log_softmax(logits_NV)
+        ctx.save_for_backward(log_probabilities_NV, targets_N)
+        ctx.dtype = logits_NV.dtype
+        return -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient_N,) = gradients
+        log_probabilities_NV, targets_N = ctx.saved_tensors
+        gradient_NV = log_probabilities_NV.exp().mul_(gradient_N[:, None])
+        gradient_NV[torch.arange(len(targets_N), device=targets_N.device), targets_N] -= gradient_N
+        return gradient_NV.to(ctx.dtype), None
 
 
 def cluster_sizes(cluster_of: Int[Tensor, " n"], n_clusters: int) -> list[int]:
