@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.in_process import Ended, run_txl
 from tests.training.small_run import TINY
+from txl_lightning.command_line.multirun_table import write_results
 from txl_lightning.distributed import multirun_jobs
 from txl_lightning.distributed.multirun_jobs import JobFolder, JobPlaces, has_influence, identity
 from txl_lightning.errors import UserError
@@ -62,6 +63,23 @@ def test_results_are_sorted_by_loss_with_the_overrides_that_differ(whole: Path) 
     best = found["jobs"][0]
     losses = f"{metrics[0]['val/bpc']:.4f} | {metrics[0]['test/bpc']:.4f}"
     assert lines[2] == f"| {best['job']} | {best['overrides']['seed']} | {losses} | finished |"
+
+
+def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Path) -> None:
+    of_bytes = {"val/bpc": 2.0, "val/bpb": 2.0, "test/bpc": 2.0, "test/bpb": 2.0}
+    of_pieces = {"val/ppl": 9.0, "val/bpb": 1.5, "test/ppl": 9.0, "test/bpb": 1.5}
+    for number, (level, metrics) in enumerate([("byte", of_bytes), ("bpe", of_pieces)]):
+        job = JobFolder(tmp_path / "both" / str(number))
+        job.begin("val/bpb", [f"data.level={level}"], {"data.level": level})
+        (job.path / "metrics.json").write_text(json.dumps(metrics))
+    table = write_results(tmp_path / "both")
+    assert table is not None
+    lines = table.read_text().splitlines()
+    assert lines[0] == "| job | data.level | val bpc | val ppl | val bpb | test bpc | test ppl | test bpb | state |"
+    assert lines[2] == "| 1 | bpe | – | 9.0000 | 1.5000 | – | 9.0000 | 1.5000 | finished |"
+    assert lines[3] == "| 0 | byte | 2.0000 | – | 2.0000 | 2.0000 | – | 2.0000 | finished |"
+    jobs = json.loads((tmp_path / "both/multirun.json").read_text())["jobs"]
+    assert [job["metrics"] for job in jobs] == [of_pieces, of_bytes]
 
 
 @pytest.mark.slow

@@ -8,6 +8,10 @@ from txl_lightning.training.run import train
 KINDS = {
     "relative": ["memory=on"],
     "documents": ["memory=on", "memory.reset=document", "data.document_start='^line'"],
+    "sentences": [
+        *("data.name=lm1b", "data.level=word", "data.prefix=true", "data.sentence_marks=both", "memory=on"),
+        *("memory.reset=document", "trainer.max_steps=80", "trainer.val_every_n_steps=80", "optimizer.lr=0.01"),
+    ],
     "characters": ["data.level=char"],
     "words": ["data.level=word"],
     "absolute": ["memory=off", "encoding=absolute", "loss=half"],
@@ -23,6 +27,7 @@ KINDS = {
     "lstm": ["model=lstm", "model.d_model=16"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }
+SENTENCES = "heldout-1.tokens"  # file of lm1b
 ELSEWHERE = "elsewhere"  # a run on another text
 
 
@@ -42,7 +47,13 @@ class SmallRuns:
                 place.mkdir()
                 (place / "text.txt").write_text("another text\n" * 200)
             steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2")
-            train(tiny_config(place, *steps, *KINDS.get(kind, [])), directory)
+            config = tiny_config(place, *steps, *KINDS.get(kind, []))
+            if config.data.name == "lm1b":
+                (place / "lm1b").mkdir()
+                lines = (f"the cat sat {'still ' * (i % 3)}\n" for i in range(300))
+                (place / "lm1b" / SENTENCES).write_text("".join(lines))
+                config.data.root = str(place)
+            train(config, directory)
         return directory
 
     def checkpoint(self, kind: str) -> str:

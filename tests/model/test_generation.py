@@ -267,3 +267,24 @@ def test_what_stood_before_a_document_does_not_change_what_is_drawn():
         probabilities, tokens = candidates(of_place[None].log(), 40, 1.0, 1.0)
         again.append(int(tokens[0, torch.multinomial(probabilities, 1, generator=generator)]))
     assert again == cut.tolist()
+
+
+class Reading:
+    """A model that draws given tokens and keeps those that it reads."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens, self.read = iter(tokens), []
+
+    def __call__(self, tokens_BT: Tensor, memory: Any = None) -> tuple[Tensor, None]:
+        self.read += tokens_BT[0].tolist()
+        return tokens_BT[..., None].float(), None
+
+    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([[next(self.tokens)]]), VOCABULARY).float().log()
+
+
+@pytest.mark.parametrize("segment_len", [3, 64])
+def test_in_closed_documents_the_second_of_two_starts_begins_one(segment_len):
+    model, prompt = Reading(9, 9, 9, 5), torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
+    drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=True)
+    assert model.read == [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]

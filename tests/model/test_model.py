@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from functools import partial
 from types import ModuleType
 
 import jaxtyping
@@ -144,6 +145,22 @@ def test_dropout_gradient_is_the_mask_times_the_scale():
     output.backward(cotangent)
     assert torch.equal(x.grad, cotangent * output.ne(0) * 2)
     assert torch.equal(output, x * output.ne(0) * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.75])
+def test_dropout_of_relu_is_both_and_keeps_its_result_alone(dtype, p):
+    x = torch.randn(33, 7, dtype=dtype, requires_grad=True)
+    cotangent, dropout = torch.randn(33, 7, dtype=dtype), Dropout(p)
+    found, saved = [], []
+    for function in (lambda y: dropout(torch.relu(y)), partial(dropout, relu=True)):
+        torch.manual_seed(3)
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+            output = function(x * 1)
+        found.append((output, *torch.autograd.grad(output, x, cotangent)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert saved == [found[1][0].data_ptr()]
 
 
 def test_dropout_does_nothing_in_evaluation_and_at_probability_zero():

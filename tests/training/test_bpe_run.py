@@ -19,6 +19,7 @@ from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.vocabulary.byte_pairs import train_byte_pairs
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import command as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
 from txl_lightning.evaluation.evaluate import command as evaluate
@@ -142,6 +143,29 @@ def test_recl_counts_context_in_tokens_and_in_bytes(run: Path, tmp_path: Path, u
     recl.run(options, tmp_path)
     result = json.loads((tmp_path / "recl.json").read_text())
     assert (result["unit"], result["corpus"]["level"]) == (("bpc", "byte") if unit == "byte" else ("ppl", "bpe"))
+
+
+def test_documents_that_cut_pieces_of_words_shift_positions_and_are_refused(tmp_path: Path) -> None:
+    """A piece of line break and spaces is cut where a document begins between them."""
+    (tmp_path / "texts").mkdir()
+    for k in range(4):
+        lines = [f"{'  ' * (i % 7 == 0)}line {i}: the square of {i} is {i * i}\n\n" for i in range(k, 70)]
+        (tmp_path / f"texts/{k}.txt").write_text("".join(lines))
+    for name, start in {"plain": None, "files": "null", "lines": "'^line'", "cut": "'^  line'"}.items():
+        documents = ("memory.reset=document", f"data.document_start={start}") if start else ()
+        config = tiny_config(tmp_path, *SHORT, "data.level=bpe", "data.vocab_size=300", *documents)
+        config.data.path = str(tmp_path / "texts")
+        train(config, tmp_path / name)
+
+    def group(*names: str) -> None:
+        paths = [str(tmp_path / name / "checkpoints/best.ckpt") for name in names]
+        sizes = {"first_context": 4, "step": 4, "max_context": 8, "n_positions": 20, "bootstrap": 0}
+        options = ReclOptions(paths, **sizes, position_windows=0, store=str(tmp_path / "store"), logger=NO_LOGGER)
+        recl.run(options, tmp_path)
+
+    group("plain", "files", "lines")
+    with pytest.raises(OptionError, match=r"checkpoints=.*cut.*: reads other tokens than .*plain.*document_start"):
+        group("plain", "cut")
 
 
 def test_bits_per_byte_of_bytes_and_of_bpe_without_merges_are_equal(tmp_path: Path) -> None:

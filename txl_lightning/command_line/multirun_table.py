@@ -15,8 +15,7 @@ from txl_lightning.files import write_json, write_text
 from txl_lightning.reporting.tables import markdown_table
 
 JSON_FILE, TABLE_FILE = "multirun.json", "multirun.md"
-LOSSES = ("val/nll", "val/bpc", "val/ppl", "test/nll", "test/bpc", "test/ppl")
-SHOWN = ("val/bpc", "val/ppl", "test/bpc", "test/ppl")
+LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpb"))
 
 
 class MultirunTable(Callback):
@@ -75,8 +74,14 @@ def _differs(name: str, typed: Sequence[Mapping[str, str]]) -> bool:
     return len({words.get(name) for words in typed}) > 1
 
 
+def _is_shown(name: str, metrics: Mapping[str, float]) -> bool:
+    """Return whether a loss is shown: in its unit, and in bits per byte unless these are bits per character."""
+    bpc = name.replace("/bpb", "/bpc")
+    return name in metrics and not name.endswith("/nll") and (bpc == name or metrics[name] != metrics.get(bpc))
+
+
 def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    losses = [name for name in SHOWN if any(name in entry["metrics"] for entry in entries)]
+    losses = [name for name in LOSSES if any(_is_shown(name, entry["metrics"]) for entry in entries)]
     rows = [
         [
             entry["job"],

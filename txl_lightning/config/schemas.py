@@ -106,10 +106,11 @@ class DataConfig:
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
     `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
-    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does. `path` is the
-    file of `data=file`, a folder of files or a list of files. With `memory.reset=document` a document begins with every
-    file, and with every line that the regular expression `document_start` matches (null: with files alone). At level
-    bpe `tokenizer` is a `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
+    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does; other texts that
+    a model of lm1b reads have the same marks. `path` is the file of `data=file`, a folder of files or a list of files.
+    With `memory.reset=document` a document begins with every file, and with every line that the regular expression
+    `document_start` matches (null: with files alone). At level bpe `tokenizer` is a `tokenizer.json`; null trains one
+    with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING

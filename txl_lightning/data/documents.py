@@ -57,3 +57,15 @@ def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
     """Return the token numbers of tokens of which some are marked."""
     plain = tokens.astype(np.int64)
     return np.maximum(plain, ~plain)
+
+
+def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, NDArray[np.int64]]:
+    """Return tokens of whole sentences with `<S>` at their ends too, and the position of each sentence's first token.
+
+    Args:
+        tokens: token numbers of sentences that begin with `<S>`.
+        sentence: token number of `<S>`.
+    """
+    starts = np.flatnonzero(tokens == sentence)
+    ends = [*starts[1:], len(tokens)][: len(starts)]
+    return np.insert(tokens, ends, sentence), starts + np.arange(len(starts))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels.choice import attend_fused, kernel_on
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
+
+# Queries that are attended from at a time on the CPU; more need more memory and more products of hidden keys, fewer
+# need more calls. Measured: BENCHMARKS.md, "Attention in blocks of queries".
+BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
 
 
 class Attention(nn.Module):
@@ -161,6 +168,40 @@ class Attention(nn.Module):
         """Return Σ_j softmax(A_i)_j v_j for the heads that are given, after any rotation, by torch's own operations."""
         if self.n_key and not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
             return self._attend_without_gradient(q_HBTE, keys_values, positions, mask_TK)
+        if mask_TK.shape[-2] > block_size(keys_values[-1]):
+            return self._attend_in_blocks(q_HBTE, keys_values, positions, mask_TK)
+        return self._attend_with_gradient(q_HBTE, keys_values, positions, mask_TK)
+
+    def _attend_in_blocks(
+        self, q_HBTE: Tensor | None, keys_values: tuple[Tensor, ...], positions: LayerPositions, mask_TK: Tensor
+    ) -> Float[Tensor, "H B T E"]:
+        """Attend from one block of queries after another, without the keys that come after all queries of a block.
+
+        The backward pass computes a block's probabilities again instead of storing them, which costs less than the
+        skipped products save. In bfloat16 it would cost more, so there they are stored.
+        """
+        positions = self.precompute(positions)
+        size, recomputed = block_size(keys_values[-1]), keys_values[-1].dtype != torch.bfloat16
+        T, K = mask_TK.shape[-2:]
+        heads = []
+        for start in range(0, T, size):
+            end = min(start + size, T)
+            n_keys = K - T + end
+            queries = None if q_HBTE is None else q_HBTE[:, :, start:end]
+            visible_keys = tuple(x_HBKE[:, :, :n_keys] for x_HBKE in keys_values)
+            block = (queries, visible_keys, positions.up_to(n_keys), mask_TK[..., start:end, :n_keys])
+            if recomputed:
+                draws = self.dropout.training and self.dropout.p > 0
+                heads.append(
+                    checkpoint(self._attend_with_gradient, *block, use_reentrant=False, preserve_rng_state=draws)
+                )
+            else:
+                heads.append(self._attend_with_gradient(*block))
+        return torch.cat(heads, dim=2)
+
+    def _attend_with_gradient(
+        self, q_HBTE: Tensor | None, keys_values: tuple[Tensor, ...], positions: LayerPositions, mask_TK: Tensor
+    ) -> Float[Tensor, "H B T E"]:
         scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
         v_HBKE = keys_values[-1]
         probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
@@ -250,6 +291,12 @@ class Attention(nn.Module):
             product = torch.bmm(rows.flatten(1, 2), r_HSE.transpose(1, 2))
             by_distance = product if by_distance is None else product.add_(by_distance)
         return query, by_distance
+
+
+def block_size(v_HBKE: Tensor) -> int:
+    """Return how many queries are attended from at a time: all, unless on the CPU and not compiled."""
+    whole = v_HBKE.device.type != "cpu" or torch.compiler.is_compiling()
+    return sys.maxsize if whole else BLOCK.get(v_HBKE.dtype, sys.maxsize)
 
 
 def rotated(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,18 +26,58 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of `x` in training; return `x` itself in evaluation."""
-        if not self.training or self.p == 0.0:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """Drop elements of `x`, or of relu(x), in training; return them all in evaluation.
+
+        Args:
+            x: with `relu` it is overwritten, and the backward pass keeps nothing but the result.
+            relu: whether relu comes first.
+        """
+        drops = self.training and self.p > 0.0
+        if relu and drops and _is_fast(x):
+            dropped: Tensor = _DroppedRelu.apply(x, self._factors(x), x.new_tensor(self._scale))
+            return dropped
+        x = F.relu(x, inplace=True) if relu else x
+        if not drops:
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return F.dropout(x, self.p)
-        dropped_levels = min(max(round(self.p * LEVELS), 1), LEVELS - 1)
+        return x * self._factors(x) if _is_fast(x) else F.dropout(x, self.p)
+
+    @property
+    def _dropped_levels(self) -> int:
+        return min(max(round(self.p * LEVELS), 1), LEVELS - 1)
+
+    @property
+    def _scale(self) -> float:
+        return LEVELS / (LEVELS - self._dropped_levels)
+
+    def _factors(self, x: Tensor) -> Tensor:
+        """Draw 0 or the scale for every element of `x`."""
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
         levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        keep = torch.ge(levels, dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False))
-        return x * keep.mul_(LEVELS / (LEVELS - dropped_levels))
+        keep = torch.ge(levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False))
+        return keep.mul_(self._scale)
 
     def extra_repr(self) -> str:
         """Show p."""
         return f"p={self.p}"
+
+
+def _is_fast(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class _DroppedRelu(torch.autograd.Function):
+    """relu(x) times factors. A positive result has the gradient `scale`, every other one zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factors: Tensor, scale: Tensor) -> Tensor:
+        result = x.relu_().mul_(factors)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(result)
+        ctx.scale = scale  # in the type of the factors
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (result,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradients[0], result, 0).mul_(ctx.scale), None, None

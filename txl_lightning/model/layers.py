@@ -33,6 +33,12 @@ class FeedForward(nn.Sequential):
             Dropout(config.dropout),
         )
 
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Compute the output of every position from its input."""
+        expand, _, inner_dropout, contract, dropout = self
+        output: Tensor = dropout(contract(inner_dropout(expand(hidden_BTD), relu=True)))
+        return output
+
 
 class GatedFeedForward(nn.Module):
     """Position-wise (act(x W_gate) ⊙ x W_up) W_down without biases (Shazeer 2020): SwiGLU or GEGLU.

@@ -20,7 +20,8 @@ def checkpoint_corpus(
     Args:
         trained: contents of the checkpoint.
         checkpoint: path of the checkpoint, for errors.
-        data_path: text file, split as `data=file` does; a word that is not in the vocabulary becomes `<unk>`.
+        data_path: text file, split as `data=file` does; a word that is not in the vocabulary becomes `<unk>`. For a
+            model of lm1b every line is a sentence, with `<S>` as in its corpus.
         option: name of the command's option for checkpoints.
 
     Raises:

@@ -33,6 +33,11 @@ class TrainedModel:
     step: int
     vocabulary_given: bool = False
 
+    @property
+    def closed_sentences(self) -> bool:
+        """Whether `<S>` stands at both ends of a sentence (lm1b as the TensorFlow code reads it)."""
+        return self.vocabulary.starts_sentences and self.config.data.sentence_marks == "both"
+
 
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, Any]:
     """Return the contents of a checkpoint of `txl train`, on the CPU, without running code stored in the file.

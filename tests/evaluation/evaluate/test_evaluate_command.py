@@ -10,15 +10,17 @@ import pytest
 import torch
 
 from tests.evaluation.evaluate.scored import result
-from tests.evaluation.small_runs import SmallRuns
+from tests.evaluation.small_runs import SENTENCES, SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.evaluate.command import run
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
+from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
@@ -118,7 +120,7 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, op
             window = tokens[None, first + max(0, start - E) : first + stop]
             targets = tokens[None, first + start + 1 : first + stop + 1]
             losses, memory = model.score(window, targets, memory)
-            expected |= {first + start + 1 + i: float(loss) for i, loss in enumerate(losses[0])}
+            expected |= {first + start + 1 + i: loss for i, loss in enumerate(losses[0].tolist())}
     assert positions.tolist() == sorted(expected)
     np.testing.assert_allclose(nll, [expected[p] for p in positions.tolist()], atol=1e-5)
     assert ours["test"]["nll"] == pytest.approx(nll.mean(dtype=np.float64))
@@ -173,6 +175,20 @@ def test_another_text_is_read_in_the_checkpoints_vocabulary(runs: SmallRuns, tmp
     assert same["test"]["nll"] == pytest.approx(result(runs, "characters", tmp_path)["test"]["nll"], rel=1e-6)
     other.write_text("words that are unknown become <unk> for words\n" * 40)
     assert result(runs, "shaw_words", tmp_path, data_path=str(other))["test"]["tokens"] > 0
+
+
+def test_a_text_for_a_model_of_sentences_has_the_marks_of_its_corpus(runs: SmallRuns, tmp_path: Path) -> None:
+    checkpoint = runs.checkpoint("sentences")
+    trained, path = load_trained(checkpoint), str(runs.folder / "lm1b" / SENTENCES)
+    own, given = (checkpoint_corpus(trained, checkpoint, data_path) for data_path in (None, path))
+    vocabulary = own.vocabulary
+    assert vocabulary.decode(without_marks(own.splits["test"])).count("\n\nthe cat sat") > 10
+    for split in SPLITS:
+        assert np.array_equal(given.splits[split], own.splits[split])
+        assert np.array_equal(given.sentences[split], own.sentences[split])
+    results = [result(runs, "sentences", tmp_path, **chosen)["test"] for chosen in ({}, {"data_path": path})]
+    assert results[0]["nll"] == results[1]["nll"]
+    assert results[0]["standard_error"] == results[1]["standard_error"]
 
 
 def test_a_symbol_that_the_checkpoint_does_not_know_is_named(runs: SmallRuns, tmp_path: Path) -> None:

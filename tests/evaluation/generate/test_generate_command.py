@@ -142,6 +142,20 @@ def test_a_sample_of_a_corpus_ends_its_context_at_a_document(runs: SmallRuns, tm
     assert whole["prompt"]["text"].endswith(short["prompt"]["text"])
 
 
+@pytest.mark.parametrize("chosen", [{"prompt": "the cat\nthe cat sat\n"}, {"context": 14, "position": 3}], ids=str)
+def test_sentences_are_drawn_with_the_marks_at_both_ends(
+    runs: SmallRuns, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    """The first `<S>` of two ends a sentence and must not hide it, or the second one is never drawn."""
+    written: list[str] = []
+    results = generated(options(runs, "sentences", top_k=1, n_tokens=40, **chosen), tmp_path, written.append)
+    assert "\n\nthe cat" in results["prompt"]["text"]
+    text = results["samples"][0]["text"]
+    assert text.count("\n\nthe cat sat") > 3
+    assert text.count("\n\n") >= text.count("\n") // 2
+    assert text in "".join(written)
+
+
 def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRuns, tmp_path: Path) -> None:
     chosen = options(runs, "relative", context=30, position=40)
     results = generated(chosen, tmp_path / "at")
@@ -195,6 +209,15 @@ def test_a_prompt_is_encoded_as_the_corpus_is(vocabulary: Vocabulary, text: str,
     prompt = typed_prompt(text, vocabulary)
     assert prompt.tokens == tokens
     assert ("'dog' read as <unk>" in prompt.title) == ("dog" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("the cat\nthe", [0, 2, 3, 0, 0, 2]), ("the\n", [0, 2, 0]), ("\nthe\n\ncat", [0, 2, 0, 0, 3])],
+)
+def test_only_the_sentence_that_is_continued_has_no_mark_at_its_end(text: str, tokens: list[int]) -> None:
+    vocabulary = Vocabulary("word", ("<S>", "<UNK>", "the", "cat"))
+    assert typed_prompt(text, vocabulary, closed=True).tokens == tokens
 
 
 @pytest.mark.parametrize(

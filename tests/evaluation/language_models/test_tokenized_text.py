@@ -60,6 +60,8 @@ def test_the_tokens_of_a_run_have_the_bytes_of_its_vocabulary() -> None:
     assert with_vocabulary(Vocabulary.of_characters("aé\n"), content).starts.tolist() == [0, 1, 3, 4]
     assert with_vocabulary(Vocabulary("byte", ("a",)), b"aa\n").starts is None  # drops line breaks
     assert with_vocabulary(Vocabulary("word", ("<eos>", "a")), b"a a\n").starts is None
+    sentences = with_vocabulary(Vocabulary("word", ("<S>", "<UNK>", "a")), b"a\na a\n", closed=True)
+    assert sentences.tokens.tolist() == [0, 2, 0, 0, 2, 2, 0]
     with pytest.raises(UserError, match="'b' is not among"):
         with_vocabulary(Vocabulary.of_characters("a"), b"b")
 

@@ -23,7 +23,8 @@ from txl_lightning.evaluation.recl.loss_store import LossStore
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.storage import write_checkpoint
+from txl_lightning.runs.trained import load_trained, read_checkpoint
 
 FIGURES = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "gain_maps", "positions")
 KINDS = ("relative", "absolute", "lstm", "qrnn")
@@ -99,6 +100,17 @@ def test_a_context_ends_at_the_start_of_its_document(runs: SmallRuns, tmp_path: 
         assert all(abs(losses[j] - losses[i])[since > contexts[i]] > 1e-7)
     with pytest.raises(OptionError, match=r"documents.*has memory.reset=document, which needs context_unit=token"):
         run_in(group(runs, tmp_path / "store", "documents", context_unit="byte"), tmp_path / "bytes")
+
+
+def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
+    other = read_checkpoint(runs.checkpoint("sentences"))
+    other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
+    write_checkpoint(other, tmp_path / "other.ckpt")
+    options = group(runs, tmp_path / "store", "sentences")
+    run_in(options, tmp_path / "run")
+    options.checkpoints.append(str(tmp_path / "other.ckpt"))
+    with pytest.raises(OptionError, match=r"checkpoints=.*other.ckpt: reads other tokens than .*sentence_marks"):
+        run_in(options, tmp_path / "both")
 
 
 def test_a_model_that_joins_a_group_scores_itself_alone(

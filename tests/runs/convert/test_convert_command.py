@@ -147,3 +147,24 @@ def test_nothing_of_a_run_is_lost(convert: Convert, place: Path, tmp_path: Path,
     source = tmp_path / "run/checkpoints/best.ckpt"
     copied = load_trained(convert(source, "txl", "copy.ckpt", "txl")).model
     assert copied.config == load_trained(source).model.config
+
+
+def test_a_checkpoint_keeps_its_own_vocabulary_and_corpus(convert: Convert, source: Path, place: Path) -> None:
+    """Whatever `data=` says, which has the same number of tokens here."""
+    lengths = ("mem_len=5", "clamp_len=7")
+    other = ("data.level=bpe", "data.vocab_size=256", "evaluation.clamp_len=3", *lengths)
+    first, copied = load_trained(source), load_trained(convert(source, "txl", "copy.ckpt", "txl", *other))
+    assert copied.vocabulary == first.vocabulary
+    assert copied.vocabulary_given == first.vocabulary_given
+    assert copied.config.data == first.config.data
+    assert (copied.model.config.mem_len, copied.model.config.clamp_len) == (5, 7)
+    assert copied.config.evaluation == first.config.evaluation
+    with pytest.raises(OptionError, match="vocabulary=corpus: must be null: a checkpoint of source_format=txl keeps"):
+        convert(source, "txl", "other.ckpt", "txl", "vocabulary=corpus")
+
+
+def test_given_lengths_replace_those_of_the_runs_evaluation(convert: Convert, place: Path, tmp_path: Path) -> None:
+    train(tiny_config(place, "evaluation.mem_len=3", "evaluation.clamp_len=4", "trainer.max_steps=1"), tmp_path / "run")
+    copy = convert(tmp_path / "run/checkpoints/best.ckpt", "txl", "copy.ckpt", "txl", "mem_len=5")
+    evaluation = load_trained(copy).config.evaluation
+    assert (evaluation.mem_len, evaluation.clamp_len) == (None, 4)

@@ -103,6 +103,11 @@ def test_a_published_folder_needs_only_lengths(
 def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert: Convert, small: Path) -> None:
     words = ("data.name=lm1b", "data.level=word", *LENGTHS)
     assert load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words)).config.data.sentence_marks == "both"
+    write_words(small / "data/vocab", FLAGS["n_token"])
+    symbols = (small / "data/vocab").read_text().replace("<eos>", "<S>").replace("<unk>", "<UNK>")
+    (small / "data/vocab").write_text(symbols)
+    other_text = load_trained(convert(small, "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS))
+    assert (other_text.config.data.name, other_text.config.data.sentence_marks) == ("file", "both")
 
 
 def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path) -> None:

@@ -17,7 +17,7 @@ from txl_lightning.data.corpora import benchmarks, sources
 from txl_lightning.data.corpora.bpe_tokenizer import check_tokenizer_options, tokenizer_vocabulary
 from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
 from txl_lightning.data.corpora.sources import SPLITS, Source, Split
-from txl_lightning.data.documents import Pattern, mark, split_documents, start_pattern
+from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern
 from txl_lightning.data.reading import fingerprint, read, unpacked
 from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import UserError, require
@@ -86,7 +86,8 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         vocabulary = tokenizer_vocabulary(config, source, checksum)
     key = cache_key(checksum, source.recipe, source.published)
     if vocabulary is not None:
-        key = cache_key(checksum, f"given vocabulary{source.marks}", vocabulary)
+        sentences = " of sentences" if source.documents and vocabulary.starts_sentences else ""
+        key = cache_key(checksum, f"given vocabulary{sentences}{source.marks}", vocabulary)
     prepare = partial(_prepare, source, vocabulary)
     if marked:
         prepare = partial(prepare, marked=True, starts=start_pattern(config.document_start))
@@ -148,7 +149,7 @@ def _prepare(
     counts: dict[str, int] = {}
     for split in SPLITS:
         encoder = vocabulary if given is None else vocabulary.of_known_characters()
-        if source.documents or (marked and not encoder.starts_sentences):
+        if (source.documents or marked) and not encoder.starts_sentences:
             counts[split] = _write_documents(encoder, split_documents(parts[split], starts), folder, split, marked)
         else:
             counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences, marked)
@@ -173,9 +174,8 @@ def _write_tokens(
             with ArrayWriter(folder / f"{split}.sentences.npy", np.dtype(np.int64)) as sentences:
                 for chunk in vocabulary.encode_chunks(chunks):
                     starts = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
-                    if closed:  # <S> at the ends too: before every start but the first, and after the last token
-                        chunk = np.insert(chunk, [*starts[1:], len(chunk)][: len(starts)], vocabulary.numbers[SENTENCE])
-                        starts = starts + np.arange(len(starts))
+                    if closed:
+                        chunk, starts = close_sentences(chunk, vocabulary.numbers[SENTENCE])
                     sentences.append(tokens.length + starts)
                     tokens.append(mark(chunk, starts) if marked else chunk)
         return tokens.length

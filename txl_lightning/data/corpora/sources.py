@@ -101,7 +101,7 @@ def file(config: DataConfig) -> Source:
 
     Every file is a document. Documents follow each other in the order of their paths, and nothing is put between them.
     A cut is never inside a character or, for words, a line; a document that a cut goes through continues as the first
-    one of the next split.
+    one of the next split. In a vocabulary with `<S>`, that of a model of lm1b, every line is a sentence as in lm1b.
     """
     level = level_of(config, LEVELS)
     fractions = list(config.fractions)
@@ -112,7 +112,8 @@ def file(config: DataConfig) -> Source:
         parts = by_split(fractions_of(paths[0], fractions, ALIGNMENT[level]))
     else:
         parts = dict(zip(SPLITS, fractions_of_all(paths, fractions, ALIGNMENT[level]), strict=True))
-    return Source(name, parts, OPEN_VOCABULARY[level], documents=True)
+    closed = config.sentence_marks == "both"
+    return Source(name, parts, OPEN_VOCABULARY[level], closed_sentences=closed, documents=True)
 
 
 def _documents(given: Any) -> tuple[str, list[Path]]:

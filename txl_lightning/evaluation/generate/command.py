@@ -75,6 +75,7 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
             seed=[options.seed + sample for _ in prompts for sample in range(options.n_samples)],
             segment_len=trained.config.evaluation.segment_len,
             document_start=_document_start(trained),
+            closed_documents=trained.closed_sentences,
         )
         drawn, seconds = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
     results = _describe(options, precision, trained, prompts, context, drawn, seconds)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.data.documents import without_marks
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.documents import close_sentences, without_marks
+from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.runs.corpora import checkpoint_corpus
@@ -70,13 +70,13 @@ def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt
             the corpus is not usable, or the position is not in it.
     """
     if options.prompt is not None:
-        return [typed_prompt(options.prompt, trained.vocabulary)]
+        return [typed_prompt(options.prompt, trained.vocabulary, closed=trained.closed_sentences)]
     if options.context is not None:
         return [_context_prompt(options, trained)]
     texts, option = options.prompts, "prompts"
     if texts is None:
         texts, option = _lines(str(options.prompt_file)), "prompt_file"
-    prompts = [typed_prompt(text, trained.vocabulary, option) for text in texts]
+    prompts = [typed_prompt(text, trained.vocabulary, option, trained.closed_sentences) for text in texts]
     return [replace(prompt, title=f"{prompt.title}, {number}") for number, prompt in enumerate(prompts, 1)]
 
 
@@ -90,13 +90,14 @@ def _lines(path: str) -> list[str]:
     return lines
 
 
-def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt") -> Prompt:
+def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", closed: bool = False) -> Prompt:
     """Encode a text; words that are not in the vocabulary become `<unk>`.
 
     Args:
         text: the prompt.
         vocabulary: vocabulary of the checkpoint.
         option: option that gave it, for errors.
+        closed: put `<S>` at the ends of sentences too. The last one is continued, unless a line break ends it.
 
     Raises:
         OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
@@ -107,8 +108,11 @@ def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt") -> P
         allowed = f"has {symbols}, not among the {len(vocabulary)} symbols of the checkpoint's vocabulary"
         raise OptionError(option, _short(text), allowed)
     tokens = vocabulary.encode(text.encode())
-    if vocabulary.level == "word" and not vocabulary.starts_sentences and not text.endswith("\n"):
-        tokens = tokens[:-1]  # drop the end of line: the prompt continues its line
+    if closed:
+        tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
+    ended = closed or (vocabulary.level == "word" and not vocabulary.starts_sentences)
+    if ended and not text.endswith("\n"):
+        tokens = tokens[:-1]  # drop the end of the line, which the sample continues
     require(len(tokens) >= 1, option, _short(text), "must have at least one token of the checkpoint's vocabulary")
     title = "prompt"
     if unknown:

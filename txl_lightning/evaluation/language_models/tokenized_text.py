@@ -10,7 +10,8 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.data.vocabulary.symbols import Vocabulary, code_points
+from txl_lightning.data.documents import close_sentences
+from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary, code_points
 from txl_lightning.errors import UserError
 
 Integers = NDArray[np.int64]
@@ -38,13 +39,20 @@ class TokenizedText:
         return self.n_bytes == other.n_bytes and np.array_equal(self.starts, other.starts)
 
 
-def with_vocabulary(vocabulary: Vocabulary, content: bytes) -> TokenizedText:
+def with_vocabulary(vocabulary: Vocabulary, content: bytes, closed: bool = False) -> TokenizedText:
     """Encode a text as a run does. Starts are unknown for words, and where bytes are dropped.
+
+    Args:
+        vocabulary: vocabulary of the run.
+        content: the text.
+        closed: put `<S>` at the ends of sentences too.
 
     Raises:
         UserError: a symbol is not in the vocabulary.
     """
     tokens = vocabulary.of_known_characters().encode(content)
+    if closed:
+        tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
     if vocabulary.level == "char":
         return TokenizedText(tokens, character_starts(content.decode()), len(content))
     if vocabulary.level == "bpe" and vocabulary.byte_lengths is not None:

@@ -96,7 +96,7 @@ class Member:
             return self.outside.tokenize(content)
         assert self.trained
         try:
-            return with_vocabulary(self.trained.vocabulary, content)
+            return with_vocabulary(self.trained.vocabulary, content, self.trained.closed_sentences)
         except UserError as error:
             raise OptionError(self.option, self.path, str(error)) from error
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpora.corpus import Corpus, split_bytes
+from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.language_models.outside import OPTION
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, common_pieces, whole_characters
@@ -20,6 +21,7 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.runs.corpora import checkpoint_corpus
 
 CONTEXT_UNITS = ("token", "byte")
+TOKENS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,17 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
     Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
 
     Raises:
-        UserError: the text cannot be loaded, the members have different corpora, or they have different tokenizers and
-            contexts are not counted in bytes.
+        UserError: the text cannot be loaded, the members have different corpora, or they have different tokenizers or
+            tokens and contexts are not counted in bytes.
     """
     by_bytes = options.context_unit == "byte"
     if not by_bytes and all(member.trained for member in members):
         corpora = common_corpora(members, options.data_path)
         tokens = [corpus.splits[options.split] for corpus in corpora]
+        for member, own in zip(members, tokens, strict=True):
+            allowed = f"reads other tokens than {members[0].path}: the starts of documents (data.document_start) or "
+            allowed += "sentences (data.sentence_marks) differ and shift the positions"
+            require(_same_tokens(own, tokens[0]), "checkpoints", member.path, allowed)
         of_each = {m.name: TokenizedText(own, None, len(own)) for m, own in zip(members, tokens, strict=True)}
         return GroupText(corpora[0].name, corpora[0].checksum, corpora[0].vocabulary.level, of_each)
     for member in members:
@@ -89,7 +95,7 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
 
 
 def common_corpora(members: Sequence[Member], data_path: str | None) -> list[Corpus]:
-    """Load the corpus of all members, which are of runs, or the text `data_path`: the same tokens for each member.
+    """Load the corpus of all members, which are of runs, or the text `data_path`, as each member reads it.
 
     For a member with `memory.reset=document` the first token of every document is marked.
 
@@ -107,6 +113,13 @@ def common_corpora(members: Sequence[Member], data_path: str | None) -> list[Cor
             allowed = f"was trained with another vocabulary than {members[0].path}"
             raise OptionError("checkpoints", member.path, allowed)
     return corpora
+
+
+def _same_tokens(tokens: np.ndarray, others: np.ndarray) -> bool:
+    """Return whether two members read the same tokens, apart from the marks of documents."""
+    parts = (slice(start, start + TOKENS_AT_ONCE) for start in range(0, len(tokens), TOKENS_AT_ONCE))
+    same_length = len(tokens) == len(others)
+    return same_length and all(np.array_equal(without_marks(tokens[p]), without_marks(others[p])) for p in parts)
 
 
 def _content(members: Sequence[Member], options: ReclOptions) -> tuple[str, bytes]:

@@ -45,6 +45,11 @@ class LayerPositions(NamedTuple):
             rotation_2SE=self.rotation_2SE,
         )
 
+    def up_to(self, n_keys: int) -> LayerPositions:
+        """Keep the table and the biases of the distances K, …, 0 with K = `n_keys`."""
+        table_HSE, bias_HS = (x if x is None else x[:, -n_keys - 1 :] for x in (self.table_HSE, self.bias_HS))
+        return self._replace(table_HSE=table_HSE, bias_HS=bias_HS)
+
 
 class Encoding(nn.Module):
     """Base class of encodings: adds no positional information.

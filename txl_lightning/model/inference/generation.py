@@ -43,6 +43,7 @@ def generate(
     seed: Seed | Sequence[Seed] = 0,
     segment_len: int = 128,
     document_start: int | None = None,
+    closed_documents: bool = False,
 ) -> Iterator[Int[Tensor, " B"]]:
     """Continue B prompts; yield one token per prompt as soon as it is drawn.
 
@@ -72,6 +73,8 @@ def generate(
         segment_len: tokens of the prompt that are read at once.
         document_start: a token that begins a document, in prompts and among drawn tokens, for a model with
             `memory_reset=document`. Without it all that is drawn belongs to the last document of the prompt.
+        closed_documents: whether `document_start` also ends a document (`<S>` at both ends of a sentence). Then it
+            begins one only directly after the one that ends the document before.
 
     Raises:
         OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`).
@@ -93,7 +96,8 @@ def generate(
     allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
     require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
     generators = [s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds]
-    groups = [_Group(model, *group, segment_len, document_start) for group in _by_length(prompt_BT)]
+    documents = (document_start, closed_documents)
+    groups = [_Group(model, *group, segment_len, *documents) for group in _by_length(prompt_BT)]
     return _draw(groups, n_tokens, (top_k, top_p, temperature), generators)
 
 
@@ -115,23 +119,40 @@ class _Group:
         model: model.
         rows: their places among all prompts.
         prompt_GT: their tokens.
-        segment_len, document_start: as for `generate`.
+        segment_len, document_start, closed_documents: as for `generate`.
     """
 
     def __init__(
-        self, model: GenerativeModel, rows: list[int], prompt_GT: Tensor, segment_len: int, document_start: int | None
+        self,
+        model: GenerativeModel,
+        rows: list[int],
+        prompt_GT: Tensor,
+        segment_len: int,
+        document_start: int | None,
+        closed_documents: bool,
     ) -> None:
-        self.model, self.rows, self.document_start = model, rows, document_start
+        self.model, self.rows = model, rows
+        self.document_start, self.closed_documents = document_start, closed_documents
         self.segments: Sequence[Tensor] = prompt_GT.split(segment_len, dim=1)
         self.memory: Any = None
+        self.last_G1 = prompt_GT.new_full((len(prompt_GT), 1), -1)  # a marked token: it ends no document
 
     def read(self) -> Float[Tensor, "G V"]:
         """Read the segments that are left and return the log-probabilities of the next tokens."""
         for tokens_GT in self.segments:
-            if self.document_start is not None:
-                tokens_GT = torch.where(tokens_GT == self.document_start, ~tokens_GT, tokens_GT)
-            hidden_GTD, self.memory = self.model(tokens_GT, self.memory)
+            hidden_GTD, self.memory = self.model(self._with_starts(tokens_GT), self.memory)
         return self.model.log_probabilities(hidden_GTD[:, -1:])[:, 0]
+
+    def _with_starts(self, tokens_GT: Tensor) -> Tensor:
+        """Return the tokens with the first one of every document marked."""
+        if self.document_start is None:
+            return tokens_GT
+        begins_GT = tokens_GT == self.document_start
+        if self.closed_documents:
+            begins_GT &= torch.cat([self.last_G1, tokens_GT[:, :-1]], dim=1) == self.document_start
+        tokens_GT = torch.where(begins_GT, ~tokens_GT, tokens_GT)
+        self.last_G1 = tokens_GT[:, -1:]
+        return tokens_GT
 
 
 def _by_length(prompts: Tensor | Sequence[Tensor]) -> list[tuple[list[int], Tensor]]:

@@ -35,14 +35,15 @@ from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.convert import tensorflow_folder
 from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.trained import TrainedModel, load_trained
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
 TARGETS = ("original", "huggingface", "txl")
 SOURCES = (*TARGETS, "tensorflow")
 OF_CORPUS = "corpus"
-LENGTHS = ("mem_len", "same_length", "clamp_len", "memory_start")
+EVALUATION_LENGTHS = ("mem_len", "same_length", "clamp_len")
+LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
 
@@ -63,14 +64,18 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     require(not target.exists(), "target", options.target, "must not exist yet")
     lengths = {name: value for name in LENGTHS if (value := getattr(options, name)) is not None}
     vocabulary = _given_vocabulary(options)
-    if options.source_format == "tensorflow":
+    trained = None
+    if options.source_format == "txl":
+        trained, model = _read_run(options.source)
+    elif options.source_format == "tensorflow":
         model, segment_len = _read_tensorflow(options.source, lengths)
-        options = _with_own_lengths(options, model, segment_len)
+        options = _as_in_tensorflow(options, model, segment_len, vocabulary)
     else:
         model = _read_model(options.source, options.source_format)
     model = model.with_lengths(**lengths)
     if options.target_format == "txl":
-        _write_run(model, options, vocabulary, target)
+        run_of_model = _new_run(model, options, vocabulary) if trained is None else _same_run(trained, lengths)
+        _write_run(model, run_of_model, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
     target.mkdir(parents=True)
@@ -79,12 +84,14 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     return [str(target)]
 
 
+def _read_run(source: str) -> tuple[TrainedModel, TransformerXL]:
+    trained = load_trained(source, "source")
+    if not isinstance(trained.model, TransformerXL):
+        raise OptionError("source", source, "is a recurrent model; the other formats hold Transformer-XLs only")
+    return trained, trained.model
+
+
 def _read_model(source: str, source_format: str) -> TransformerXL:
-    if source_format == "txl":
-        trained = load_trained(source, "source").model
-        if not isinstance(trained, TransformerXL):
-            raise OptionError("source", source, "is a recurrent model; the other formats hold Transformer-XLs only")
-        return trained
     path = Path(source)
     folder = path if path.is_dir() else path.parent
     candidates = [folder / name for name in WEIGHTS] if path.is_dir() else [path]
@@ -114,14 +121,16 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
     return from_tensorflow(variables, flags), flags.get("tgt_len")
 
 
-def _with_own_lengths(options: ConvertOptions, model: TransformerXL, segment_len: int | None) -> ConvertOptions:
+def _as_in_tensorflow(
+    options: ConvertOptions, model: TransformerXL, segment_len: int | None, vocabulary: Vocabulary | None
+) -> ConvertOptions:
     """Return options that evaluate the model at its own lengths, except for those that they give.
 
-    One Billion Word has `<S>` at both ends of a sentence, as the TensorFlow code reads it.
+    A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
     """
-    if options.data.name == "lm1b":
+    if options.data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
         options = replace(options, data=replace(options.data, sentence_marks="both"))
-    names = [name for name in ("mem_len", "same_length", "clamp_len") if getattr(options.evaluation, name) is None]
+    names = [name for name in EVALUATION_LENGTHS if getattr(options.evaluation, name) is None]
     lengths = {name: getattr(model.config, name) for name in names}
     if segment_len is None:
         return replace(options, evaluation=replace(options.evaluation, **lengths))
@@ -130,9 +139,13 @@ def _with_own_lengths(options: ConvertOptions, model: TransformerXL, segment_len
 
 
 def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
-    """Return the vocabulary of a file, given or beside a TensorFlow model; None for that of the corpus."""
+    """Return the vocabulary of a file, given or beside a TensorFlow model; None for the corpus' or the source's."""
     path: str | Path | None = options.vocabulary
-    if options.target_format != "txl" or path == OF_CORPUS:
+    if options.target_format != "txl":
+        return None
+    own = "must be null: a checkpoint of source_format=txl keeps its own"
+    require(options.source_format != "txl" or path is None, "vocabulary", path, own)
+    if path == OF_CORPUS:
         return None
     if path is None and options.source_format == "tensorflow":
         path = tensorflow_folder.find_vocabulary(tensorflow_folder.find_checkpoint(options.source))
@@ -156,8 +169,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return contents
 
 
-def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path) -> None:
-    """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or the chosen corpus' own."""
+def _new_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None) -> TrainedModel:
+    """Return a run of the model with the given vocabulary or the chosen corpus' own, and the config of the options."""
     if given is None:
         corpus = load_corpus(options.data)
         vocabulary, source = corpus.vocabulary, f"data={corpus.name}"
@@ -170,27 +183,40 @@ def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary 
             f"the vocabulary of the model has {model.config.vocab_size} tokens, that of {source} has "
             f"{len(vocabulary)}: {advice}"
         )
+    config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
+    return TrainedModel(model, config, vocabulary, step=0, vocabulary_given=given is not None)
+
+
+def _same_run(trained: TrainedModel, lengths: dict[str, Any]) -> TrainedModel:
+    """Return the source's run, evaluated at the given lengths too."""
+    changed: dict[str, Any] = dict.fromkeys(name for name in EVALUATION_LENGTHS if name in lengths)
+    evaluation = replace(trained.config.evaluation, **changed)
+    return replace(trained, config=replace(trained.config, evaluation=evaluation))
+
+
+def _write_run(model: TransformerXL, run_of_model: TrainedModel, target: Path) -> None:
+    """Write a checkpoint like those of `txl train`, at step 0: the model, and all else of the run."""
     target.parent.mkdir(parents=True, exist_ok=True)
     write_checkpoint(
         {
             "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
             "global_step": 0,
             "txl_lightning": {
-                "config": plain(_run_config(model, options)),
-                "vocabulary": vocabulary.state_dict(),
-                "vocabulary_given": given is not None,
+                "config": plain(_run_config(model, run_of_model.config)),
+                "vocabulary": run_of_model.vocabulary.state_dict(),
+                "vocabulary_given": run_of_model.vocabulary_given,
             },
         },
         target,
     )
 
 
-def _run_config(model: TransformerXL, options: ConvertOptions) -> Config:
-    """Return the configuration of a run with this model; everything else comes from `options`."""
+def _run_config(model: TransformerXL, config: Config) -> Config:
+    """Return the configuration of a run with this model; everything else comes from `config`."""
     architecture = model.config
     sizes = {f.name: getattr(architecture, f.name) for f in fields(TransformerXLModelConfig) if f.name != "name"}
     return replace(
-        Config(**{f.name: getattr(options, f.name) for f in fields(Config)}),
+        config,
         model=TransformerXLModelConfig(name="converted", **{**sizes, "cutoffs": list(architecture.cutoffs)}),
         encoding=EncodingConfig(architecture.encoding, architecture.table_len, architecture.interpolation),
         memory=MemoryConfig(

@@ -13,6 +13,8 @@ from txl_lightning.config.schemas import Config
 class ConvertOptions(Config):
     """Options of `txl convert`, besides those of a training run, which matter for `target_format=txl` only.
 
+    With `source_format=txl` the options of the run and the vocabulary are those of the source; others are ignored.
+
     Args:
         source: checkpoint to convert: a file, or a folder with weights and config.json. For tensorflow a folder with
             a checkpoint (NAME.index and NAME.data-…), or the path of one without `.index`.
@@ -25,6 +27,7 @@ class ConvertOptions(Config):
         clamp_len: larger distances share one position; null for the source's.
         vocabulary: text file with the symbols in the order of their numbers, one per line, for target_format=txl;
             `corpus` for the vocabulary of the corpus; null for a file `vocab` beside a TensorFlow model, else `corpus`.
+            Must be null for source_format=txl.
     """
 
     source: str = MISSING
