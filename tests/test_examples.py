@@ -30,9 +30,11 @@ from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
-from txl_lightning.model.encodings import ENCODINGS, Encoding
+from txl_lightning.model.encodings import ENCODINGS, Encoding, LayerPositions
 from txl_lightning.model.encodings.al_rfou import AlRfouEncoding
+from txl_lightning.model.encodings.relative import RelativeEncoding
 from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.positions import distances_of_keys
 from txl_lightning.runs.models import architecture
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -203,6 +205,24 @@ def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialise_itself(tm
     assert bool((model.encoding.table == 7).all())
     assert model.encoding.table.shape[1] == position_limit(config) == 10
     assert window_reader(model, trained_len=10).limit == 10
+
+
+@pytest.mark.parametrize("terms", ["abcd", "acd", "d", "ac"])
+def test_a_bias_by_distance_is_added_to_the_paper_s_terms_cached_or_not(terms: str) -> None:
+    @register_encoding("biased", "abcd", projects=True)
+    class Biased(RelativeEncoding):
+        def forward(self, n_keys: int, clamp_len: int, like: torch.Tensor) -> list[LayerPositions]:
+            bias_HS = -distances_of_keys(n_keys, clamp_len, like).expand(self.n_head, -1)
+            return [of_layer._replace(bias_HS=bias_HS) for of_layer in super().forward(n_keys, clamp_len, like)]
+
+    model, plain = tiny_model(encoding="biased", terms=terms), tiny_model(terms=terms)
+    stream = random_stream(2, 13)
+    with torch.no_grad():
+        hidden, _ = score_segments(model, stream, [3, 1, 8])
+        cached, _ = score_segments(CachedTransformerXL(model), stream, [3, 1, 8])
+        without, _ = score_segments(plain, stream, [3, 1, 8])
+    torch.testing.assert_close(cached, hidden, **EXACT)
+    assert torch.equal(hidden, without) == ("d" not in terms)
 
 
 def test_a_class_that_is_registered_again_replaces_the_first() -> None:

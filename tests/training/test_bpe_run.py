@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import numpy as np
 import pytest
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.config.schemas import LoggerConfig, from_plain, plain
+from txl_lightning.data.corpora import bpe_tokenizer
+from txl_lightning.data.corpora import corpus as corpus_module
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.vocabulary.byte_pairs import train_byte_pairs
 from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import command as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
@@ -75,6 +80,34 @@ def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, dev
     last = f"resume={run / 'run/checkpoints/last.ckpt'}"
     metrics = train(tiny_config(run, *SHORT, *options, last), tmp_path / "resumed")
     assert metrics["steps"] == 4
+
+
+def noted_run(config: dict[str, Any], directory: str, log: str) -> None:
+    """Train as one rank; write a line into `log` for every preparation."""
+
+    def noted(function: Any, *arguments: Any, **options: Any) -> Any:
+        with open(log, "a") as file:
+            file.write(f"{function.__name__} on rank {os.environ['RANK']}\n")
+        return function(*arguments, **options)
+
+    bpe_tokenizer.train_byte_pairs = partial(noted, bpe_tokenizer.train_byte_pairs)
+    corpus_module._prepare = partial(noted, corpus_module._prepare)
+    train(from_plain(config), Path(directory))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resumed", [False, True])
+def test_one_of_several_ranks_prepares_and_a_resumed_run_trains_no_tokenizer(
+    run: Path, tmp_path: Path, resumed: bool
+) -> None:
+    options = ["data.level=bpe", "data.vocab_size=300", f"data.cache_dir={tmp_path}", "trainer.devices=2"]
+    if resumed:
+        last = run / "run/checkpoints/last.ckpt"
+        options = [*options[:1], *options[2:], f"resume={last}", "trainer.max_steps=4"]
+    config = plain(tiny_config(run, *SHORT, *options))
+    run_on_all(noted_run, config, str(tmp_path / "run"), str(tmp_path / "log"), processes=2)
+    expected = ["train_byte_pairs on rank 0"] * (not resumed) + ["_prepare on rank 0"]
+    assert (tmp_path / "log").read_text().splitlines() == expected
 
 
 def test_another_text_is_scored_by_bytes(run: Path, tmp_path: Path) -> None:

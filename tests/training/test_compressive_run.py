@@ -31,10 +31,10 @@ STREAMS = OrderedStreams(
 )
 
 
-def module_of(**options: object) -> LanguageModelModule:
+def module_of(compile: bool = False, **options: object) -> LanguageModelModule:
     torch.manual_seed(0)
     model = TransformerXL(replace(CONFIG, **options))
-    return LanguageModelModule(model, OptimizerConfig(name="adam", lr=1e-3, clip_norm=1e-2), 10)
+    return LanguageModelModule(model, OptimizerConfig(name="adam", lr=1e-3, clip_norm=1e-2), 10, compile=compile)
 
 
 def gradients(module: LanguageModelModule) -> dict[str, Tensor]:
@@ -103,6 +103,27 @@ def test_a_memory_is_chosen_on_the_device() -> None:
         chosen = choose(torch.tensor(condition), memories[-2], memories[-1])
         assert isinstance(chosen, CompressiveMemory)
         assert torch.equal(chosen.states, expected.states)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "dilated", "mem_len": 8}])
+def test_compiled_training_compiles_full_memories_only_and_computes_the_same(options: dict[str, object]) -> None:
+    """Slots that were never written would be compressed as well, and change the gradient of the compressor."""
+    plain_module, compiled = module_of(**options), module_of(compile=True, **options)
+    lengths = []
+
+    def score(tokens: Tensor, targets: Tensor, memory: CompressiveMemory) -> object:
+        lengths.append((memory.length, memory.n_compressed))
+        return compiled.model.score(tokens, targets, memory)
+
+    compiled.score = score
+    for i in range(4):
+        for module in (plain_module, compiled):
+            module.zero_grad()
+            module.training_step(STREAMS[i], i).backward()
+            module.configure_gradient_clipping(torch.optim.SGD(module.parameters()))
+        for (name, ours), expected in zip(compiled.named_parameters(), plain_module.parameters(), strict=True):
+            assert torch.equal(ours.grad, expected.grad), (i, name)  # type: ignore[arg-type]
+    assert set(lengths) == {(compiled.model.config.memory_slots, 3)}
 
 
 def test_muon_takes_the_layers_matrices_and_adam_the_compressor() -> None:

@@ -128,6 +128,7 @@ def test_one_process_talks_to_nobody() -> None:
     ranks = Ranks()
     assert ranks.gather("a") == ["a"]
     assert ranks.first(3) == 3
+    assert ranks.in_turn(lambda: 4) == 4
     assert ranks.total(1.5, 2) == [1.5, 2.0]
     assert (ranks.largest(True), ranks.largest(0)) == (1, 0)
     assert ranks.seed(7) == 7

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.errors import Stopped, require
 
 T = TypeVar("T")
+PREPARATION_LIMIT = timedelta(days=1)  # half an hour, the limit of other collectives, is short for a large corpus
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class Ranks:
         rank: r.
         world_size: W.
         group: the gloo group; None for one process.
+        local_rank: rank among the processes of this machine.
     """
 
     rank: int = 0
     world_size: int = 1
     group: Any = None
+    local_rank: int = 0
 
     def gather(self, value: T) -> list[T] | None:
         """Return the values of all ranks, ordered by rank, on rank 0; None on the others."""
@@ -69,6 +73,20 @@ class Ranks:
         largest = torch.tensor(number, dtype=torch.int64)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return int(largest)
+
+    def in_turn(self, prepare: Callable[[], T]) -> T:
+        """Call `prepare` on the first rank of every machine, then on the others, which find its files on disk.
+
+        Each rank gets the value, or the error, of its own call.
+        """
+        if self.world_size == 1:
+            return prepare()
+        try:
+            if self.local_rank == 0:
+                return prepare()
+        finally:  # after an error too, because the others wait
+            dist.monitored_barrier(self.group, timeout=PREPARATION_LIMIT)
+        return prepare()
 
     def seed(self, *numbers: int) -> int:
         """Return a seed that differs between ranks; rank 0 keeps a single number unchanged."""
@@ -115,7 +133,7 @@ def connect(options: TrainerConfig) -> Ranks:
             torch.cuda.set_device(started.local_rank())
             backend = "nccl"
         dist.init_process_group(backend, rank=started.global_rank(), world_size=world_size)
-    return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"))
+    return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())
 
 
 @contextmanager

@@ -237,12 +237,12 @@ class Attention(nn.Module):
     def precompute(self, positions: LayerPositions) -> LayerPositions:
         """Return positions with r = W_{k,R} R computed, for weights that do not change.
 
-        Without term (b) no query is multiplied with r, so v·r itself is computed, as a bias of the distance.
+        Without term (b) no query is multiplied with r, so v·r itself is computed and added to the bias of the distance.
         """
         r_HSE, v_HE = self._distance_vectors(positions), positions.v_HE
         if "b" in self.terms or r_HSE is None or v_HE is None:
             return positions._replace(sinusoids_SD=None, table_HSE=None if r_HSE is None else r_HSE.contiguous())
-        bias_HS = torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2)
+        bias_HS = _sum(torch.bmm(r_HSE, v_HE[:, :, None]).squeeze(2), positions.bias_HS)
         return LayerPositions(u_HE=positions.u_HE, bias_HS=bias_HS, rotation_2SE=positions.rotation_2SE)
 
     def _distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:

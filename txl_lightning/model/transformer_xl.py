@@ -100,10 +100,11 @@ class TransformerXL(nn.Module):
 
         Args:
             batch_size: B.
-            static: give an empty memory the shape of a full one, none of it filled, so that shapes never change.
+            static: give an empty memory the shape of a full one, none of it filled, so that shapes never change. A
+                compressive memory grows all the same: empty slots would be compressed, and enter the loss.
         """
         config, zeros = self.config, self.config.memory_start == "zeros"
-        length = config.memory_slots if zeros or static else 0
+        length = config.memory_slots if zeros or (static and not config.compresses) else 0
         states = self.embedding.tables[0].new_zeros(config.n_layer, batch_size, length, config.d_model)
         filled = length if zeros else 0
         if config.compresses:

@@ -82,7 +82,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     given = None
     if checkpoint is not None and config.data.level == "bpe":  # a resumed run needs neither file nor training
         given = Vocabulary.from_state_dict(checkpoint["txl_lightning"]["vocabulary"])
-    data = make_data(config, given)
+    data = ranks.in_turn(lambda: make_data(config, given))
     module = _build_module(config, data, ranks, resumed_from, checkpoint)
     n_parameters = sum(parameter.numel() for parameter in module.parameters())
     config = resolve_threads(config, n_parameters, checkpoint)

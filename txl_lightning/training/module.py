@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.model.compression.compressive_memory import CompressiveMemory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
@@ -39,7 +40,8 @@ class LanguageModelModule(L.LightningModule):
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         fused: use the fused optimiser step.
         loss: `full`, or `half` to count only the last half of a training segment's positions (Table 6).
-        compile: score training segments through `torch.compile`, with a memory of static shape.
+        compile: score training segments through `torch.compile`, with a memory of static shape. While a compressive
+            memory grows, segments are scored uncompiled.
         column_chunks: number of chunks of columns in which a segment is processed before one step. The gradient
             equals that of all columns at once; activations need 1/n of the GPU memory.
         ranks: the processes of the run.
@@ -101,9 +103,12 @@ class LanguageModelModule(L.LightningModule):
         Each chunk's loss is its mean over tokens divided by the number of chunks. The compression loss is added: its
         gradient is that of the compressor alone, where the loss of the tokens has none.
         """
+        model: Any = self.model
         memory: Any = self.training_memory.load_for(batch)
         if memory is None and self.static_memory:
-            memory = self.model.start_memory(batch.tokens.shape[0], static=True)
+            memory = model.start_memory(batch.tokens.shape[0], static=True)
+        grows = isinstance(memory, CompressiveMemory) and memory.length < model.config.memory_slots
+        score = model.score if grows else self.score  # not compiled for shapes that change
         self._memory_before = memory
         losses: list[Tensor] = []
         compression_losses: list[Tensor] = []
@@ -112,7 +117,7 @@ class LanguageModelModule(L.LightningModule):
         for first, chunk, chunk_memory in column_chunks(batch, memory, self.column_chunks):
             if total is not None:
                 self.trainer.strategy.backward(total, None)
-            nll_BT, chunk_memory = self.score(chunk.tokens, chunk.targets, chunk_memory)
+            nll_BT, chunk_memory = score(chunk.tokens, chunk.targets, chunk_memory)
             total = (last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks
             losses.append(total.detach())
             chunk_memory, compression_loss = take_loss(chunk_memory)

@@ -83,7 +83,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert "| lstm | lstm |" in table
     assert "| absolute | txl_smoke, absolute, no recurrence |" in table
     assert "Largest standard error at 16 tokens: 0." in table
-    assert "Each context has windows of its own, as positions depend on the length that is read: absolute." in table
+    assert "segments that are compressed, depend on the length that is read: absolute." in table
 
 
 def test_a_context_ends_at_the_start_of_its_document(runs: SmallRuns, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.tables import latex_table, markdown_table
 from txl_lightning.runs.metrics import loss_metrics
 
+DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
 UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 
 
@@ -151,7 +152,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
         lines.append("Sees at most: the positions that a model has or was trained with.")
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
     if direct:
-        lines.append(f"Each context has windows of its own, as positions depend on the length that is read: {direct}.")
+        lines.append(f"Each context has windows of its own, as {DEPENDENT}: {direct}.")
     scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
     lines.append(f"Positions scored now (the others were in the store): {scored}.")
     return lines

@@ -92,8 +92,9 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
     A model with a compressed memory reads segments of its training's length: with an unlimited memory in one segment
     nothing would be compressed. `mem_len` is that of training, and all tokens before it are compressed.
 
-    One pass is exact for encodings of distances, recurrent models and every other causal language model. Absolute
-    positions count from the end of a window, and segments too, so each context needs windows of its own.
+    One pass is exact for encodings of distances, recurrent models and every other causal language model, but not for
+    absolute positions and compressed memories: positions, and the segments that decide what is compressed, are counted
+    from the end of a window, so each context needs windows of its own.
 
     Args:
         model: any language model. Only `score` is used of a model that is not a TransformerXL.

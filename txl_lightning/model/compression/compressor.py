@@ -96,17 +96,10 @@ class Compressor(nn.Module):
             terms = losses or [states[0].new_zeros(()), *(parameter.sum() * 0.0 for parameter in self.parameters())]
             loss = torch.stack(terms).sum()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
-        filled = self._filled(memory, appended, n_ordinary - evicted, config.compressed_len)
+        filled = states[0].shape[1]
         return CompressiveMemory(
             torch.stack(states), filled, memory.first_column, n_compressed=n_compressed, compression_loss=loss
         )
-
-    def _filled(self, memory: CompressiveMemory, appended: int, n_ordinary: int, compressed_len: int) -> int:
-        """Return the number of written slots; a memory of fixed length begins with slots that were not written."""
-        ordinary = min(memory.filled, memory.length - memory.n_compressed)
-        compressed = memory.filled - ordinary
-        kept = min(ordinary + appended, n_ordinary)
-        return kept + min(compressed + (ordinary + appended - kept) // self.rate, compressed_len)
 
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
