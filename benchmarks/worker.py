@@ -375,8 +375,7 @@ def resident_bytes(name: str) -> int:
 def make_workload(name: str, implementation: str, case: BenchmarkCase) -> Workload:
     """Return the workload of an implementation; limits and the loader are the same for all.
 
-    A tiny model takes a step first, so that what the libraries load and allocate at their first use is not counted
-    as memory of the model.
+    A tiny model takes a step first: what the libraries load at their first use is no memory of the model.
     """
     if implementation in OTHER_WORKLOADS:
         return OTHER_WORKLOADS[implementation](implementation, case)

@@ -61,11 +61,18 @@ class Verdict:
     evidence: str
 
 
-def mark_of(difference: Number) -> Mark:
-    """Return the mark of one difference: the side of zero on which its whole interval lies."""
+def mark_of(part: ClaimPart) -> Mark:
+    """Return the mark of one difference.
+
+    It holds if its whole interval lies above zero. It does not hold if the interval lies below zero, or below half of
+    the paper's effect in percent: then this run would have seen half of that effect. Otherwise it is within noise.
+    """
+    difference, relative = part.difference, part.relative
     if difference.low is not None and difference.low > 0:
         return "holds"
     if difference.high is not None and difference.high < 0:
+        return "does not hold"
+    if part.paper is not None and relative.high is not None and relative.high < part.paper / 2:
         return "does not hold"
     return "within noise"
 
@@ -79,7 +86,7 @@ def verdict(parts: Sequence[ClaimPart]) -> Verdict:
     difference, relative = part.difference, part.relative
     low, high = difference.low, difference.high
     return Verdict(
-        mark=mark_of(difference),
+        mark=mark_of(part),
         effect=difference.value,
         low=low,
         high=high,
@@ -96,7 +103,7 @@ def verdict(parts: Sequence[ClaimPart]) -> Verdict:
 
 def _support(part: ClaimPart) -> tuple[int, float]:
     """Order of parts: those that do not hold, those within noise, those that hold; in each, the least in percent."""
-    rank = {"does not hold": 0, "within noise": 1, "holds": 2}[mark_of(part.difference)]
+    rank = {"does not hold": 0, "within noise": 1, "holds": 2}[mark_of(part)]
     end = part.relative.low
     return rank, part.relative.value if end is None else end
 

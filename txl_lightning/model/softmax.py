@@ -62,7 +62,7 @@ class TokenSoftmax(nn.Module):
             members, first = places[cluster], embedding.edges[cluster]
             logits = self._logits(hidden[members], cluster, embedding)
             nll = nll.index_add(0, members, negative_log_likelihood(logits, targets[members] - first))
-        return nll.view_as(targets_BT)
+        return nll.view_as(targets_BT).to(self.bias.dtype)
 
     def log_probabilities(
         self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding

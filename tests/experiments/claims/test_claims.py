@@ -17,25 +17,32 @@ from experiments.tables.shared.intervals import Interval
 COMMITTED = Path(__file__).parents[3] / "experiments" / "results" / "laptop" / "results.json"
 
 
-def part(low: float, high: float, title: str = "a − b") -> ClaimPart:
+def part(low: float, high: float, title: str = "a − b", paper: float | None = 1.5) -> ClaimPart:
+    """A difference in bpc, ten times as large in percent; `paper` in percent."""
     middle = (low + high) / 2
-    return ClaimPart(
-        title, Number(middle, 3, low=low, high=high), Number(10 * middle, 1, low=10 * low, high=10 * high), 1.5, "bpc"
-    )
+    relative = Number(10 * middle, 1, low=10 * low, high=10 * high)
+    return ClaimPart(title, Number(middle, 3, low=low, high=high), relative, paper, "bpc")
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "mark"),
+    ("low", "high", "paper", "mark"),
     [
-        (0.001, 0.2, "holds"),
-        (-0.001, 0.2, "within noise"),
-        (-0.2, 0.001, "within noise"),
-        (-0.2, -0.001, "does not hold"),
+        (0.001, 0.2, 1.5, "holds"),
+        (0.001, 0.002, 1.5, "holds"),
+        (-0.001, 0.2, 1.5, "within noise"),
+        (-0.001, 0.0751, 1.5, "within noise"),
+        (-0.001, 0.0749, 1.5, "does not hold"),
+        (-0.2, 0.001, None, "within noise"),
+        (-0.2, -0.001, None, "does not hold"),
+        (-0.2, -0.001, -9.0, "does not hold"),
+        (-0.2, 0.001, -9.0, "within noise"),
     ],
 )
-def test_the_side_of_zero_that_has_the_whole_interval_is_the_mark(low: float, high: float, mark: str) -> None:
-    assert mark_of(Number(0.1, 3, low=low, high=high)) == mark
-    assert verdict([part(low, high)]).mark == mark
+def test_the_interval_beside_zero_and_half_of_the_papers_effect_is_the_mark(
+    low: float, high: float, paper: float | None, mark: str
+) -> None:
+    assert mark_of(part(low, high, paper=paper)) == mark
+    assert verdict([part(low, high, paper=paper)]).mark == mark
 
 
 def test_an_effect_without_an_interval_is_no_evidence() -> None:
