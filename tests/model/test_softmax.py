@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.softmax import TokenSoftmax
+from txl_lightning.model.softmax import TokenSoftmax, negative_log_likelihood
 
 
 def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftmax]:
@@ -142,3 +142,15 @@ def test_losses_are_in_token_order_whatever_the_clusters():
 def test_impossible_clusters_are_named(options, words):
     with pytest.raises(OptionError, match=words):
         tiny_model(**options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "width"), [(0, 5), (7, 1), (33, 1000)])
+def test_the_negative_log_likelihood_is_torchs_with_its_gradient_bit_for_bit(n, width, dtype):
+    logits = (5 * torch.randn(n, width, dtype=dtype)).requires_grad_()
+    targets, cotangent = torch.randint(width, (n,)), torch.randn(n, dtype=dtype)
+    ours = negative_log_likelihood(logits, targets)
+    theirs = F.cross_entropy(logits, targets, reduction="none")
+    assert torch.equal(ours, theirs)
+    gradients = [torch.autograd.grad(loss, logits, cotangent)[0] for loss in (ours, theirs)]
+    assert torch.equal(*gradients)

@@ -117,8 +117,14 @@ class _NegativeLogLikelihood(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient_N,) = gradients
         log_probabilities_NV, targets_N = ctx.saved_tensors
-        gradient_NV = log_probabilities_NV.exp().mul_(gradient_N[:, None])
-        gradient_NV[torch.arange(len(targets_N), device=targets_N.device), targets_N] -= gradient_N
+        gradient_NV = torch.zeros_like(log_probabilities_NV)
+        gradient_NV[torch.arange(len(targets_N), device=targets_N.device), targets_N] = -gradient_N
+        backward = torch.ops.aten._log_softmax_backward_data
+        arguments = (gradient_NV, log_probabilities_NV, 1, gradient_NV.dtype)
+        if gradient_NV.device.type == "cpu":  # each row is summed before it is overwritten
+            gradient_NV = backward.out(*arguments, out=gradient_NV)
+        else:
+            gradient_NV = backward(*arguments)
         return gradient_NV.to(ctx.dtype), None
 
 
