@@ -29,7 +29,7 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     import share.command
     import share.options
 
-    # What the store holds travels with every job of a multirun, and a job's process could not import this module.
+    # Every job of a multirun gets the contents of the store, and a job's process cannot import this module.
     monkeypatch.setattr(ConfigStore.instance(), "repo", dict(ConfigStore.instance().repo))
     register_command("share", share.options.ShareOptions)
     (tmp_path / "conf").mkdir()
