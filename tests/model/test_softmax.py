@@ -156,6 +156,13 @@ def test_the_negative_log_likelihood_is_torchs_with_its_gradient_bit_for_bit(n, 
     assert torch.equal(*gradients)
 
 
+def test_a_second_derivative_of_the_losses_is_refused():
+    logits = torch.randn(3, 5, requires_grad=True)
+    loss = negative_log_likelihood(logits, torch.tensor([0, 1, 2])).sum()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, logits, create_graph=True)
+
+
 def test_torchs_private_backward_pass_of_log_softmax_may_overwrite_the_gradient_it_is_given():
     """`_log_softmax_backward_data` is not public: a torch that changes it fails here first."""
     log_probabilities, gradient = torch.randn(9, 40).log_softmax(1), torch.randn(9, 40)

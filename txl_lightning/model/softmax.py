@@ -98,6 +98,9 @@ def negative_log_likelihood(logits_NV: Float[Tensor, "N V"], targets_N: Int[Tens
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
     `F.cross_entropy` gives the same; its backward pass holds one more tensor of the size of the logits.
+
+    Raises:
+        RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
     """
     nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
     return nll
@@ -115,6 +118,8 @@ class _NegativeLogLikelihood(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # create_graph=True: the log-probabilities are not linked to the logits
+            raise RuntimeError("the losses have no second derivative: differentiate F.cross_entropy")
         (gradient_N,) = gradients
         log_probabilities_NV, targets_N = ctx.saved_tensors
         gradient_NV = torch.zeros_like(log_probabilities_NV)
