@@ -141,8 +141,8 @@ def _table(sweeps: dict[Arm, SweepsBySeed], unit: str, setup: Setup) -> Table:
         caption=TITLE,
         columns=(
             label("arm"),
-            ours("memory", "test, memory at evaluation only", unit),
             *columns(unit),
+            ours("memory", "test, memory at evaluation only", unit),
             paper("paper_init", "init", "ppl"),
             paper("paper_best", "best", "ppl"),
             paper("paper_length", "attention length", "tokens"),
@@ -150,8 +150,8 @@ def _table(sweeps: dict[Arm, SweepsBySeed], unit: str, setup: Setup) -> Table:
         rows={
             arm.key: {
                 "arm": Text(arm.title),
-                "memory": memory_cell(sweeps[arm], unit),
                 **cells(sweeps[arm], unit),
+                "memory": memory_cell(sweeps[arm], unit),
                 "paper_init": number(ROWS[arm].ppl_init, 2),
                 "paper_best": number(ROWS[arm].ppl_best, 2),
                 "paper_length": number(ROWS[arm].attention_length, 0),
