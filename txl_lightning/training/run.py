@@ -44,11 +44,15 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     """
     config = resolve_precision(resolve_accelerator(config))
     check_config(config)
-    if config.trainer.num_threads is not None:
-        torch.set_num_threads(config.trainer.num_threads)
-    if n_processes(config.trainer) > 1 and environment() is None:
-        return _train_in_processes(config, directory)
-    return train_rank(config, directory, connect(config.trainer))
+    threads = torch.get_num_threads()
+    try:
+        if config.trainer.num_threads is not None:
+            torch.set_num_threads(config.trainer.num_threads)
+        if n_processes(config.trainer) > 1 and environment() is None:
+            return _train_in_processes(config, directory)
+        return train_rank(config, directory, connect(config.trainer))
+    finally:
+        torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
