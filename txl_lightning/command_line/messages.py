@@ -45,6 +45,8 @@ def one_line(error: BaseException, schema: type) -> str:
         error: its causes are read too.
         schema: dataclass of the command's options, to suggest names from.
     """
+    if isinstance(error, OSError) and error.filename:
+        return _unusable_file(str(error.filename), error.strerror)
     messages = [str(error)]
     cause = error.__cause__
     while cause is not None:
@@ -89,6 +91,15 @@ def _unknown_choice(group: str, choice: str, options: list[str]) -> str:
     allowed = ", ".join(option for option in options if not option.endswith("schema"))
     custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
     return f"{group}={choice}: must be one of {allowed}{custom}"
+
+
+def _unusable_file(name: str, problem: str | None) -> str:
+    """Return the error of a file or folder, with the option that names it, or a folder above or below it."""
+    for word in sys.argv:
+        path = word.partition("=")[2]
+        if path and (path == name or path.startswith(f"{name}/") or name.startswith(f"{path}/")):
+            return f"{word}: cannot be used ({name}: {problem})"
+    return f"{name}: {problem}"
 
 
 def _no_choice() -> str:

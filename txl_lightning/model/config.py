@@ -180,7 +180,8 @@ class TransformerXLConfig:
 
     def _check_rotation(self) -> None:
         rotates, by = self.kind.rotates, f"encoding={self.encoding}"
-        require(1 <= self.interpolation < math.inf, "interpolation", self.interpolation, "must be a number >= 1 and finite")
+        finite = 1 <= self.interpolation < math.inf
+        require(finite, "interpolation", self.interpolation, "must be a number >= 1 and finite")
         fixed = rotates or self.interpolation == 1
         require(fixed, "interpolation", self.interpolation, f"must be 1: {by} rotates no queries and keys")
         paired = not rotates or self.d_head % 2 == 0
