@@ -49,6 +49,8 @@ def files(directory: Path) -> None:
         (["train", "model=large"], "model=large: must be one of"),
         (["train", "trainer.max_steps=many"], "trainer.max_steps=many"),
         (["train", "trainer.devices=48"], "trainer.devices=48"),
+        (["train", "data.path=a (1).txt"], "data.path=a (1).txt: cannot be parsed; a value with special signs needs"),
+        (["train", "smaller"], "smaller: must be option=value"),
         (["train", "data=file"], "data.path=None: must be a file"),
         (["train", "data=file", "data.path=empty.txt"], "data.path=empty.txt: must not be empty"),
         (["train", "data=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import get_type_hints
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.distributed.multirun import JobError
@@ -43,6 +43,11 @@ def one_line(error: BaseException, schema: type) -> str:
         error: its causes are read too.
         schema: dataclass of the command's options, to suggest names from.
     """
+    if isinstance(error, OverrideParseException):
+        name, equals, typed = error.override.partition("=")
+        if not equals:
+            return f"{error.override}: must be option=value"
+        return f"{error.override}: cannot be parsed; a value with special signs needs quotes: \"{name}='{typed}'\""
     messages = [str(error)]
     cause = error.__cause__
     while cause is not None:
