@@ -166,7 +166,7 @@ class Runner:
             if self.is_finished(job):
                 self.done[job.name] = job
             else:
-                output = log.read_text(errors="replace").strip().splitlines()
+                output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
                 how = f"ended with exit status {status}" if status else f"left no {result_file(job.command)}"
                 self.failed[job.name] = f"{job.name} {how}: {output[-1] if output else 'no output'} ({log})"
 

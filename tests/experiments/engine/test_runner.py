@@ -102,6 +102,20 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(tmp_pa
     assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train"]
 
 
+def test_a_job_that_was_killed_before_its_first_word_is_named(
+    tmp_path: Path, failing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(words: list[str], log: Path, lock: Path, environment: dict[str, str]) -> Pretended:
+        process = Pretended(words, log, -9 if log.parent.name == "a" else 0)
+        log.unlink()
+        return process
+
+    monkeypatch.setattr(job_process, "start", start)
+    with pytest.raises(UserError, match=r"^a ended with exit status -9: no output"):
+        runner(tmp_path, JOBS[1:3]).run(JOBS[1:3])
+    assert run_json(tmp_path, "b")["done"] is True
+
+
 def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(tmp_path: Path, failing: set[str]) -> None:
     job = JOBS[1]
     for key, kept in (("key of a", True), ("another", False)):
