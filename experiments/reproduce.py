@@ -37,6 +37,8 @@ from experiments.tables import (
     table_10,
 )
 from experiments.tables.arms import check_overrides
+from txl_lightning.command_line.messages import one_line
+from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
 from txl_lightning.training.checks import check_config
 
@@ -63,7 +65,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
     except (HydraException, OmegaConfBaseException, OSError) as error:
-        print(f"reproduce: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        print(f"reproduce: {one_line(error, Config)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("reproduce: stopped; the same command continues from here", file=sys.stderr)

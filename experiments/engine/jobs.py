@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import txl_lightning
+from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, plain, typed
 from txl_lightning.reporting.machine import processor
 from txl_lightning.training.precision import resolve_precision
 
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
+PATH_IN_RUNS = re.compile(rf"{RUNS}(/\.\.)?([^,\]]*)")
 WITHOUT_INFLUENCE = (
     "logger",
     "checkpoint.every_n_steps",
@@ -67,12 +70,20 @@ class Job:
 
     def overrides_in(self, runs: Path) -> tuple[str, ...]:
         """Return the overrides with the folder of all runs in place of `@runs`."""
-        parent, folder = (f"{RUNS}/..", str(runs.parent)), (RUNS, str(runs))
-        return tuple(word.replace(*parent).replace(*folder) for word in self.overrides)
+
+        def path(found: re.Match[str]) -> str:
+            return path_value(f"{runs.parent if found[1] else runs}{found[2]}")
+
+        return tuple(PATH_IN_RUNS.sub(path, word) for word in self.overrides)
 
     def words(self, runs: Path) -> list[str]:
         """Return the command line of `txl`, without the run directory."""
         return [self.command, *self.overrides_in(runs)]
+
+
+def path_value(path: str) -> str:
+    """Return a path as the value of an override, in quotes if it has signs of Hydra's grammar such as `(`."""
+    return path if re.fullmatch(r"[\w/.-]+", path, re.ASCII) else quoted(path)
 
 
 def merge(jobs_by_section: dict[str, list[Job]]) -> list[Job]:

@@ -90,7 +90,11 @@ class Plan:
         """Return one line: how many jobs there are, how many are finished, and where they write."""
         finished = self.finished
         stale = [job for job in self.jobs if job not in finished and self.runner.record(job).get("done")]
-        rerun = f" ({len(stale)} more had other settings, code or text and run again)" if stale else ""
+        rerun = (
+            f" ({len(stale)} more had other settings, code or text, or a damaged result, and run again)"
+            if stale
+            else ""
+        )
         return (
             f"profile {self.setup.profile.name}: {len(self.jobs)} jobs, {len(finished)} of them finished before"
             f"{rerun}, {self.parallel} at once, into {os.path.relpath(self.setup.directory)}"

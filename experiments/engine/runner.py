@@ -14,7 +14,8 @@ from typing import IO, Any
 
 from experiments.engine import job_process
 from experiments.engine.job_process import JobHandle, PrefixedProcess
-from experiments.engine.jobs import Job
+from experiments.engine.jobs import Job, path_value
+from experiments.engine.outcomes import read_json
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_json
 
@@ -89,10 +90,15 @@ class Runner:
         return found if isinstance(found, dict) else {}
 
     def is_finished(self, job: Job) -> bool:
-        """Return whether a job succeeded with its present key and its result file exists."""
+        """Return whether a job succeeded with its present key and its result file can be read."""
         record = self.record(job)
-        result = self.directory(job) / result_file(job.command)
-        return record.get("key") == self.keys[job.name] and bool(record.get("done")) and result.is_file()
+        if record.get("key") != self.keys[job.name] or not record.get("done"):
+            return False
+        try:
+            read_json(self.directory(job) / result_file(job.command))
+        except UserError:  # missing, or cut off by a full disk or a loss of power
+            return False
+        return True
 
     def run(self, jobs: list[Job]) -> None:
         """Run all jobs that are not finished; jobs that measure time run last, one at a time.
@@ -141,7 +147,7 @@ class Runner:
                 record = {}
             directory.mkdir(parents=True, exist_ok=True)
             self._write_record(job, record.get("seconds", 0.0), done=False)
-            words = [*job.words(self.runs), *self.options(job), f"hydra.run.dir={directory}"]
+            words = [*job.words(self.runs), *self.options(job), f"hydra.run.dir={path_value(str(directory))}"]
             words += ["resume=auto"] if job.command == "train" else []
             if self.prefix:
                 handle: JobHandle = PrefixedProcess(self.prefix, words, directory / LOG, held, self.slots[slot])
@@ -160,7 +166,7 @@ class Runner:
             if self.is_finished(job):
                 self.done[job.name] = job
             else:
-                output = log.read_text(errors="replace").strip().splitlines()
+                output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
                 how = f"ended with exit status {status}" if status else f"left no {result_file(job.command)}"
                 self.failed[job.name] = f"{job.name} {how}: {output[-1] if output else 'no output'} ({log})"
 

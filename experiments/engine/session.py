@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,7 +54,7 @@ class Stopwatch:
 
     Args:
         path: file of the sum.
-        restart: start from zero instead of continuing the sum in the file.
+        restart: start from zero instead of continuing the sum in the file; so does a damaged file.
 
     Attributes:
         began: time of the first call, ISO 8601 in UTC.
@@ -64,8 +64,9 @@ class Stopwatch:
         self.path = path
         self.began, self._before = datetime.now(timezone.utc).isoformat(timespec="seconds"), 0.0
         if path.exists() and not restart:
-            found = json.loads(path.read_text())
-            self.began, self._before = str(found["began"]), float(found["seconds"])
+            with suppress(ValueError, KeyError, TypeError):
+                found = json.loads(path.read_text())
+                self.began, self._before = str(found["began"]), float(found["seconds"])
         self._started = self._saved = time.perf_counter()
 
     def __enter__(self) -> Stopwatch:

@@ -164,6 +164,16 @@ def memory_of_training(setup: Setup) -> int:
     return composed(training(Arm(), setup.profile.seeds[0], setup).overrides).memory.mem_len
 
 
+def in_precision_of_training(words: Iterable[str], setup: Setup) -> tuple[str, ...]:
+    """Return the overrides of a measurement with `precision=auto` replaced by the precision of the trainings.
+
+    The precision is then part of the job's key, and the user's `trainer.precision` applies to the measurements too.
+    """
+    trained = composed((f"profile={setup.profile.name}", *setup.overrides)).trainer.precision
+    precision = "bf16-mixed" if trained == "bf16-mixed" else "32-true"
+    return tuple(f"precision={precision}" if word == "precision=auto" else word for word in words)
+
+
 def kept(arms: Iterable[Arm], setup: Setup) -> list[Arm]:
     """Return the arms that the profile does not leave out."""
     return [arm for arm in arms if arm.key not in setup.profile.leave_out]

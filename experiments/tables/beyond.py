@@ -18,7 +18,7 @@ from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.report.cells import Text, number, over_seeds
 from experiments.report.sections import Row, Section, Table, label, ours
-from experiments.tables.arms import Arm, Variant, kept, training
+from experiments.tables.arms import Arm, Variant, in_precision_of_training, kept, training
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
 from experiments.tables.shared.job_results import copied_figure, recl_cell
 from experiments.tables.shared.length_sweep import OFF, ON, SweepsBySeed, cells, columns, sweeps_by_seed, with_sweeps
@@ -166,7 +166,7 @@ def _recl(runs: dict[Arm, list[Job]], setup: Setup) -> Job:
     members = {name: runs[arm][0] for name, arm in ARMS.items() if arm in runs}
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{name}'" for name in members)
-    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *setup.profile.recl)
+    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *in_precision_of_training(setup.profile.recl, setup))
     return Job("recl-beyond", "recl", words, "beyond the paper", needs=tuple(run.name for run in members.values()))
 
 

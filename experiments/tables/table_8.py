@@ -18,7 +18,7 @@ from experiments.engine.setup import Setup
 from experiments.paper import TABLE_8
 from experiments.report.cells import DIGITS, Number, Text, number
 from experiments.report.sections import Figure, Row, Section, Table, label, ours, paper
-from experiments.tables.arms import Arm, kept, training
+from experiments.tables.arms import Arm, in_precision_of_training, kept, training
 from experiments.tables.shared.comparisons import Comparison, comparisons_table
 from experiments.tables.shared.intervals import Interval
 from experiments.tables.shared.job_results import copied_figure, recl_cell
@@ -110,7 +110,7 @@ def _recl(group: int, setup: Setup) -> Job:
     members = _runs(group, setup)
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{name}'" for name in members)
-    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *setup.profile.recl)
+    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *in_precision_of_training(setup.profile.recl, setup))
     needs = tuple(run.name for run in members.values())
     return Job(f"recl-group{group}", "recl", words, f"group {group}", needs=needs)
 

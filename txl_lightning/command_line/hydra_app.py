@@ -68,9 +68,14 @@ def literal(word: str, options: tuple[str, ...]) -> str:
     name, equals, text = word.partition("=")
     if name not in options or not equals:
         return word
+    return f"{name}={quoted(text)}"
+
+
+def quoted(text: str) -> str:
+    """Return a text in the quotes and escapes of Hydra's grammar."""
     text = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
     text = re.sub(r"(\\+)(?='|\Z)", lambda found: found[1] * 2, text).replace("'", "\\'")
-    return f"{name}='{text}'"
+    return f"'{text}'"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import get_type_hints
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.schemas import CONF
@@ -47,6 +47,8 @@ def one_line(error: BaseException, schema: type) -> str:
     """
     if isinstance(error, OSError) and error.filename:
         return _unusable_file(str(error.filename), error.strerror)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
     messages = [str(error)]
     cause = error.__cause__
     while cause is not None:
@@ -57,9 +59,6 @@ def one_line(error: BaseException, schema: type) -> str:
         return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
     if NO_CHOICE in text:
         return _no_choice()
-    if unread := re.search(r"Error parsing override '(.*)'", text):
-        quoted = """quote a value with brackets, quotes, , : = or $ twice: 'NAME="VALUE"'"""
-        return f"{unread[1]}: must be NAME=VALUE; {quoted}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{missing[1]}: must be given ({missing[1]}=…)"
     wrong = re.search(r"In 'experiment/([^']+)': (?:ConfigKeyError|Could not override)", text)
@@ -83,6 +82,16 @@ def suggestion(key: str, schema: type) -> str:
     same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
     near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def _unreadable(word: str) -> str:
+    """Return the error of a word that Hydra's grammar cannot read."""
+    name, equals, value = word.partition("=")
+    if not name or not equals:
+        return f"{word}: must be option=value (--help lists the options; a value with spaces needs quotes)"
+    if value.startswith(("[", "{", "'", '"')):
+        return f"{word}: a bracket or a quote is missing"
+    return f"{word}: cannot be parsed; a value with special signs needs quotes: \"{name}='{value}'\""
 
 
 def _unknown_choice(group: str, choice: str, options: list[str]) -> str:
@@ -109,7 +118,7 @@ def _no_choice() -> str:
         options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         if group and options and not set(value.split(",")) <= set(options):
             return _unknown_choice(group, value, options)
-    return f"{next((''.join(word) for word in typed if not word[0]), 'override')}: must be NAME=VALUE"
+    return _unreadable(next(("".join(word) for word in typed if not word[0]), "override"))
 
 
 def _option_names(schema: type) -> list[str]:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 RESAMPLES = 4000
 TAIL = 0.025  # on each side of a 95 % interval
+NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
+MANY_BLOCKS = 30  # whose resampled means spread as they should, within 6 %
 FEWEST_PAIRS = 3  # with fewer, the spread of the pairs says too little
 
 
@@ -92,7 +94,7 @@ def difference(
         seed: of the resampling.
 
     Returns:
-        The difference; without ends where chance between seeds cannot be told (too few seeds, no pooled spread).
+        The difference; without ends where chance cannot be told: too few seeds and no pooled spread, or a single block.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -146,13 +148,15 @@ def _resampled(
     """Effect and ends: blocks drawn with replacement plus Student's share of the seeds.
 
     A block's value also varies because seeds treat blocks differently. `variance` has this share already, so the
-    resampled values are shrunk towards their mean by it (`by_chance`).
+    resampled values are shrunk towards their mean by it (`by_chance`). Means of few resampled blocks spread too little:
+    the values are stretched as far as Student's t with B - 1 degrees of freedom asks.
     """
-    effect = float(values_B @ weights_B / weights_B.sum())
-    if not freedom:
+    B, effect = len(values_B), float(values_B @ weights_B / weights_B.sum())
+    if not freedom or B < 2:
         return Interval(effect)
-    of_blocks = float(values_B.var(ddof=1)) if len(values_B) > 1 else 0.0
-    text_share = max(0.0, 1 - by_chance / max(of_blocks, 1e-300)) ** 0.5
+    text_share = max(0.0, 1 - by_chance / max(float(values_B.var(ddof=1)), 1e-300)) ** 0.5
+    if B < MANY_BLOCKS:
+        text_share *= (B / (B - 1)) ** 0.5 * student(B - 1) / NORMAL
     random = np.random.default_rng(seed)
     drawn = _over_blocks(effect + text_share * (values_B - effect), weights_B, random)
     low, high = np.quantile(drawn + variance**0.5 * random.standard_t(freedom, RESAMPLES), (TAIL, 1 - TAIL))

@@ -10,7 +10,7 @@ from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.report.cells import DIGITS, Cell, over_seeds
 from experiments.report.sections import Column, ours
-from experiments.tables.arms import Arm, memory_of_training
+from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
 from txl_lightning.config.encoding_kinds import kind_named
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
@@ -61,7 +61,10 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
     words = [
         f"checkpoint={run.checkpoint}",
-        *(_same_tokens(word, config.evaluation.segment_len, setup) for word in profile.evaluate),
+        *(
+            _same_tokens(word, config.evaluation.segment_len, setup)
+            for word in in_precision_of_training(profile.evaluate, setup)
+        ),
         *whole,
         "splits=[valid,test]",
         "select_on=valid",
@@ -80,7 +83,8 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
 def standard_sweep_job(run: Job, lengths: Iterable[int], setup: Setup) -> Job:
     """Return the job that evaluates the standard model of Table 1 at the attention lengths of Table 6's last rows."""
     grid = f"attention_lengths=[{','.join(map(str, sorted(lengths)))}]"
-    words = (f"checkpoint={run.checkpoint}", *setup.profile.evaluate, "splits=[valid,test]", "select_on=valid", grid)
+    evaluate = in_precision_of_training(setup.profile.evaluate, setup)
+    words = (f"checkpoint={run.checkpoint}", *evaluate, "splits=[valid,test]", "select_on=valid", grid)
     return Job(f"{run.name}-lengths", "evaluate", words, run.arm, needs=(run.name,))
 
 

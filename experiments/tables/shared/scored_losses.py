@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,9 +187,16 @@ def _by_arm(outcomes: Outcomes, value: Any) -> list[list[float]]:
 
 
 def _read(path: Path) -> tuple[NDArray[np.int64], Array]:
-    """Positions in order of text, and the loss there in nats."""
-    with np.load(path) as file:
-        positions, nll = file["positions"].astype(np.int64), file["nll"].astype(np.float64)
+    """Positions in order of text, and the loss there in nats.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        with path.open("rb") as stored, np.load(stored) as file:
+            positions, nll = file["positions"].astype(np.int64), file["nll"].astype(np.float64)
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read ({error}); delete its folder to measure it again") from error
     order = np.argsort(positions, kind="stable")
     return positions[order], nll[order]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 from experiments.engine.available_corpora import at_hand
 from experiments.engine.jobs import RUNS, composed
 from experiments.engine.setup import Setup
 from experiments.tables.arms import OtherCorpus
 from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
+from txl_lightning.files import write_json
 
 NAME = "shuffled lines"
 SEED = 1
@@ -30,18 +32,27 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
     corpus = load_corpus(data)
     level = corpus.vocabulary.level
     whole = setup.directory / "corpora" / f"shuffled-{corpus.checksum[:12]}.txt"
-    if setup.planning and not whole.exists():
+    sizes = _sizes(whole)
+    if setup.planning and sizes is None:
         return unknown
-    sizes = whole.with_suffix(".json")
-    if not sizes.exists():  # written last: without it the text may be incomplete
+    if sizes is None:
         parts = [shuffle(corpus.vocabulary.decode(corpus.splits[split].tolist()), split) for split in SPLITS]
         whole.parent.mkdir(parents=True, exist_ok=True)
         whole.write_bytes(b"".join(parts))
-        sizes.write_text(json.dumps([len(part) for part in parts]))
-    found = json.loads(sizes.read_text())
-    fractions = ",".join(repr(size / sum(found)) for size in found)
+        sizes = [len(part) for part in parts]
+        write_json(whole.with_suffix(".json"), sizes)
+    fractions = ",".join(repr(size / sum(sizes)) for size in sizes)
     path = f"{RUNS}/../{whole.parent.name}/{whole.name}"
     return OtherCorpus(NAME, ("data=file", f"data.path={path}", f"data.level={level}", f"data.fractions=[{fractions}]"))
+
+
+def _sizes(whole: Path) -> list[int] | None:
+    """Read the sizes of the splits, written last; None if the text is not there or may be incomplete."""
+    try:
+        sizes: list[int] = json.loads(whole.with_suffix(".json").read_text())
+        return sizes if sum(sizes) == whole.stat().st_size else None
+    except (OSError, ValueError):
+        return None
 
 
 def shuffle(text: str, split: str) -> bytes:

@@ -171,6 +171,26 @@ def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
     assert changed() == {run.name, "read"}
 
 
+def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {}
+    for has_bfloat16, words, precision in [
+        (True, (), "bf16-mixed"),
+        (False, (), "32-true"),
+        (True, ("trainer.precision=32-true",), "32-true"),
+        (False, ("trainer.precision=bf16-mixed",), "bf16-mixed"),
+    ]:
+        monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda has=has_bfloat16: has)
+        jobs.composed.cache_clear()
+        _, found = planned("laptop", tmp_path, *words)
+        trained = {jobs.composed(job.overrides).trainer.precision for job in found if job.command == "train"}
+        measured = [job for job in found if job.command in ("evaluate", "recl")]
+        assert trained == {precision}
+        assert all(f"precision={precision}" in job.overrides for job in measured)
+        keys[has_bfloat16, words] = keys_of(found)["recl-group2"]
+    jobs.composed.cache_clear()
+    assert keys[True, ()] != keys[False, ()]
+
+
 def test_comments_and_docstrings_are_no_other_version() -> None:
     one = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
     assert jobs.statements(one) == jobs.statements('"""Module."""\ndef f(x):\n\n    return (x + 1)\n')

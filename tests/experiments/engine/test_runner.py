@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from experiments.engine import job_process
 from experiments.engine.jobs import Job
@@ -101,6 +102,20 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(tmp_pa
     assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train"]
 
 
+def test_a_job_that_was_killed_before_its_first_word_is_named(
+    tmp_path: Path, failing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(words: list[str], log: Path, lock: Path, environment: dict[str, str]) -> Pretended:
+        process = Pretended(words, log, -9 if log.parent.name == "a" else 0)
+        log.unlink()
+        return process
+
+    monkeypatch.setattr(job_process, "start", start)
+    with pytest.raises(UserError, match=r"^a ended with exit status -9: no output"):
+        runner(tmp_path, JOBS[1:3]).run(JOBS[1:3])
+    assert run_json(tmp_path, "b")["done"] is True
+
+
 def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(tmp_path: Path, failing: set[str]) -> None:
     job = JOBS[1]
     for key, kept in (("key of a", True), ("another", False)):
@@ -115,6 +130,26 @@ def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(tmp_path: Pa
         assert (tmp_path / "a" / "half_done").exists() == kept
         (tmp_path / "a" / "job.json").unlink()
         assert "resume=auto" in Pretended.started[-1]
+
+
+def test_a_job_whose_result_was_cut_off_runs_again(tmp_path: Path, failing: set[str]) -> None:
+    jobs = JOBS[1:3]
+    runner(tmp_path, jobs).run(jobs)
+    (tmp_path / "a" / "metrics.json").write_text('{"steps": 6')
+    Pretended.started.clear()
+    again = runner(tmp_path, jobs)
+    again.run(jobs)
+    assert [words[-2:] for words in Pretended.started] == [[f"hydra.run.dir={tmp_path}/a", "resume=auto"]]
+    assert set(again.done) == {"a", "b"}
+
+
+def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path, failing: set[str]) -> None:
+    runs = tmp_path / "copy (1), x=y’s" / "it's"
+    read = Job("read", "recl", ("checkpoints=[@runs/a/best.ckpt,@runs/b/best.ckpt]", "data_path=@runs/../c.txt"), "x")
+    runner(runs, [read]).run([read])
+    parsed = [word.value() for word in OverridesParser.create().parse_overrides(Pretended.started[0][1:])]
+    assert [str(path) for path in parsed[0]] == [f"{runs}/{name}/best.ckpt" for name in "ab"]
+    assert [str(path) for path in parsed[1:]] == [f"{runs.parent}/c.txt", f"{runs}/read"]
 
 
 def test_the_status_line_shows_the_progress_file_not_the_log(tmp_path: Path) -> None:

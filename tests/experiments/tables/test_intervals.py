@@ -6,6 +6,7 @@ import pytest
 from experiments.tables.shared import intervals
 from experiments.tables.shared.intervals import (
     Interval,
+    SeedSpread,
     difference,
     mean_over_seeds,
     of_repeats,
@@ -38,14 +39,14 @@ def simulated(
     return worse, better, others
 
 
-@pytest.mark.parametrize(("paired", "S"), [(True, 3), (False, 2)])
-def test_intervals_cover_the_truth(paired: bool, S: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("paired", "S", "B"), [(True, 3, 60), (False, 2, 60), (True, 3, 5), (False, 2, 5)])
+def test_intervals_cover_the_truth(paired: bool, S: int, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "RESAMPLES", 800)
     random = np.random.default_rng(5)
-    weights = np.full(60, 1000.0)
+    weights = np.full(B, 1000.0)
     covered = 0
     for i in range(SIMULATIONS):
-        worse, better, others = simulated(random, S, 60, paired)
+        worse, better, others = simulated(random, S, B, paired)
         spread = pooled_spread([*others, worse.mean(axis=1).tolist(), better.mean(axis=1).tolist()])
         found = difference(worse, better, weights, spread, paired=paired, seed=i)
         assert found.low is not None
@@ -72,6 +73,12 @@ def test_one_seed_everywhere_has_an_effect_and_no_interval() -> None:
     assert mean_over_seeds(worse, np.ones(4), pooled_spread([])) == Interval(2.5)
     with pytest.raises(ValueError, match="do not fit"):
         difference(worse, better, np.ones(3), pooled_spread([]), paired=False)
+
+
+def test_a_single_block_of_text_is_no_evidence() -> None:
+    one, other = np.array([[2.0], [2.1], [2.2]]), np.array([[1.9], [2.0], [2.1]])
+    found = difference(one, other, np.array([400.0]), SeedSpread(0.01, 4), paired=True)
+    assert found == Interval(pytest.approx(0.1))
 
 
 def test_blocks_count_by_their_tokens() -> None:

@@ -111,6 +111,15 @@ def test_arms_that_share_no_token_cannot_be_compared(tmp_path: Path) -> None:
         shared_blocks([tmp_path / "a.npz"], [tmp_path / "b.npz"])
 
 
+def test_a_file_of_losses_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", nll=np.ones(10), positions=np.arange(10))
+    content = (tmp_path / "a.npz").read_bytes()
+    for length in (0, 200, len(content) - 30):
+        (tmp_path / "a.npz").write_bytes(content[:length])
+        with pytest.raises(UserError, match=r"a\.npz: cannot be read \(.*\); delete its folder"):
+            shared_blocks([tmp_path / "a.npz"])
+
+
 def test_half_loss_without_recurrence_is_scored_where_it_was_trained(setup: Setup) -> None:
     full, half = (composed(training(Arm(False, "absolute", loss), 1, setup).overrides) for loss in ("full", "half"))
     segment = full.evaluation.segment_len

@@ -44,3 +44,17 @@ def test_the_shuffled_corpus_keeps_the_splits_apart(tmp_path: Path) -> None:
         assert Counter(new.vocabulary.decode(ours).split("\n")) - Counter(
             old.vocabulary.decode(theirs).split("\n")
         ) <= (Counter({"": 1}))
+
+
+def test_a_shuffled_text_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(400)))
+    words = ("data=file", f"data.path={tmp_path}/book.txt", f"data.cache_dir={tmp_path}/cache")
+    setup = Setup(PROFILES["smoke"], words, tmp_path / "report")
+    corpus = shuffled.shuffled_lines(setup)
+    (whole,) = setup.directory.glob("corpora/*.txt")
+    text = whole.read_bytes()
+    for path in (whole, whole.with_suffix(".json")):
+        for length in (0, path.stat().st_size // 2):
+            path.write_bytes(path.read_bytes()[:length])
+            assert shuffled.shuffled_lines(setup) == corpus
+            assert whole.read_bytes() == text
