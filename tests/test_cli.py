@@ -1,6 +1,7 @@
 """The command as a user types it: results, help, and one clear line for bad input."""
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -57,6 +58,12 @@ def files(directory: Path) -> None:
         (["train", "resume=other.ckpt"], "resume=other.ckpt: is not a checkpoint of txl train"),
         (["evaluate", "checkpoint=no.ckpt"], "checkpoint=no.ckpt: is not a checkpoint"),
         (["evaluate"], "checkpoint: must be given"),
+        (["evaluate", "checkpoint=."], "checkpoint=.: is a folder: give a file in it, such as checkpoints/best.ckpt"),
+        (["evaluate", "runs/best.ckpt"], "runs/best.ckpt: must be option=value"),
+        (["evaluate", "checkpoint=a", "attention_lengths=64"], "must be a list: 'attention_lengths=[64]'"),
+        (["recl", "checkpoints=[a.ckpt,"], "checkpoints=[a.ckpt,: a bracket or a quote is missing"),
+        (["train", "memory=on,off"], "memory=on,off: several values need -m (a multirun)"),
+        (["train", "memroy=off"], "memroy=off: no such option, did you mean memory"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -84,6 +91,12 @@ def test_bad_input_found_after_the_libraries_are_imported_ends_with_the_same_sta
     assert done.returncode == 2
     assert done.stderr == "txl train: memory.mem_len=-1: must be an integer >= 0\n"
     assert seconds < 15
+
+
+def test_matplotlib_does_not_report_its_fonts(tmp_path: Path) -> None:
+    logging.getLogger("matplotlib").setLevel(logging.NOTSET)
+    run_txl("evaluate", "checkpoint=missing.ckpt", directory=tmp_path)
+    assert logging.getLogger("matplotlib").level == logging.WARNING
 
 
 def test_an_experiment_of_another_command_is_refused(tmp_path: Path) -> None:

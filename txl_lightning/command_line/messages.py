@@ -8,7 +8,7 @@ import re
 import sys
 from typing import get_type_hints
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.distributed.multirun import JobError
@@ -49,6 +49,10 @@ def one_line(error: BaseException, schema: type) -> str:
         messages.append(str(cause))
         cause = cause.__cause__
     text = "\n".join(messages)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{several[1]}: several values need -m (a multirun), or brackets if the option is a list"
     if NO_SLURM in text:
         return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
@@ -63,6 +67,8 @@ def one_line(error: BaseException, schema: type) -> str:
         r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\s+(.*?)\s+Config search", text, re.S
     ):
         return _unknown_choice(choice[1], choice[2], choice[3].split())
+    if single := re.search(r"Error merging override (([^=\s]+)=(\S+))\s+.* is not a ListConfig", text):
+        return f"{single[1]}: must be a list: '{single[2]}=[{single[3]}]'"
     if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
         return f"{value[1]}: {value[2]}"
     return text.strip().splitlines()[0]
@@ -74,6 +80,12 @@ def suggestion(key: str, schema: type) -> str:
     same_end = [name for name in names if name.split(".")[-1] == key.split(".")[-1]]
     near = same_end or difflib.get_close_matches(key, names, n=3, cutoff=0.6)
     return f", did you mean {' or '.join(near)}?" if near else " (--help lists them)"
+
+
+def _unreadable(word: str) -> str:
+    if "=" not in word:
+        return f"{word}: must be option=value (--help lists the options; a value with spaces needs quotes)"
+    return f"{word}: a bracket or a quote is missing, or the word needs quotes: 'option=[a, b]', 'option=\"a (b)\"'"
 
 
 def _unknown_choice(group: str, choice: str, options: list[str]) -> str:
@@ -88,5 +100,5 @@ def _option_names(schema: type) -> list[str]:
     names = []
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        names += [f"{name}.{field.name}" for field in inner] or [name]
+        names += [name, *(f"{name}.{field.name}" for field in inner)]
     return names
