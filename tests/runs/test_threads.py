@@ -51,7 +51,7 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
 ) -> None:
     train(config(tmp_path), tmp_path / "run")
     assert torch.get_num_threads() == 1
-    assert "trainer.num_threads=null: training with 1, of 2, the fastest for this model" in capsys.readouterr().err
+    assert "trainer.num_threads=null: training with 1 of 2 CPU threads, the fastest" in capsys.readouterr().err
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
     assert read_checkpoint(last)["txl_lightning"]["config"]["trainer"]["num_threads"] == 1
@@ -59,7 +59,7 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     torch.set_num_threads(2)
     train(config(tmp_path, f"resume={last}", "trainer.max_steps=5"), tmp_path / "other")
     assert torch.get_num_threads() == 1
-    assert "training with 1, as before" in capsys.readouterr().err
+    assert "training with 1 CPU threads, as before" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_the_number_is_resumed_with_the_default_of_torch(tmp_path: Path) -> None:
