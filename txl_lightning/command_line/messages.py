@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 import sys
+from collections.abc import Sequence
 from typing import get_type_hints
 
 from hydra.errors import HydraException, OverrideParseException
@@ -72,6 +73,22 @@ def one_line(error: BaseException, schema: type) -> str:
     if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
         return f"{value[1]}: {value[2]}"
     return text.strip().splitlines()[0]
+
+
+def refuse_dashes(words: Sequence[str], schema: type) -> None:
+    """Refuse `--option=value`, which Hydra's parser would answer with its own usage.
+
+    Args:
+        words: typed after the name of the command.
+        schema: dataclass of the command's options.
+
+    Raises:
+        UserError: an option has dashes.
+    """
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in _option_names(schema):
+            raise UserError(f"{word}: options have no dashes: {name}={value if equals else '…'}")
 
 
 def suggestion(key: str, schema: type) -> str:

@@ -41,6 +41,7 @@ def check_config(config: Config) -> None:
     trainer, evaluation = config.trainer, config.evaluation
     check_optimizer(config.optimizer)
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
+    require(config.data.path is None or config.data.name == "file", "data.path", config.data.path, "needs data=file")
     require(config.seed >= 0, "seed", config.seed, "must be an integer >= 0")
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
