@@ -25,7 +25,7 @@ TRAINING = (
     f"{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} Of the limit: operations of the matrix products that "
     "a step needs (`BenchmarkCase.training_flops`) per second, as a share of the rate of products of 2048 × 2048 "
     "matrices in the same round and precision. Memory: peak of our process / peak of the other, in float32, both "
-    "without what the process has after a step of a model of one layer of width 32: the libraries."
+    "without the memory of the libraries, measured after a step of a model with one layer of width 32."
 )
 EVALUATION = (
     "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "

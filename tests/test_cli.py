@@ -1,6 +1,7 @@
 """The command as a user types it: results, help, and one clear line for bad input."""
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -77,12 +78,21 @@ def files(directory: Path) -> None:
         (["train", "encoding=rope", "encoding.interpolation=inf"], "interpolation=inf: must be a number >= 1 and"),
         (["train", "seed=4294967296"], "seed=4294967296: must be an integer >= 0 and below 2^32"),
         (["generate", "checkpoint=x", "prompt=x", "seed=4294967296"], "seed=4294967296: must be an integer >= 0 and"),
-        (["train", "resume=old"], "resume=old: is a folder; must be a file, such as checkpoints/last.ckpt of a run"),
+        (["train", "resume=old"], "resume=old: is a folder: give a file in it, such as checkpoints/best.ckpt"),
         (["train", "loss=full", "-m", "model.n_layer=x"], "model.n_layer=x: Value 'x'"),
+        (["train", "data.path=short.txt"], "data.path=short.txt: needs data=file"),
         (["train", "resume=no.ckpt"], "resume=no.ckpt: is not a checkpoint"),
         (["train", "resume=other.ckpt"], "resume=other.ckpt: is not a checkpoint of txl train"),
         (["evaluate", "checkpoint=no.ckpt"], "checkpoint=no.ckpt: is not a checkpoint"),
         (["evaluate"], "checkpoint: must be given"),
+        (["evaluate", "checkpoint=."], "checkpoint=.: is a folder: give a file in it, such as checkpoints/best.ckpt"),
+        (["evaluate", "runs/best.ckpt"], "runs/best.ckpt: must be option=value"),
+        (["evaluate", "checkpoint=a", "attention_lengths=64"], "must be a list: 'attention_lengths=[64]'"),
+        (["recl", "checkpoints=[a.ckpt,"], "checkpoints=[a.ckpt,: a bracket or a quote is missing"),
+        (["train", "--trainer.max_steps=2"], "--trainer.max_steps=2: options have no dashes: trainer.max_steps=2"),
+        (["evaluate", "--checkpoint", "a.ckpt"], "--checkpoint: options have no dashes: checkpoint=…"),
+        (["train", "memory=on,off"], "memory=on,off: several values need -m (a multirun)"),
+        (["train", "memroy=off"], "memroy=off: no such option, did you mean memory"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -110,6 +120,12 @@ def test_bad_input_found_after_the_libraries_are_imported_ends_with_the_same_sta
     assert done.returncode == 2
     assert done.stderr == "txl train: memory.mem_len=-1: must be an integer >= 0\n"
     assert seconds < 15
+
+
+def test_matplotlib_does_not_report_its_fonts(tmp_path: Path) -> None:
+    logging.getLogger("matplotlib").setLevel(logging.NOTSET)
+    run_txl("evaluate", "checkpoint=missing.ckpt", directory=tmp_path)
+    assert logging.getLogger("matplotlib").level == logging.WARNING
 
 
 def test_an_experiment_of_another_command_is_refused(tmp_path: Path) -> None:

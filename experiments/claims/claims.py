@@ -1,9 +1,9 @@
 """Claims of the paper and beyond it, all judged by one rule from the tables of the report and nothing else.
 
 Every claim rests on one difference or several, with 95 % intervals and signs so that positive supports the claim. The
-rule: a claim holds if the whole interval is above zero, does not hold if it is below zero or below half of the paper's
-effect in percent, and is otherwise within noise; a claim of several parts holds if all do, and does not hold if one
-does not.
+rule: a claim holds if the whole interval is above zero. It does not hold if the interval is below zero, or in percent
+below half of the paper's effect. Otherwise it is within noise. A claim of several parts holds if all do, and does not
+hold if one does not.
 
 The differences are rows of the sections' `…_differences` tables whose keys begin with the claim's id.
 """

@@ -64,8 +64,8 @@ class Verdict:
 def mark_of(part: ClaimPart) -> Mark:
     """Return the mark of one difference.
 
-    It holds if its whole interval lies above zero. It does not hold if the interval lies below zero, or below half of
-    the paper's effect in percent: then this run would have seen half of that effect. Otherwise it is within noise.
+    It holds if its whole interval lies above zero. It does not hold if the interval lies below zero, or if the interval
+    in percent lies below half of the paper's effect. Otherwise it is within noise.
     """
     difference, relative = part.difference, part.relative
     if difference.low is not None and difference.low > 0:

@@ -51,13 +51,13 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config(tmp_path), tmp_path / "run")
-    assert "trainer.num_threads=null: training with 1, of 2, the fastest for this model" in capsys.readouterr().err
+    assert "trainer.num_threads=null: training with 1 of 2 CPU threads, the fastest" in capsys.readouterr().err
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
     assert read_checkpoint(last)["txl_lightning"]["config"]["trainer"]["num_threads"] == 1
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
     train(config(tmp_path, f"resume={last}", "trainer.max_steps=5"), tmp_path / "other")
-    assert "training with 1, as before" in capsys.readouterr().err
+    assert "training with 1 CPU thread, as before" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["null", "3"])

@@ -32,7 +32,7 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
         text.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
     config = deepcopy(_composed(overrides))
     if config.data.path == "TEXT":
-        config.data.path = str(text)
+        config.data.path = str(text) if config.data.name == "file" else None
     if config.data.cache_dir == "CACHE":
         config.data.cache_dir = str(directory / "cache")
     return config

@@ -92,7 +92,7 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
         return original(self, batch, batch_idx)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LanguageModelModule, "training_step", step)
-    words = r"stopped by SIGTERM after step 7; continue with resume=.*/last.ckpt$"
+    words = r"stopped by SIGTERM after step 7; to continue, repeat the command with resume=.*/last.ckpt$"
     with pytest.raises(Stopped, match=words) as stopped:
         train(tiny_config(tmp_path), tmp_path / "run")
     assert stopped.value.signum == signal.SIGTERM

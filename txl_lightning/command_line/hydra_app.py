@@ -17,7 +17,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from txl_lightning.command_line.messages import EXPECTED, describe, exit_status, is_expected, one_line, suggestion
+from txl_lightning.command_line.messages import (
+    EXPECTED,
+    describe,
+    exit_status,
+    is_expected,
+    one_line,
+    refuse_dashes,
+    suggestion,
+)
 from txl_lightning.command_line.multirun_table import MultirunTable, write_results
 from txl_lightning.command_line.options_help import options_help
 from txl_lightning.command_line.row import Command
@@ -40,6 +48,7 @@ def run_command(command: Command, words: list[str]) -> None:
     words = [literal(word, command.text_options) for word in words]
     words.sort(key=lambda word: word not in MULTIRUN)  # Hydra refuses overrides on both sides of a flag
     try:
+        refuse_dashes(words, command.schema)
         if {"-h", "--help"} & set(words):
             print(options_help(command, _overrides(words)))
             return

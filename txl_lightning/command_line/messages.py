@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 import sys
+from collections.abc import Sequence
 from typing import get_type_hints
 
 from hydra.errors import HydraException, OverrideParseException
@@ -55,6 +56,8 @@ def one_line(error: BaseException, schema: type) -> str:
         messages.append(str(cause))
         cause = cause.__cause__
     text = "\n".join(messages)
+    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{several[1]}: several values need -m (a multirun), or brackets if the option is a list"
     if NO_SLURM in text:
         return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
     if NO_CHOICE in text:
@@ -71,9 +74,27 @@ def one_line(error: BaseException, schema: type) -> str:
         r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\s+(.*?)\s+Config search", text, re.S
     ):
         return _unknown_choice(choice[1], choice[2], choice[3].split())
+    if single := re.search(r"Error merging override (([^=\s]+)=(\S+))\s+.* is not a ListConfig", text):
+        return f"{single[1]}: must be a list: '{single[2]}=[{single[3]}]'"
     if value := re.search(r"Error merging override (\S+)\s+(.*)", text):
         return f"{value[1]}: {value[2]}"
     return text.strip().splitlines()[0]
+
+
+def refuse_dashes(words: Sequence[str], schema: type) -> None:
+    """Refuse `--option=value`, which Hydra's parser would answer with its own usage.
+
+    Args:
+        words: typed after the name of the command.
+        schema: dataclass of the command's options.
+
+    Raises:
+        UserError: an option has dashes.
+    """
+    for word in words:
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in _option_names(schema):
+            raise UserError(f"{word}: options have no dashes: {name}={value if equals else '…'}")
 
 
 def suggestion(key: str, schema: type) -> str:
@@ -125,5 +146,5 @@ def _option_names(schema: type) -> list[str]:
     names = []
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        names += [f"{name}.{field.name}" for field in inner] or [name]
+        names += [name, *(f"{name}.{field.name}" for field in inner)]
     return names

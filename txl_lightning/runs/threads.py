@@ -48,12 +48,13 @@ def resolve_threads(config: Config, n_parameters: int, checkpoint: dict[str, Any
         return config
     if checkpoint is not None:  # null in the record of an earlier version, which used torch's default
         before = checkpoint["txl_lightning"]["config"]["trainer"].get("num_threads")
-        threads, reason = before or torch.get_num_threads(), "as before"
+        threads = before or torch.get_num_threads()
+        which = f"CPU thread{'' if threads == 1 else 's'}, as before"
     else:
         tokens = config.data.batch_size * config.data.segment_len // trainer.column_chunks
         available = torch.get_num_threads()
         threads = fastest_threads(n_parameters, config.model.n_layer, tokens, available)
-        reason = f"of {available}, the fastest for this model"
+        which = f"of {available} CPU threads, the fastest for this model"
     torch.set_num_threads(threads)
-    print(f"trainer.num_threads=null: training with {threads}, {reason}", file=sys.stderr, flush=True)
+    print(f"trainer.num_threads=null: training with {threads} {which}", file=sys.stderr, flush=True)
     return replace(config, trainer=replace(trainer, num_threads=threads))

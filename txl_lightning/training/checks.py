@@ -52,6 +52,7 @@ def check_config(config: Config) -> None:
     require(segment_len >= 1, "data.segment_len", segment_len, "must be an integer >= 1")
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
+    require(config.data.path is None or config.data.name == "file", "data.path", config.data.path, "needs data=file")
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
     require(

@@ -126,8 +126,7 @@ def write_metrics(run: TrainingRun, metrics: dict[str, Any]) -> None:
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
-    for name in ("lightning.pytorch", "matplotlib"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=r".*exists and is not empty.*")

@@ -134,7 +134,7 @@ def _by_length(rows: Sequence[Mapping[str, float]] | None, unit: str) -> dict[in
 
 
 def columns(unit: str) -> tuple[Column, ...]:
-    """Columns of `cells`; validation stands last, so that the paper's columns follow it."""
+    """Columns of `cells`."""
     return (
         ours("init", "test, init", unit),
         ours("best", "test, best", unit),

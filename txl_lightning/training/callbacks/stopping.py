@@ -92,5 +92,5 @@ class CleanStop(Callback):
     def _stop(self, trainer: L.Trainer) -> None:
         step, saved = trainer.global_step, ""
         if self.checkpoints is not None and self.checkpoints.saved_step == step:
-            saved = f"; continue with resume={self.checkpoints.last}"
+            saved = f"; to continue, repeat the command with resume={self.checkpoints.last}"
         raise Stopped(f"stopped by {signal.Signals(self.agreed).name} after step {step}{saved}", self.agreed)

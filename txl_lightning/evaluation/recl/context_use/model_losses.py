@@ -92,7 +92,7 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
             return byte_losses(reader, text, pieces, here, at.contexts, batch_tokens)
 
     losses_CP, scored = scoring.losses(grid, at.contexts, at.positions, at.blocks)
-    longest = at.contexts[-1]  # of the windows below; the positions may be those of another grid
+    longest = at.contexts[-1]  # a part of the keys: grids with the same positions can have windows of other lengths
     rows = [*at.altered, longest]
 
     def altered(ablation: str, here: Integers) -> Array:
