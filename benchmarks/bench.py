@@ -194,8 +194,9 @@ def main() -> int:
     if options.plan:
         print("\n".join(plan(left, records)))
         return 0
-    if options.huggingface and not TRANSFORMERS.exists():
-        print(f"bench: {TRANSFORMERS.relative_to(ROOT)} is missing; `make bench` builds it", file=sys.stderr)
+    turns = [turn for task in left.values() for turn in task.identity.get("turns", ())]
+    if any(turn.startswith("huggingface") for turn in turns) and not TRANSFORMERS.exists():
+        print(f"bench: {TRANSFORMERS} is missing; `make bench` builds it", file=sys.stderr)
         return 2
     path.parent.mkdir(parents=True, exist_ok=True)
     late = measure_all(left, records, path, options.budget)

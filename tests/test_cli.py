@@ -32,6 +32,8 @@ def files(directory: Path) -> None:
     (directory / "short.txt").write_text("too short for sixteen streams\n")
     (directory / "no.ckpt").write_text("no checkpoint\n")
     torch.save({"state_dict": {}}, directory / "other.ckpt")
+    (directory / "old/checkpoints").mkdir(parents=True)
+    (directory / "old/checkpoints/last.ckpt").touch()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,12 @@ def files(directory: Path) -> None:
         (["train", "+model.n_layers=3"], "+model.n_layers=3: options cannot be added, did you mean model.n_layer"),
         (["train", "optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be two numbers in [0, 1)"),
         (["train", "evaluation.clamp_len=-5"], "evaluation.clamp_len=-5: must be"),
-        (["train", "hydra.run.dir=/proc/nowhere"], "/proc/nowhere"),
+        (
+            ["train", "hydra.run.dir=/proc/nowhere"],
+            "hydra.run.dir=/proc/nowhere: cannot be used (/proc/nowhere: No such file or directory)",
+        ),
+        (["train", "hydra.run.dir=empty.txt"], "hydra.run.dir=empty.txt: cannot be used ("),
+        (["train", "hydra.run.dir=empty.txt/run"], "hydra.run.dir=empty.txt/run: cannot be used ("),
         (["evaluate", "checkpoint=empty.txt"], "checkpoint=empty.txt: is not a checkpoint"),
         (["train", "model=large"], "model=large: must be one of"),
         (["train", "trainer.max_steps=many"], "trainer.max_steps=many"),
@@ -53,6 +60,23 @@ def files(directory: Path) -> None:
         (["train", "data=file", "data.path=empty.txt"], "data.path=empty.txt: must not be empty"),
         (["train", "data=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),
         (["train", "data=file", "data.path=short.txt"], "shorter than one segment per stream"),
+        (["train", "data=file", "data.path=missing.txt", "hydra.run.dir=old"], "data.path=missing.txt: cannot be read"),
+        (["train", "memory=3"], "memory=3: must be one of compressive, off, on"),
+        (["train", "encoding=null"], "encoding=null: must be one of absolute, al_rfou, alibi"),
+        (["train", "-m", "memory=on,3"], "memory=on,3: must be one of compressive, off, on"),
+        (["train", "memory=3", "--help"], "memory=3: must be one of compressive, off, on"),
+        (["train", "=3"], "=3: must be NAME=VALUE"),
+        (["train", "memory.mem_len"], "memory.mem_len: must be NAME=VALUE"),
+        (["train", "data.document_start=("], "data.document_start=(: must be NAME=VALUE; quote a value"),
+        (["train", "data.segment_len=0"], "data.segment_len=0: must be an integer >= 1"),
+        (["train", "optimizer.lr=inf"], "optimizer.lr=inf: must be > 0 and finite"),
+        (["train", "optimizer.eps=inf"], "optimizer.eps=inf: must be >= 0 and finite"),
+        (["train", "model.layer_norm_epsilon=inf"], "model.layer_norm_epsilon=inf: must be a number > 0 and finite"),
+        (["train", "encoding=rope", "encoding.interpolation=inf"], "interpolation=inf: must be a number >= 1 and"),
+        (["train", "seed=4294967296"], "seed=4294967296: must be an integer >= 0 and below 2^32"),
+        (["generate", "checkpoint=x", "prompt=x", "seed=4294967296"], "seed=4294967296: must be an integer >= 0 and"),
+        (["train", "resume=old"], "resume=old: is a folder; must be a file, such as checkpoints/last.ckpt of a run"),
+        (["train", "loss=full", "-m", "model.n_layer=x"], "model.n_layer=x: Value 'x'"),
         (["train", "resume=no.ckpt"], "resume=no.ckpt: is not a checkpoint"),
         (["train", "resume=other.ckpt"], "resume=other.ckpt: is not a checkpoint of txl train"),
         (["evaluate", "checkpoint=no.ckpt"], "checkpoint=no.ckpt: is not a checkpoint"),

@@ -121,7 +121,7 @@ def test_the_launcher_finds_jobs_by_their_options_and_gives_new_ones_a_folder(tm
     failed = ("3", "failed")
     assert states == {"1": ("0", "finished"), "2": ("1", "finished"), "3": ("4", "finished"), "-1": failed}
     (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
-    assert error == "seed=-1: must be an integer >= 0"
+    assert error == "seed=-1: must be an integer >= 0 and below 2^32"
 
 
 @pytest.mark.slow

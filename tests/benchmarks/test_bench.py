@@ -153,6 +153,21 @@ def test_a_budget_leaves_cases_for_the_next_call(
     assert measured == ["training/a"]
 
 
+def test_only_cases_with_hugging_face_need_its_environment(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = {"training/a": "ours float32", "training/b": "huggingface float32"}
+    cases = {name: TurnTaking("training", TINY, (turn,), 2.0) for name, turn in turns.items()}
+    monkeypatch.setattr(bench, "comparisons", lambda: cases)
+    monkeypatch.setattr(bench, "TRANSFORMERS", tmp_path / "missing")
+    words = ["bench", "--results", str(tmp_path / "results.json"), "--markdown", str(tmp_path / "page.md"), "--only"]
+    for name, status in (("training/a", 0), ("training/b", 2)):
+        monkeypatch.setattr("sys.argv", [*words, name])
+        assert bench.main() == status
+    assert measured == ["training/a"]
+    assert f"{tmp_path / 'missing'} is missing; `make bench` builds it" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_workers_take_turns() -> None:
     turns = ("ours float32", "ours bf16", "loader float32")

@@ -38,6 +38,14 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "narrow embedding": replace(RELATIVE, d_embed=4),
     "adaptive softmax": replace(RELATIVE, cutoffs=(5, 12)),
     "adaptive embedding": replace(RELATIVE, cutoffs=(5, 12), div_val=2, tie_projections="none"),
+    "documents": replace(RELATIVE, memory_reset="document"),
+    **{
+        f"compressive, {name}": replace(RELATIVE, compression=name, compression_rate=2, compressed_len=3)
+        for name in ("max", "conv", "dilated", "most_used")
+    },
+    "compressive, autoencoding": replace(
+        RELATIVE, compression="conv", compression_rate=2, compressed_len=3, compression_loss="autoencoding"
+    ),
     "lstm": RECURRENT,
     "qrnn": replace(RECURRENT, cell="qrnn"),
     "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),

@@ -17,6 +17,7 @@ from tests.host_reads import AnsweredReads
 from txl_lightning import Memory
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.model.compression.compressive_memory import CompressiveMemory
 from txl_lightning.training.module import LanguageModelModule
 
 
@@ -49,7 +50,12 @@ def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim
         strategy=SimpleNamespace(backward=lambda loss, optimizer: loss.backward()),
     )
     memory = module.model.start_memory(B, static=True)
-    if isinstance(memory, Memory):
+    if isinstance(memory, CompressiveMemory):
+        with torch.no_grad():
+            for number in range(3):
+                memory = module.model.score(segment(number).tokens, segment(number).targets, memory)[1]
+        assert memory.length == module.model.config.memory_slots
+    elif isinstance(memory, Memory):
         memory = replace(memory, filled=memory.length)
     module.training_memory.store_after(segment(0), memory)
     return module, made

@@ -13,12 +13,13 @@ import torch
 
 from tests.devices.arms import ARMS, B, T, make, tokens
 from tests.training.small_run import tiny_config
-from txl_lightning import CachedTransformerXL, TransformerXL
+from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams.ordered import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.token_losses import token_losses
 from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
 from txl_lightning.training.build import build
 from txl_lightning.training.callbacks.stopping import CleanStop
@@ -57,7 +58,7 @@ def test_evaluation_recl_and_generation_are_those_of_the_cpu(arm: str) -> None:
     for device in ("cpu", "cuda"):
         model.to(device)
         found = [token_losses(model, streams).nll]
-        if isinstance(model, TransformerXL):
+        if can_cache(model):
             found.append(token_losses(CachedTransformerXL(model), streams).nll)
         found.append(loss_grid(window_reader(model, trained_len=T), CORPUS, np.arange(50, 60), [2, 4, 6]))
         results[device] = found

@@ -111,6 +111,15 @@ def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
         torch.testing.assert_close(embedding(tokens)[tuple(place)], expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
+@pytest.mark.parametrize("token", [-13, -1, 12, 99])
+def test_a_token_outside_the_vocabulary_is_refused(options, token):
+    """A marked token (-1 - token) of a model that tells documents apart is one for any other model."""
+    embedding, _ = make(12, 8, cutoffs=(4, 9), **options)
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([[0, token]]))
+
+
 def test_a_cluster_without_a_token_gets_a_gradient_of_zeros():
     """A gradient of None on one rank only would make the ranks take different optimiser steps."""
     model = tiny_model(cutoffs=(4, 8), div_val=2)

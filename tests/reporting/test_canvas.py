@@ -1,11 +1,12 @@
 """Figures that all reports share."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from txl_lightning.reporting.canvas import line_figure, new_figure, plain_text, save_with_legend, short
+from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_with_legend, short
 
 
 def test_a_figure_is_a_png_with_all_its_curves(tmp_path: Path) -> None:
@@ -38,3 +39,21 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
 
 def test_short_numbers() -> None:
     assert [short(x) for x in (0.5, 999, 1500, 2e6, 3e9)] == ["0.5", "999", "1.5k", "2M", "3G"]
+
+
+def test_eighteen_curves_look_different() -> None:
+    seen = [(look["color"], look["marker"], look["linestyle"]) for look in islice(looks(), 19)]
+    assert len(set(seen[:18])) == 18
+    assert seen[18] == seen[0]
+
+
+@pytest.mark.parametrize(("n", "inside"), [(6, True), (7, False)])
+def test_a_long_legend_stands_below_the_curves(n: int, inside: bool, tmp_path: Path) -> None:
+    figure = new_figure()
+    axes, height = figure.add_subplot(), figure.get_figheight()
+    for i in range(n):
+        axes.plot([0, 1], [0, i], label=f"model {i}")
+    save_with_legend(figure, axes, tmp_path / "f")
+    assert (axes.get_legend() is not None) == inside
+    assert len(figure.legends) == (not inside)
+    assert (figure.get_figheight() == height) == inside

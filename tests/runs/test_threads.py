@@ -14,6 +14,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.runs import threads
 from txl_lightning.runs.threads import fastest_threads, resolve_threads
 from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.training import run
 from txl_lightning.training.run import train
 
 
@@ -50,16 +51,27 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config(tmp_path), tmp_path / "run")
-    assert torch.get_num_threads() == 1
     assert "trainer.num_threads=null: training with 1, of 2, the fastest for this model" in capsys.readouterr().err
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
     assert read_checkpoint(last)["txl_lightning"]["config"]["trainer"]["num_threads"] == 1
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
-    torch.set_num_threads(2)
     train(config(tmp_path, f"resume={last}", "trainer.max_steps=5"), tmp_path / "other")
-    assert torch.get_num_threads() == 1
     assert "training with 1, as before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["null", "3"])
+def test_a_run_does_not_choose_the_threads_of_the_next_run_of_its_process(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    fit = run.fit
+    monkeypatch.setattr(run, "fit", lambda of_run: used.append(torch.get_num_threads()) or fit(of_run))
+    train(config(tmp_path, f"trainer.num_threads={given}", "trainer.max_steps=1"), tmp_path / "first")
+    monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)  # now the model pays for every thread
+    train(config(tmp_path, "trainer.max_steps=1"), tmp_path / "second")
+    assert used == [1 if given == "null" else 3, 2]
+    assert torch.get_num_threads() == 2
 
 
 def test_a_checkpoint_without_the_number_is_resumed_with_the_default_of_torch(tmp_path: Path) -> None:

@@ -253,3 +253,13 @@ def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> Non
     streams: OrderedStreams = StreamsDataModule(config.data, config.evaluation).streams("valid")
     start = score_streams(untrained, streams, max_segments=60).nll / math.log(2)
     assert metrics["val/bpc"] <= start - 1.5
+
+
+@pytest.mark.parametrize(
+    ("lr", "level", "metric"), [("1e38", "byte", "val/nll=(nan|inf)"), ("1e4", "word", "val/(ppl|nll)=(inf|nan)")]
+)
+def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path, lr: str, level: str, metric: str) -> None:
+    steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", f"data.level={level}")
+    with pytest.raises(UserError, match=rf"^{metric} after 2 steps: training diverged; lower optimizer.lr$"):
+        train(tiny_config(tmp_path, f"optimizer.lr={lr}", *steps), tmp_path / "run")
+    assert not (tmp_path / "run/metrics.json").exists()

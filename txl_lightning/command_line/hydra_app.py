@@ -26,6 +26,7 @@ from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_n
 from txl_lightning.distributed.multirun_jobs import JobFolder, identity, is_first_task
 from txl_lightning.errors import Stopped, UserError
 
+MULTIRUN = ("-m", "--multirun")
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
 
@@ -37,6 +38,7 @@ def run_command(command: Command, words: list[str]) -> None:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
     """
     words = [literal(word, command.text_options) for word in words]
+    words.sort(key=lambda word: word not in MULTIRUN)  # Hydra refuses overrides on both sides of a flag
     try:
         if {"-h", "--help"} & set(words):
             print(options_help(command, _overrides(words)))
@@ -44,7 +46,9 @@ def run_command(command: Command, words: list[str]) -> None:
         if command.shared_by_ranks and _is_further_rank():
             _run_further_rank(command, _overrides(words))
             return
-    except EXPECTED as error:
+    except Exception as error:
+        if not is_expected(error):
+            raise
         rank = next((f", rank {os.environ[name]}" for name in ("RANK", "SLURM_PROCID") if name in os.environ), "")
         _fail(f"{command.name}{rank}", error, command.schema)
     if command.directory == "none":

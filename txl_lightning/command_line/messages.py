@@ -11,11 +11,13 @@ from typing import get_type_hints
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from txl_lightning.config.schemas import CONF
 from txl_lightning.distributed.multirun import JobError
 from txl_lightning.errors import Stopped, UserError
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
+NO_CHOICE = "Config group override must be a string or a list"  # raised by Hydra as a ValueError
 NO_SLURM = 'Could not detect "srun"'  # raised by submitit as a RuntimeError
 
 
@@ -26,7 +28,7 @@ def exit_status(error: BaseException) -> int:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the user can act on an error; any other error is a defect and is shown with its traceback."""
-    return isinstance(error, EXPECTED) or NO_SLURM in str(error)
+    return isinstance(error, EXPECTED) or any(text in str(error) for text in (NO_CHOICE, NO_SLURM))
 
 
 def describe(error: BaseException, schema: type) -> str:
@@ -43,6 +45,8 @@ def one_line(error: BaseException, schema: type) -> str:
         error: its causes are read too.
         schema: dataclass of the command's options, to suggest names from.
     """
+    if isinstance(error, OSError) and error.filename:
+        return _unusable_file(str(error.filename), error.strerror)
     messages = [str(error)]
     cause = error.__cause__
     while cause is not None:
@@ -51,6 +55,11 @@ def one_line(error: BaseException, schema: type) -> str:
     text = "\n".join(messages)
     if NO_SLURM in text:
         return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
+    if NO_CHOICE in text:
+        return _no_choice()
+    if unread := re.search(r"Error parsing override '(.*)'", text):
+        quoted = """quote a value with brackets, quotes, , : = or $ twice: 'NAME="VALUE"'"""
+        return f"{unread[1]}: must be NAME=VALUE; {quoted}"
     if missing := re.search(r"missing mandatory value: (\S+)", text):
         return f"{missing[1]}: must be given ({missing[1]}=…)"
     wrong = re.search(r"In 'experiment/([^']+)': (?:ConfigKeyError|Could not override)", text)
@@ -82,6 +91,25 @@ def _unknown_choice(group: str, choice: str, options: list[str]) -> str:
     allowed = ", ".join(option for option in options if not option.endswith("schema"))
     custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
     return f"{group}={choice}: must be one of {allowed}{custom}"
+
+
+def _unusable_file(name: str, problem: str | None) -> str:
+    """Return the error of a file or folder, with the option that names it, or a folder above or below it."""
+    for word in sys.argv:
+        path = word.partition("=")[2]
+        if path and (path == name or path.startswith(f"{name}/") or name.startswith(f"{path}/")):
+            return f"{word}: cannot be used ({name}: {problem})"
+    return f"{name}: {problem}"
+
+
+def _no_choice() -> str:
+    """Return the error of a group whose value is a number or null: the word that was typed, and the choices."""
+    typed = [word.partition("=") for word in sys.argv if "=" in word]
+    for group, _, value in typed:
+        options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        if group and options and not set(value.split(",")) <= set(options):
+            return _unknown_choice(group, value, options)
+    return f"{next((''.join(word) for word in typed if not word[0]), 'override')}: must be NAME=VALUE"
 
 
 def _option_names(schema: type) -> list[str]:

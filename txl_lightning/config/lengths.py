@@ -60,7 +60,8 @@ def position_limit(config: Config) -> int | None:
 def evaluation_lengths(config: Config) -> dict[str, Any]:
     """Return the lengths of validation and test for `with_lengths`; null ones get defaults (paper's train.py).
 
-    Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone.
+    Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone, and 0 without
+    an ordinary memory.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
@@ -86,7 +87,10 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
     lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
     compressed = evaluation.compressed_len
     if config.memory.compression is not None:
-        lengths["compressed_len"] = config.memory.compressed_len if compressed is None else compressed
+        allowed = "must be 0 with mem_len=0: only states of the ordinary memory are compressed"
+        require(mem_len > 0 or not compressed, "evaluation.compressed_len", compressed, allowed)
+        default = config.memory.compressed_len if mem_len else 0
+        lengths["compressed_len"] = default if compressed is None else compressed
     else:
         require(compressed is None, "evaluation.compressed_len", compressed, "must be null without memory=compressive")
     for name in ("same_length", "clamp_len"):

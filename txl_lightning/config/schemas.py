@@ -282,6 +282,11 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
     require(logger.mode in modes, "logger.mode", logger.mode, f"must be {' or '.join(modes)}")
 
 
+def check_seed(seed: int) -> None:
+    """Raise `OptionError` unless every random generator takes the seed: NumPy's is below 2³²."""
+    require(0 <= seed < 2**32, "seed", seed, "must be an integer >= 0 and below 2^32")
+
+
 def typed(config: Any) -> Config:
     """Return the dataclass of a composed config, with all interpolations resolved."""
     return OmegaConf.to_object(config)  # type: ignore[return-value]

@@ -148,14 +148,14 @@ class Attention(nn.Module):
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by the chosen kernel."""
-        kernel = kernel_on(kv_PHBKE.device, self.kernel, by_stream=visible.mask_TK.ndim == 3)
+        p, by_stream = self.dropout.p if self.dropout.training else 0.0, visible.mask_TK.ndim == 3
+        kernel = kernel_on(kv_PHBKE.device, self.kernel, by_stream, kv_PHBKE.dtype, p)
         q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
         if kernel == "eager":
             return self.attend_eager(q_HBTE, keys_values, positions, visible.mask_TK)
         if positions.rotation_2SE is not None:
             kv_PHBKE = torch.stack(keys_values)
         query, by_distance = self._factors(q_HBTE, positions, self.terms)
-        p = self.dropout.p if self.dropout.training else 0.0
         return attend_fused(kernel, query, kv_PHBKE, by_distance, visible, p)
 
     def attend_eager(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -147,7 +148,7 @@ class TransformerXLConfig:
             require(value >= 0, name, value, "must be an integer >= 0")
         for name in ("layer_norm_epsilon", "init_std"):
             value = getattr(self, name)
-            require(value > 0, name, value, "must be a number > 0")
+            require(0 < value < math.inf, name, value, "must be a number > 0 and finite")
         require(self.clamp_len >= -1, "clamp_len", self.clamp_len, "must be -1 (no clamp) or an integer >= 0")
         require(self.norm in ("layer", "rms"), "norm", self.norm, "must be layer or rms")
         kinds = ("relu", "swiglu", "geglu")
@@ -179,7 +180,8 @@ class TransformerXLConfig:
 
     def _check_rotation(self) -> None:
         rotates, by = self.kind.rotates, f"encoding={self.encoding}"
-        require(self.interpolation >= 1, "interpolation", self.interpolation, "must be a number >= 1")
+        finite = 1 <= self.interpolation < math.inf
+        require(finite, "interpolation", self.interpolation, "must be a number >= 1 and finite")
         fixed = rotates or self.interpolation == 1
         require(fixed, "interpolation", self.interpolation, f"must be 1: {by} rotates no queries and keys")
         paired = not rotates or self.d_head % 2 == 0

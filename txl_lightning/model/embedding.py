@@ -68,8 +68,8 @@ class TokenEmbedding(nn.Module):
         tokens = tokens_BT.flatten()
         embedded = self.tables[0].new_zeros(tokens.numel(), self.d_model)
         for cluster, (first, end) in enumerate(self.ranges()):
-            last = cluster == self.n_clusters - 1  # includes tokens beyond the vocabulary, so that they raise
-            inside = (tokens >= first) & ((tokens < end) | last)
+            # The clusters at both ends include the tokens outside the vocabulary, so that these raise.
+            inside = ((tokens >= first) | (cluster == 0)) & ((tokens < end) | (cluster == self.n_clusters - 1))
             if tokens.device.type == "cpu":
                 places = inside.nonzero().squeeze(1)
                 embedded = embedded.index_copy(0, places, self._embed(tokens[places] - first, cluster, embedded))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,6 +15,16 @@ from matplotlib.ticker import FuncFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: colour-blind safe
 MARKERS = ("o", "s", "^", "D", "v", "P")
+LINES = ("-", "-.", ":")
+MOST_INSIDE = 6  # entries of a legend that is drawn over the curves
+
+
+def looks() -> Iterator[dict[str, Any]]:
+    """Yield colour, marker and kind of line for one curve after another: 18 that differ, then from the beginning."""
+    for line in cycle(LINES):
+        filled = {} if line == LINES[0] else {"markerfacecolor": "white"}
+        for colour, marker in zip(COLOURS, MARKERS, strict=True):
+            yield {"color": colour, "marker": marker, "linestyle": line, **filled}
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
@@ -47,19 +58,11 @@ def line_figure(
     """
     figure = new_figure(5.4, 4.6)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
-    for (name, lines), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
+    for (name, lines), look in zip(curves.items(), looks(), strict=False):
         for i, (x, y) in enumerate(lines):
-            axes.plot(
-                x,
-                y,
-                color=colour,
-                marker=marker,
-                markersize=3.5,
-                linewidth=1.4,
-                label=plain_text(name) if i == 0 else None,
-            )
+            axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name) if i == 0 else None)
         for x, y in (dashed or {}).get(name, ()):
-            axes.plot(x, y, color=colour, marker=marker, markersize=3, linewidth=1.2, linestyle="--", mfc="none")
+            axes.plot(x, y, **{**look, "linestyle": "--", "markerfacecolor": "none"}, markersize=3, linewidth=1.2)
     if dashed:
         axes.plot([], [], color="0.35", linestyle="--", linewidth=1.2, label=dashed_label)
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
@@ -80,9 +83,14 @@ def plain_text(name: str) -> str:
 
 
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
-    """Add a grid and a legend, then save as `save_figure` does."""
+    """Add a grid and a legend, below the axes if it is long, then save as `save_figure` does."""
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
+    entries = axes.get_legend_handles_labels()
+    if len(entries[0]) <= MOST_INSIDE:
+        axes.legend(frameon=False, fontsize=9)
+    else:
+        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(entries[0]) // 2))
+        figure.legend(*entries, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
     save_figure(figure, stem)
 
 

@@ -50,7 +50,8 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
         OptionError: the file is missing, is damaged, or was not written by `txl train`.
     """
     if not Path(path).is_file():
-        raise OptionError(option, path, "no such file")
+        found = "is a folder; must be a file, such as checkpoints/last.ckpt of a run" if Path(path).is_dir() else None
+        raise OptionError(option, path, found or "no such file")
     try:
         contents = read_file(path)
     except (DamagedFileError, OSError) as error:

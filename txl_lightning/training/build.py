@@ -42,7 +42,7 @@ from txl_lightning.training.checks import check_same_run, check_weights
 from txl_lightning.training.lightning_internals import disable_signal_handlers
 from txl_lightning.training.loggers import csv_curves, wandb_curves
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.resume import find_checkpoint, online_run
+from txl_lightning.training.resume import find_checkpoint, online_run, report_replaced
 
 
 @dataclass
@@ -97,6 +97,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
 
     logger: Logger | bool = False
     if ranks.rank == 0:
+        report_replaced(config, directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
         if data.corpus.vocabulary.tokenizer:

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, TransformerXLModelConfig, check_logger, flat, from_plain, plain
+from txl_lightning.config.schemas import (
+    Config,
+    TransformerXLModelConfig,
+    check_logger,
+    check_seed,
+    flat,
+    from_plain,
+    plain,
+)
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
@@ -40,8 +48,10 @@ def check_config(config: Config) -> None:
     """
     trainer, evaluation = config.trainer, config.evaluation
     check_optimizer(config.optimizer)
+    segment_len = config.data.segment_len  # before memory.mem_len, which may be taken from it
+    require(segment_len >= 1, "data.segment_len", segment_len, "must be an integer >= 1")
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
-    require(config.seed >= 0, "seed", config.seed, "must be an integer >= 0")
+    check_seed(config.seed)
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
     require(
@@ -79,7 +89,6 @@ def check_config(config: Config) -> None:
         "checkpoint.every_n_steps": config.checkpoint.every_n_steps,
         "checkpoint.keep_every_n_steps": config.checkpoint.keep_every_n_steps,
         "data.batch_size": config.data.batch_size,
-        "data.segment_len": config.data.segment_len,
         "evaluation.batch_size": evaluation.batch_size,
         "evaluation.segment_len": evaluation.segment_len,
         "evaluation.max_segments": evaluation.max_segments,

@@ -28,10 +28,11 @@ def check_optimizer(config: OptimizerConfig) -> None:
     good_betas = len(config.betas) == 2 and all(0 <= beta < 1 for beta in config.betas)
     require(good_betas, "optimizer.betas", list(config.betas), "must be two numbers in [0, 1)")
     for name in ("eps", "weight_decay"):
-        require(getattr(config, name) >= 0, f"optimizer.{name}", getattr(config, name), "must be >= 0")
+        value = getattr(config, name)
+        require(0 <= value < math.inf, f"optimizer.{name}", value, "must be >= 0 and finite")
     together = not config.split_qkv and config.name != "muon"
     require(not together, "optimizer.split_qkv", config.split_qkv, "is for optimizer=muon only")
-    require(config.lr > 0, "optimizer.lr", config.lr, "must be > 0")
+    require(0 < config.lr < math.inf, "optimizer.lr", config.lr, "must be > 0 and finite")
     require(config.warmup_steps >= 0, "optimizer.warmup_steps", config.warmup_steps, "must be an integer >= 0")
     require(0 <= config.min_lr <= config.lr, "optimizer.min_lr", config.min_lr, "must be between 0 and optimizer.lr")
     require(config.clip_norm >= 0, "optimizer.clip_norm", config.clip_norm, "must be >= 0 (0 for no clipping)")

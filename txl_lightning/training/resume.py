@@ -20,8 +20,6 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
     """
     if config.resume != "auto":
         path = None if config.resume is None else Path(config.resume)
-        if path is None and (directory / "checkpoints" / LAST).exists():
-            _report(ranks, f"{directory} holds an earlier run, whose checkpoints this one replaces")
     else:
         path, messages = ranks.first(last_good(directory / "checkpoints") if ranks.rank == 0 else (None, []))
         choice = "starting from scratch" if path is None else f"resuming from {path}"
@@ -36,6 +34,12 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
             f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one",
         )
     return path, contents
+
+
+def report_replaced(config: Config, directory: Path) -> None:
+    """Tell the user if a run from scratch replaces the checkpoints of an earlier run in its directory."""
+    if config.resume is None and (directory / "checkpoints" / LAST).exists():
+        print(f"{directory} holds an earlier run, whose checkpoints this one replaces", file=sys.stderr, flush=True)
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:

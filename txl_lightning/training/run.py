@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from txl_lightning.config.lengths import protocol_word
 from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
-from txl_lightning.errors import Stopped, require
+from txl_lightning.errors import Stopped, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.runs.utilization import peak_memory
@@ -39,16 +40,21 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
         The contents of `metrics.json`.
 
     Raises:
-        UserError: an option, the corpus or the checkpoint to resume from is not usable, or a process failed.
+        UserError: an option, the corpus or the checkpoint to resume from is not usable, a process failed, or the
+            loss at the end is not finite.
         Stopped: SIGTERM or SIGINT was received; the state is saved.
     """
     config = resolve_precision(resolve_accelerator(config))
     check_config(config)
-    if config.trainer.num_threads is not None:
-        torch.set_num_threads(config.trainer.num_threads)
-    if n_processes(config.trainer) > 1 and environment() is None:
-        return _train_in_processes(config, directory)
-    return train_rank(config, directory, connect(config.trainer))
+    threads = torch.get_num_threads()
+    try:
+        if config.trainer.num_threads is not None:
+            torch.set_num_threads(config.trainer.num_threads)
+        if n_processes(config.trainer) > 1 and environment() is None:
+            return _train_in_processes(config, directory)
+        return train_rank(config, directory, connect(config.trainer))
+    finally:
+        torch.set_num_threads(threads)  # the next run in this process chooses among as many
 
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             "parameters": run.n_parameters,
             "processes": ranks.world_size,
         }
+        check_finite(metrics)
         if ranks.rank == 0:
             write_metrics(run, metrics)
     return metrics
@@ -100,6 +107,13 @@ def test(run: TrainingRun) -> dict[str, Any]:
         },
         "corpus": {"name": corpus.name, "level": corpus.vocabulary.level, "sha256": corpus.checksum},
     }
+
+
+def check_finite(metrics: dict[str, Any]) -> None:
+    """Raise `UserError` for a metric that is infinite or nan, which `metrics.json` cannot hold."""
+    for name, value in metrics.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{name}={value} after {metrics['steps']} steps: training diverged; lower optimizer.lr")
 
 
 def write_metrics(run: TrainingRun, metrics: dict[str, Any]) -> None:

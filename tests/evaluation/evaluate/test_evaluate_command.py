@@ -210,6 +210,7 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
+        ("characters", {"splits": []}, r"splits=\[\]: must be of train, valid, test, at least one"),
         ("characters", {"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
         ("characters", {"segment_len": 0}, "^segment_len=0"),
         ("characters", {"mem_len": -3}, "^mem_len=-3"),

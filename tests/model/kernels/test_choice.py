@@ -19,6 +19,20 @@ def test_auto_is_the_fastest_that_was_measured_on_the_device(monkeypatch: pytest
     assert choice.kernel_on(cpu, "eager") == "eager"
 
 
+@pytest.mark.parametrize("fastest", ["flex", "triton"])
+def test_auto_is_eager_where_the_fastest_cannot_compute_the_attention(
+    fastest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(choice.FASTEST, "cpu", fastest)
+    monkeypatch.setattr(choice, "_has_triton", lambda: True)
+    assert choice.kernel_on(torch.device("cpu"), "auto", dropout=0.1) == ("eager" if fastest == "flex" else "triton")
+    model, stream = tiny_model(attention_dropout=0.1), random_stream(2, 6)  # in float64
+    model.use_attention("auto")
+    model.score(stream[:, :-1], stream[:, 1:])[0].sum().backward()
+    monkeypatch.setattr(choice, "_has_triton", lambda: False)
+    assert choice.kernel_on(torch.device("cpu"), "auto") == ("flex" if fastest == "flex" else "eager")
+
+
 def test_names_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="attention=fast: must be one of eager, flex, triton, auto"):
         tiny_model().use_attention("fast")

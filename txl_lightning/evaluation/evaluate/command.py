@@ -180,8 +180,8 @@ def _is_recurrent(protocol: ScoringProtocol) -> bool:
 
 
 def _check_options(options: EvaluateOptions) -> None:
-    for split in options.splits:
-        require(split in SPLITS, "splits", options.splits, f"must be of {', '.join(SPLITS)}")
+    known = bool(options.splits) and set(options.splits) <= set(SPLITS)
+    require(known, "splits", options.splits, f"must be of {', '.join(SPLITS)}, at least one")
     check_at_least_one(options, "batch_size", "segment_len", "max_segments", "window", "stride", "block_len")
     require(options.protocol in ("memory", "sliding"), "protocol", options.protocol, "must be memory or sliding")
     foreign, other, own = {

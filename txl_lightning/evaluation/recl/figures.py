@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, plain_text, save_figure, save_with_legend
+from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_figure, save_with_legend
 
 MOST_TICKS = 12
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
@@ -39,8 +38,8 @@ def gain_figure(
     figure = new_figure(*SIZE)
     axes = figure.add_subplot()
     steps = range(len(contexts) - 1)
-    for (name, curve), colour, marker in zip(gains.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
-        axes.plot(steps, curve, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=plain_text(name))
+    for (name, curve), look in zip(gains.items(), looks(), strict=False):
+        axes.plot(steps, curve, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
     axes.plot(steps, needed, color="0.35", linestyle="--", linewidth=1.1, label="needed for a longer RECL")
     # Gains span decades and can be exactly zero: the axis is linear only near zero.
     linear = max(min(needed) / 10, 1e-9)
@@ -75,11 +74,11 @@ def context_figure(
     """
     figure = new_figure(*SIZE)
     axes = figure.add_subplot()
-    for (name, (mean, error)), colour, marker in zip(curves.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
-        axes.plot(contexts, mean, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=plain_text(name))
+    for (name, (mean, error)), look in zip(curves.items(), looks(), strict=False):
+        axes.plot(contexts, mean, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
         low = [m - e for m, e in zip(mean, error, strict=True)]
         high = [m + e for m, e in zip(mean, error, strict=True)]
-        axes.fill_between(contexts, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.fill_between(contexts, low, high, color=look["color"], alpha=0.12, linewidth=0)
     axes.set_xticks(list(contexts)[:: -(-len(contexts) // MOST_TICKS)])
     axes.set(xlabel=f"context ({unit}s)", ylabel=y_label, title=title)
     save_with_legend(figure, axes, stem)
@@ -123,9 +122,9 @@ def ablation_figure(
     figure = new_figure(SIZE[0], 1 + 2.4 * len(increases))
     panels = figure.subplots(len(increases), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (name, of_model) in zip(panels, increases.items(), strict=True):
-        for (ablation, of_c), colour, marker in zip(of_model.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
-            axes.plot(contexts, of_c["increase"], color=colour, marker=marker, markersize=3.5, label=ablation)
-            axes.fill_between(contexts, of_c["low"], of_c["high"], color=colour, alpha=0.12, linewidth=0)
+        for (ablation, of_c), look in zip(of_model.items(), looks(), strict=False):
+            axes.plot(contexts, of_c["increase"], **look, markersize=3.5, label=ablation)
+            axes.fill_between(contexts, of_c["low"], of_c["high"], color=look["color"], alpha=0.12, linewidth=0)
         axes.axhline(0, color="0.35", linewidth=0.8)
         axes.set(ylabel="increase of loss (nats)", title=plain_text(name))
         axes.grid(alpha=0.3)
@@ -154,8 +153,9 @@ def position_figure(
     axes = figure.add_subplot()
     longest = max(max(positions) for positions, _, _ in curves.values())
     marked = {name: length for name, length in trained.items() if name in curves and (length or math.inf) <= longest}
-    for (name, (positions, mean, error)), colour in zip(curves.items(), cycle(COLOURS), strict=False):
-        axes.plot(positions, mean, color=colour, linewidth=1.4, label=plain_text(name))
+    for (name, (positions, mean, error)), look in zip(curves.items(), looks(), strict=False):
+        colour = look["color"]
+        axes.plot(positions, mean, color=colour, linestyle=look["linestyle"], linewidth=1.4, label=plain_text(name))
         low, high = (np.asarray(mean) + sign * np.asarray(error) for sign in (-1, 1))
         axes.fill_between(positions, low, high, color=colour, alpha=0.12, linewidth=0)
         if name in marked:

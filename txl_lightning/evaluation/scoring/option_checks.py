@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from txl_lightning.config.schemas import check_logger
+from txl_lightning.config.schemas import check_logger, check_seed
 from txl_lightning.data.corpora.corpus import SPLITS
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import chosen_device
@@ -26,7 +26,7 @@ def check_common_options(options: Any) -> None:
     if hasattr(options, "split"):
         require(options.split in SPLITS, "split", options.split, f"must be one of {', '.join(SPLITS)}")
     if hasattr(options, "seed"):
-        require(options.seed >= 0, "seed", options.seed, "must be an integer >= 0")
+        check_seed(options.seed)
     if hasattr(options, "logger"):
         check_logger(options.logger, ("wandb", "none"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -31,22 +32,39 @@ def check_kernel(kernel: str, option: str = "attention") -> None:
     require(installed, option, kernel, "needs the package triton: pip install triton")
 
 
-def kernel_on(device: torch.device, kernel: str, by_stream: bool = False) -> str:
+def kernel_on(
+    device: torch.device,
+    kernel: str,
+    by_stream: bool = False,
+    dtype: torch.dtype = torch.float32,
+    dropout: float = 0.0,
+) -> str:
     """Return the kernel itself, or for `auto` the fastest that was measured on this type of device.
+
+    `auto` is eager where that one cannot compute the attention.
 
     Args:
         device: device of the keys.
         kernel: eager, flex, triton or auto.
         by_stream: whether every stream has a mask of its own, which only eager has.
+        dtype: type of the keys; of float64 only eager.
+        dropout: of the softmax probabilities, which flex has not.
 
     Raises:
         OptionError: a fused kernel is asked for with a mask for every stream.
     """
     if kernel == "auto":
-        return "eager" if by_stream else FASTEST.get(device.type, "eager")
+        fastest = FASTEST.get(device.type, "eager")
+        possible = not by_stream and dtype != torch.float64 and not (fastest == "flex" and dropout)
+        return fastest if possible and (fastest != "triton" or _has_triton()) else "eager"
     allowed = "has one mask for all streams; memory_reset=document needs eager"
     require(kernel == "eager" or not by_stream, "attention", kernel, allowed)
     return kernel
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def attend_fused(
