@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from txl_lightning.reporting.canvas import line_figure, looks, new_figure, save_with_legend, short
+from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_with_legend, short
 
 
 def test_a_figure_is_a_png_with_all_its_curves(tmp_path: Path) -> None:
@@ -24,6 +24,17 @@ def test_dashed_lines_are_explained_in_the_legend(tmp_path: Path, monkeypatch: p
     curve = [([1.0, 2.0], [3.0, 2.0])]
     line_figure(tmp_path / "f.png", {"a": curve}, "x", "y", "title", {"a": curve}, dashed_label="not clamped")
     assert shown == ["a", "not clamped"]
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    names = ["$x^$", "_hidden", "a$b", "$2"]
+    for name in names:
+        axes.plot([1, 2], label=plain_text(name))
+    save_with_legend(figure, axes, tmp_path / "f")
+    picture = (tmp_path / "f.svg").read_text()
+    assert all(f"<!-- {name} -->" in picture.replace("<!--  ", "<!-- ") for name in names)
 
 
 def test_short_numbers() -> None:

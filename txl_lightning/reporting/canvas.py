@@ -60,7 +60,7 @@ def line_figure(
     axes = figure.add_subplot()
     for (name, lines), look in zip(curves.items(), looks(), strict=False):
         for i, (x, y) in enumerate(lines):
-            axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=name if i == 0 else None)
+            axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name) if i == 0 else None)
         for x, y in (dashed or {}).get(name, ()):
             axes.plot(x, y, **{**look, "linestyle": "--", "markerfacecolor": "none"}, markersize=3, linewidth=1.2)
     if dashed:
@@ -75,6 +75,11 @@ def line_figure(
     axes.grid(alpha=0.3)
     figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=1 if len(curves) < 4 else 2)
     figure.savefig(path, dpi=150)
+
+
+def plain_text(name: str) -> str:
+    """Return a name as matplotlib shows it unchanged: `$` is no formula, and `_` does not hide it in the legend."""
+    return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
 
 
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:

@@ -31,6 +31,7 @@ LATEX_SIGNS = {
     "≥": r"$\geq$",
     "−": "$-$",
     "–": "--",
+    **{sign: f"${sign}$" for sign in "<>|"},
 }
 
 
@@ -42,6 +43,8 @@ def latex_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         rows: cells of each row, as plain text.
     """
     lines = [r" & ".join(_latex(str(cell)) for cell in row) + r" \\" for row in (header, *rows)]
+    # After a line end, `[` and `*` would be its arguments.
+    lines = [f"{{}}{line}" if line.startswith(("[", "*")) else line for line in lines]
     columns = "l" + "r" * (len(header) - 1)
     body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
     return "\n".join([*body, r"\end{tabular}", ""])

@@ -10,7 +10,7 @@ from txl_lightning.evaluation.language_models.byte_losses import byte_losses
 from txl_lightning.evaluation.language_models.outside import load_function
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, common_pieces
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 
 HERE = "tests.evaluation.language_models.pair_models"
 TEXT = pair_text(150)
@@ -44,6 +44,14 @@ def test_a_context_is_cut_to_whole_tokens_and_a_loss_is_divided_over_the_bytes_o
         window = torch.tensor([tokens[first:12]])
         nll, _ = model.score(window[:, :-1], window[:, -2:])
         assert ours[place, 0] == pytest.approx(float(nll.sum()) / 4, abs=1e-12)
+
+
+def test_a_piece_beyond_the_limit_of_a_model_is_refused() -> None:
+    text = TokenizedText(np.frombuffer(TEXT, np.uint8), np.arange(len(TEXT)), len(TEXT))
+    pieces, positions = np.arange(0, 301, 20), np.array([40, 200])
+    with pytest.raises(UserError, match="no common bound in 20 tokens; a model sees only 19"):
+        byte_losses(WindowReader(PairBytes(), limit=19, one_pass=True), text, pieces, positions, [2, 4])
+    byte_losses(WindowReader(PairBytes(), limit=20, one_pass=True), text, pieces, positions, [2, 4])
 
 
 def test_the_first_piece_is_not_scored() -> None:

@@ -132,6 +132,97 @@ def test_rotations_that_depend_on_the_length_are_read_directly() -> None:
         assert huggingface_loading._depends_on_length(config)
 
 
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        (lambda: transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2, context_length=20, vocab_size=50), None),
+        (lambda: transformers.MptConfig(d_model=32, n_heads=4, n_layers=1, max_seq_len=24, vocab_size=50), 24),
+        (
+            lambda: transformers.RobertaConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=1,
+                num_attention_heads=4,
+                max_position_embeddings=48,
+                is_decoder=True,
+                vocab_size=50,
+            ),
+            46,  # 48 without those of padding
+        ),
+    ],
+    ids=["rwkv", "mpt", "roberta"],
+)
+def test_a_limit_is_the_longest_window_that_a_model_reads(config: Any, positions: int | None) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(config()).eval()
+    assert huggingface_loading._positions(model) == positions
+    tokens = torch.full((1, positions or 40), 7)
+    with torch.no_grad():
+        assert model(input_ids=tokens).logits.shape[1] == tokens.shape[1]
+        if positions:
+            with pytest.raises((RuntimeError, IndexError)):
+                model(input_ids=torch.full((1, positions + 1), 7))
+
+
+def test_spaces_at_the_end_of_a_token_are_its_own() -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    content = "def f(x):\n        return x\n\n    y = 1\n" * 3
+    backend.train_from_iterator([content], trainer)
+    backend.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)  # that of GPT-2 and GPT-NeoX
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    text = huggingface_loading._tokenized(tokenizer, content.encode())
+    sizes = [len(token) for token in tokenizer.convert_ids_to_tokens(text.tokens.tolist())]
+    assert any(token.endswith("Ġ") for token in tokenizer.convert_ids_to_tokens(text.tokens.tolist()))
+    assert text.starts is not None
+    assert text.starts.tolist() == [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def test_missing_weights_are_not_replaced_by_random_ones(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, "llama")
+    transformers.AutoModelForCausalLM.from_pretrained(folder).model.save_pretrained(folder)  # without the head
+    with pytest.raises(OptionError, match=r"models=hf:.*: has no weights for lm_head\.weight"):
+        load_huggingface(folder, False, "float32")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_named(tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, "gpt2", vocabulary=VOCABULARY)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(100)
+    model.save_pretrained(folder)
+    loaded = load_huggingface(folder, False, "float32")
+    with pytest.raises(OptionError, match=r"knows 100 tokens, but its tokenizer gives number \d{3}"):
+        loaded.tokenize(TEXT.encode())
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("config.json", lambda content: None, "has no config.json"),
+        (
+            "config.json",
+            lambda content: content.replace(b'"hidden_size": 32', b'"hidden_size": "x"'),
+            "cannot be loaded",
+        ),
+        ("config.json", lambda content: content.replace(b'_size": 64', b'_size": 63'), "weights that do not fit its"),
+        ("model.safetensors", lambda content: content[:1000], "cannot be loaded"),
+    ],
+)
+def test_a_folder_with_damaged_files_gives_one_line(file: str, change: Any, words: str, tmp_path: Path) -> None:
+    folder = save_tiny(transformers, tmp_path, "llama")
+    content = change((tmp_path / file).read_bytes())
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(OptionError, match=f"models=hf:{tmp_path}: .*{words}") as caught:
+        load_huggingface(folder, False, "float32")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["bert", "t5"])
 def test_an_encoder_is_refused(kind: str, tmp_path: Path) -> None:
     folder = save_tiny(transformers, tmp_path, kind)

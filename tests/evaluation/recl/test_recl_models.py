@@ -122,6 +122,35 @@ def test_models_that_form_no_group_are_named(
     assert "\n" not in str(caught.value)
 
 
+class Shifted:
+    """A model whose losses are no -log P."""
+
+    def score(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, None]:
+        return torch.full(targets_BT.shape, LOSS), None
+
+
+def make_shifted() -> Shifted:
+    return Shifted()
+
+
+LOSS = 0.0
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 2000.0])
+def test_losses_that_are_no_log_probabilities_name_the_model(
+    loss: float, pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.evaluation.recl.test_recl_models.LOSS", loss)
+    models = [PAIR_BYTES, f"py:{__name__}.make_shifted"]
+    with pytest.raises(UserError, match=r"models=py:.*make_shifted: has losses that are not -log P in 0 … 700 nats"):
+        recl(tmp_path, models=models, data_path=pairs)
+
+
+def test_a_pipe_in_a_name_is_no_column(pairs: str, tmp_path: Path) -> None:
+    recl(tmp_path, models=[PAIR_BYTES], names=["a|b"], data_path=pairs)
+    assert "| a\\|b |" in (tmp_path / "recl.md").read_text()
+
+
 def test_models_are_named_after_the_end_of_their_reference() -> None:
     assert model_names(["hf:gpt2", "hf:EleutherAI/pythia-70m", "py:a.b"]) == ["gpt2", "pythia-70m", "a.b"]
     assert model_names(["txl:/a/ours/checkpoints/best.ckpt", "hf:/b/ours"]) == [

@@ -56,9 +56,13 @@ def byte_losses(
         batch_tokens: context tokens in a batch; None for the default of the model's device.
 
     Raises:
-        UserError: a position is in the first piece, before which there is no token.
+        UserError: a position is in the first piece, before which there is no token; or a piece has more tokens than
+            the model can see.
     """
     spans = byte_spans(text, pieces, positions, contexts)
+    longest = int((spans.stops_P - spans.firsts_P).max(initial=0))
+    if reader.visible(longest) < longest:
+        raise UserError(f"the tokenizers have no common bound in {longest} tokens; a model sees only {reader.limit}")
     shape = spans.begins_CP.shape
     bounds = (spans.begins_CP, spans.firsts_P, spans.stops_P)
     begins, firsts, stops = (np.broadcast_to(bound, shape).ravel() for bound in bounds)

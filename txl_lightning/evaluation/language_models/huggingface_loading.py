@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel
+from txl_lightning.evaluation.language_models.huggingface import RECURRENT_STATES, HuggingFaceModel
 from txl_lightning.evaluation.language_models.outside import OPTION, OutsideModel, checksum_of
 from txl_lightning.evaluation.language_models.tokenized_text import (
     TokenizedText,
@@ -19,7 +20,6 @@ from txl_lightning.evaluation.language_models.tokenized_text import (
 )
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # their rotations depend on the length of the window
-FAILURES = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 
 
 def load_huggingface(name: str, begin_of_text: bool, dtype: str) -> OutsideModel:
@@ -33,7 +33,8 @@ def load_huggingface(name: str, begin_of_text: bool, dtype: str) -> OutsideModel
         dtype: type of the weights, a name in torch.
 
     Raises:
-        OptionError: transformers is not installed, the model cannot be loaded, or it is not causal.
+        OptionError: transformers is not installed, the model cannot be loaded, weights are missing, or it is not
+            causal.
     """
     reference = f"hf:{name}"
     transformers = _transformers(reference)
@@ -41,27 +42,30 @@ def load_huggingface(name: str, begin_of_text: bool, dtype: str) -> OutsideModel
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     require(folder.is_dir() or not is_path, OPTION, reference, "no such folder")
     source = str(folder) if folder.is_dir() else name
+    require(not folder.is_dir() or (folder / "config.json").is_file(), OPTION, reference, "has no config.json")
     try:
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        loader = transformers.AutoModelForCausalLM
-        model = loader.from_pretrained(source, trust_remote_code=False, dtype=getattr(torch, dtype))
-    except FAILURES as error:
+        options = {"trust_remote_code": False, "dtype": getattr(torch, dtype), "output_loading_info": True}
+        model, loaded = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+        model.eval().requires_grad_(False)
+        causal = not config.is_encoder_decoder and _is_causal(model)
+    except Exception as error:  # transformers, safetensors and the hub have no common error
         raise OptionError(OPTION, reference, _reason(error)) from error
-    model.eval().requires_grad_(False)
-    if config.is_encoder_decoder or not _is_causal(model):
-        raise OptionError(OPTION, reference, f"{config.model_type} is not a causal language model")
+    require(causal, OPTION, reference, f"{config.model_type} is not a causal language model")
+    missing = sorted(set(loaded["missing_keys"]) & {name for name, _ in model.named_parameters()})
+    # transformers replaces them by random numbers.
+    require(not missing, OPTION, reference, f"has no weights for {', '.join(missing[:1])}")
     bos = tokenizer.bos_token_id if begin_of_text else None
     require(not begin_of_text or bos is not None, "begin_of_text", True, f"{reference} has no such token")
-    text_config = config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None)
+    positions = _positions(model)
     return OutsideModel(
         model=HuggingFaceModel(model, bos),
         kind=f"{config.model_type}, Hugging Face",
         checksum=checksum_of(model, f"{config.to_json_string()} {bos}"),
-        tokenize=lambda content: _tokenized(tokenizer, content),
+        tokenize=lambda content: _readable(_tokenized(tokenizer, content), model, reference),
         limit=None if positions is None else positions - (bos is not None),
-        one_pass=not _depends_on_length(text_config),
+        one_pass=not _depends_on_length(config.get_text_config()),
         begin_of_text=bos,
     )
 
@@ -88,6 +92,8 @@ def _reason(error: Exception) -> str:
         return "is neither a folder nor in the local cache, and the hub cannot be reached"
     if "valid model identifier" in text or "Repo id" in text or "Repository Not Found" in text:
         return "is neither a folder nor the name of a model on the hub"
+    if "mismatched" in text:
+        return "has weights that do not fit its config.json"
     return f"cannot be loaded ({text.split('. ')[0]})"
 
 
@@ -100,6 +106,19 @@ def _is_causal(model: Any) -> bool:
         one_TV, other_TV = model(input_ids=tokens_BT, use_cache=False).logits[:, :-1].float()
     rounding = 1e-5 if weights.dtype == torch.float32 else 1e-2
     return bool((one_TV - other_TV).abs().max() <= rounding * one_TV.abs().max())
+
+
+def _positions(model: Any) -> int | None:
+    """Return the number of tokens that a model has positions for; None for any number."""
+    if set(RECURRENT_STATES) & set(inspect.signature(model.forward).parameters):
+        return None  # RWKV calls the length of its training so
+    for name, module in model.named_modules():
+        # RoBERTa and its relatives begin after the position of padding.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.num_embeddings - module.padding_idx - 1)
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions if positions is not None else getattr(config, "max_seq_len", None)  # MPT
 
 
 def _depends_on_length(config: Any) -> bool:
@@ -116,6 +135,8 @@ def _tokenized(tokenizer: Any, content: bytes) -> TokenizedText:
     """
     text = content.decode()
     offsets = bool(tokenizer.is_fast)
+    if offsets:
+        tokenizer.backend_tokenizer.post_processor = None  # adds special tokens, or leaves spaces out of the offsets
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=offsets, verbose=False)
     tokens = np.asarray(encoded["input_ids"], dtype=np.int64)
     lossless = tokenizer.decode(tokens.tolist(), clean_up_tokenization_spaces=False).lstrip() == text.lstrip()
@@ -124,3 +145,11 @@ def _tokenized(tokenizer: Any, content: bytes) -> TokenizedText:
     bounds = np.append(character_starts(text), len(content))
     spans = bounds[np.asarray(encoded["offset_mapping"], dtype=np.int64)]
     return TokenizedText(tokens, starts_of_spans(spans[:, 0], spans[:, 1]), len(content))
+
+
+def _readable(text: TokenizedText, model: Any, reference: str) -> TokenizedText:
+    """Return the text if the model knows all of its tokens."""
+    largest, known = int(text.tokens.max(initial=0)), int(model.config.get_text_config().vocab_size)
+    allowed = f"knows {known} tokens, but its tokenizer gives number {largest}"
+    require(largest < known, OPTION, reference, allowed)
+    return text

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from txl_lightning.reporting.canvas import looks, new_figure, save_figure, save_with_legend
+from txl_lightning.reporting.canvas import looks, new_figure, plain_text, save_figure, save_with_legend
 
 MOST_TICKS = 12
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
@@ -39,7 +39,7 @@ def gain_figure(
     axes = figure.add_subplot()
     steps = range(len(contexts) - 1)
     for (name, curve), look in zip(gains.items(), looks(), strict=False):
-        axes.plot(steps, curve, **look, markersize=3.5, linewidth=1.4, label=name)
+        axes.plot(steps, curve, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
     axes.plot(steps, needed, color="0.35", linestyle="--", linewidth=1.1, label="needed for a longer RECL")
     # Gains span decades and can be exactly zero: the axis is linear only near zero.
     linear = max(min(needed) / 10, 1e-9)
@@ -75,7 +75,7 @@ def context_figure(
     figure = new_figure(*SIZE)
     axes = figure.add_subplot()
     for (name, (mean, error)), look in zip(curves.items(), looks(), strict=False):
-        axes.plot(contexts, mean, **look, markersize=3.5, linewidth=1.4, label=name)
+        axes.plot(contexts, mean, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
         low = [m - e for m, e in zip(mean, error, strict=True)]
         high = [m + e for m, e in zip(mean, error, strict=True)]
         axes.fill_between(contexts, low, high, color=look["color"], alpha=0.12, linewidth=0)
@@ -102,7 +102,7 @@ def gain_maps(
     for axes, (name, gains_CB) in zip(panels, gains.items(), strict=True):
         image = axes.imshow(gains_CB, aspect="auto", origin="lower", cmap="RdBu", vmin=-largest, vmax=largest)
         axes.set_yticks(range(0, len(contexts), every), [str(c) for c in contexts[::every]])
-        axes.set(ylabel=f"context ({unit}s)", title=name)
+        axes.set(ylabel=f"context ({unit}s)", title=plain_text(name))
     panels[-1].set_xlabel("block of positions, in the order of the text")
     figure.colorbar(image, ax=list(panels), label=f"gain over {contexts[0]} {unit}s (nats)")
     save_figure(figure, stem)
@@ -126,7 +126,7 @@ def ablation_figure(
             axes.plot(contexts, of_c["increase"], **look, markersize=3.5, label=ablation)
             axes.fill_between(contexts, of_c["low"], of_c["high"], color=look["color"], alpha=0.12, linewidth=0)
         axes.axhline(0, color="0.35", linewidth=0.8)
-        axes.set(ylabel="increase of loss (nats)", title=name)
+        axes.set(ylabel="increase of loss (nats)", title=plain_text(name))
         axes.grid(alpha=0.3)
     panels[0].legend(frameon=False, fontsize=9)
     panels[-1].set(xlabel=f"distance c beyond which {unit}s are altered", xscale="log")
@@ -155,7 +155,7 @@ def position_figure(
     marked = {name: length for name, length in trained.items() if name in curves and (length or math.inf) <= longest}
     for (name, (positions, mean, error)), look in zip(curves.items(), looks(), strict=False):
         colour = look["color"]
-        axes.plot(positions, mean, color=colour, linestyle=look["linestyle"], linewidth=1.4, label=name)
+        axes.plot(positions, mean, color=colour, linestyle=look["linestyle"], linewidth=1.4, label=plain_text(name))
         low, high = (np.asarray(mean) + sign * np.asarray(error) for sign in (-1, 1))
         axes.fill_between(positions, low, high, color=colour, alpha=0.12, linewidth=0)
         if name in marked:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.ticker import FuncFormatter
 
-from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_figure
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, plain_text, save_figure
 
 Point = tuple[int, float, float, float]
 
@@ -31,7 +31,9 @@ def speed_figure(
     for axes, (panel, curves) in zip(all_axes, panels.items(), strict=True):
         for (name, points), colour, marker in zip(curves.items(), COLOURS, MARKERS, strict=False):
             lengths, middle, low, high = zip(*points, strict=True)
-            axes.plot(lengths, middle, color=colour, marker=marker, markersize=4.5, linewidth=1.4, label=name)
+            axes.plot(
+                lengths, middle, color=colour, marker=marker, markersize=4.5, linewidth=1.4, label=plain_text(name)
+            )
             axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
         first, last = next(iter(curves.values())), list(curves.values())[-1]
         for upper, lower, ratio in zip(first, last, ratios[panel], strict=True):

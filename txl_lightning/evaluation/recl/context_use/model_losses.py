@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txl_lightning.errors import require
 from txl_lightning.evaluation.language_models.byte_losses import byte_losses
 from txl_lightning.evaluation.recl.context_use.far_context import (
     DROP,
@@ -29,6 +30,9 @@ from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.runs.bfloat16 import autocast
 
 Integers = NDArray[np.int64]
+
+LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
+ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,11 @@ def scored_positions(
 
 
 def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> ModelLosses:
-    """Score all losses of one model that are not stored."""
+    """Score all losses of one model that are not stored.
+
+    Raises:
+        OptionError: losses are nan, infinite or negative.
+    """
     scoring = StoredScoring(member.name, LossStore(Path(options.store).expanduser()), _key(member, at.text, options))
     reader, text, pieces = member.reader, at.text.of_member[member.name], at.text.pieces
     batch_tokens, precision = options.batch_tokens, partial(autocast, options.precision, device_of(member.reader.model))
@@ -92,6 +100,10 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
             return byte_losses(reader, text, pieces, here, at.contexts, batch_tokens)
 
     losses_CP, scored = scoring.losses(grid, at.contexts, at.positions, at.blocks)
+    in_range = bool(((losses_CP > -ROUNDING) & (losses_CP < LARGEST)).all())
+    allowed = f"has losses that are not -log P in 0 … {LARGEST:g} nats"
+    allowed += ": try dtype=float32" if options.dtype == "float16" and member.outside else ""
+    require(in_range, member.option, member.path, allowed)
     longest = at.contexts[-1]  # a part of the keys: grids with the same positions can have windows of other lengths
     rows = [*at.altered, longest]
 
@@ -131,7 +143,13 @@ def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any
         "segment_len": member.reader.segment_len,
         "precision": options.precision,
     }
-    return key if text.pieces is None else {**key, "pieces": array_checksum(text.pieces)}
+    if member.outside:
+        key["limit"] = member.reader.limit
+    if text.pieces is None:
+        return key
+    starts = text.of_member[member.name].starts
+    assert starts is not None
+    return {**key, "pieces": array_checksum(text.pieces), "starts": array_checksum(starts)}
 
 
 def context_use(losses: ModelLosses, at: ScoredPositions) -> dict[str, Any]:
