@@ -18,7 +18,7 @@ from tests.evaluation.language_models.tiny_huggingface import (
     save_tiny,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.language_models import huggingface_loading
+from txl_lightning.evaluation.language_models import huggingface, huggingface_loading
 from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel
 from txl_lightning.evaluation.language_models.huggingface_loading import load_huggingface
 from txl_lightning.evaluation.scoring.loss_grid import loss_grid
@@ -76,6 +76,28 @@ def test_a_state_continues_a_text_and_stays_as_it_is(kind: str) -> None:
     torch.testing.assert_close(some, whole[:, -4:], rtol=0, atol=1e-5)
 
 
+@torch.no_grad()
+def test_a_state_that_does_not_give_the_same_losses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens_BT = torch.from_numpy(TOKENS[:40].reshape(2, 20))
+    rwkv = transformers.RwkvConfig(hidden_size=32, num_hidden_layers=2, context_length=48, vocab_size=VOCABULARY)
+    forgetful = model_of(transformers, "mamba")
+    forward = forgetful.forward
+
+    def forget(*args: Any, cache_params: Any = None, **options: Any) -> Any:
+        return forward(*args, **options)
+
+    scaled = model_of(transformers, "llama")
+    scaled.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    models = {"rwkv": transformers.AutoModelForCausalLM.from_config(rwkv).eval(), "mamba": forgetful, "llama": scaled}
+    for name, inner in models.items():
+        model = HuggingFaceModel(inner)
+        if name == "mamba":
+            monkeypatch.setattr(inner, "forward", forget)
+        _, state = model.score(tokens_BT[:, :7], tokens_BT[:, 1:8])
+        with pytest.raises(TypeError, match="does not continue a text from its state"):
+            model.score(tokens_BT[:, 7:-1], tokens_BT[:, 8:], state)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_begin_of_text_token_stands_before_every_window(kind: str) -> None:
     model = model_of(transformers, kind)
@@ -126,10 +148,10 @@ def test_tokens_know_their_bytes(tmp_path: Path) -> None:
 
 def test_rotations_that_depend_on_the_length_are_read_directly() -> None:
     config = configuration(transformers, "llama")
-    assert not huggingface_loading._depends_on_length(config)
+    assert not huggingface.depends_on_length(config)
     for scaling in ({"rope_type": "longrope"}, {"full_attention": {"rope_type": "dynamic"}, "sliding": {}}):
         config.rope_parameters = scaling
-        assert huggingface_loading._depends_on_length(config)
+        assert huggingface.depends_on_length(config)
 
 
 @pytest.mark.parametrize(

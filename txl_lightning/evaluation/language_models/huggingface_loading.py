@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.language_models.huggingface import RECURRENT_STATES, HuggingFaceModel
+from txl_lightning.evaluation.language_models.huggingface import RECURRENT_STATES, HuggingFaceModel, depends_on_length
 from txl_lightning.evaluation.language_models.outside import OPTION, OutsideModel, checksum_of
 from txl_lightning.evaluation.language_models.tokenized_text import (
     TokenizedText,
     character_starts,
     starts_of_spans,
 )
-
-LENGTH_DEPENDENT = ("dynamic", "longrope")  # their rotations depend on the length of the window
 
 
 def load_huggingface(name: str, begin_of_text: bool, dtype: str) -> OutsideModel:
@@ -65,7 +63,7 @@ def load_huggingface(name: str, begin_of_text: bool, dtype: str) -> OutsideModel
         checksum=checksum_of(model, f"{config.to_json_string()} {bos}"),
         tokenize=lambda content: _readable(_tokenized(tokenizer, content), model, reference),
         limit=None if positions is None else positions - (bos is not None),
-        one_pass=not _depends_on_length(config.get_text_config()),
+        one_pass=not depends_on_length(config.get_text_config()),
         begin_of_text=bos,
     )
 
@@ -119,13 +117,6 @@ def _positions(model: Any) -> int | None:
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     return positions if positions is not None else getattr(config, "max_seq_len", None)  # MPT
-
-
-def _depends_on_length(config: Any) -> bool:
-    """Return whether positions are rotated by angles that depend on the length of the window."""
-    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    of_layers = [value for value in scaling.values() if isinstance(value, dict)] or [scaling]
-    return any(kind.get("rope_type", kind.get("type")) in LENGTH_DEPENDENT for kind in of_layers)
 
 
 def _tokenized(tokenizer: Any, content: bytes) -> TokenizedText:
