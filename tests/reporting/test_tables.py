@@ -26,3 +26,7 @@ def test_signs_of_a_cell_are_escaped_in_latex() -> None:
 def test_names_of_models_are_no_commands_in_latex() -> None:
     table = latex_table(["model", "loss"], [["a|b", "1"], ["[c] <d>", "2"], ["*e", "3"]])
     assert table.splitlines()[4:7] == [r"a$|$b & 1 \\", r"{}[c] $<$d$>$ & 2 \\", r"{}*e & 3 \\"]
+
+
+def test_a_pipe_in_a_cell_is_escaped_once() -> None:
+    assert markdown_table(["name"], [["a|b"], [r"a\|b"]]).splitlines()[2:] == [r"| a\|b |", r"| a\|b |"]

@@ -85,7 +85,7 @@ def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     rows = [
         [
             entry["job"],
-            *(entry["overrides"].get(name, "–").replace("|", "\\|") for name in names),
+            *(entry["overrides"].get(name, "–") for name in names),
             *(f"{entry['metrics'][name]:.4f}" if name in entry["metrics"] else "–" for name in losses),
             entry["state"],
         ]

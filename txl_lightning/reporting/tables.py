@@ -11,10 +11,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], righ
 
     Args:
         header: title of each column.
-        rows: cells of each row, with pipes and line ends already escaped.
+        rows: cells of each row, of one line each; a pipe that is not escaped yet is escaped.
         right: columns to align to the right; None for those whose cells are all numbers or dashes.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[re.sub(r"(?<!\\)\|", r"\|", str(cell)) for cell in row] for row in rows]
     if right is None:
         right = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
     aligned = ["---:" if right_ else "---" for right_ in right]

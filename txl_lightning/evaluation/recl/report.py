@@ -39,7 +39,7 @@ def write_report(
         Lines to print: the table and its notes.
     """
     header, rows = _table_8(results)
-    lines = [*_markdown(header, rows), "", *_notes(results)]
+    lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
     write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
     write_text(directory / "recl.tex", latex_table(header, rows))
     contexts, unit = results["contexts"], results["unit"]
@@ -194,7 +194,7 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
 
     def add(title: str, header: list[str], rows: list[list[str]]) -> None:
         if rows:
-            lines.extend(["", f"## {title}", "", *_markdown(header, rows)])
+            lines.extend(["", f"## {title}", "", *markdown_table(header, rows).splitlines()])
 
     longest = f"{results['contexts'][-1]} {results['context_unit']}s"
     rows = [
@@ -223,11 +223,6 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
             ]
             add(f"Far context of {model['name']}: increase of the loss at {longest}, nats", header, rows)
     return lines
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table whose names may have pipes."""
-    return markdown_table(header, [[cell.replace("|", r"\|") for cell in row] for row in rows]).splitlines()
 
 
 def _ends(of_c: dict[str, list[float]]) -> tuple[list[float], list[float], list[float]]:
