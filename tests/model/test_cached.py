@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model.inference import cached as cached_inference
+from txl_lightning.model import attention
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.weights_snapshot import in_place_changes, parameters_of
 
@@ -99,7 +99,7 @@ def test_with_any_terms(terms, encoding):
 )
 @pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
-    monkeypatch.setattr(cached_inference, "CPU_SCORES_AT_ONCE", scores_at_once)
+    monkeypatch.setattr(attention, "CPU_SCORES_AT_ONCE", scores_at_once)
     model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
     assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
 
@@ -323,19 +323,26 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatch):
     widths = []
-    attend = cached_inference.Attention.attend_eager
 
-    def noted(self, q_HBTE, kv_PHBKE, positions, mask_TK):
-        widths.append(tuple(mask_TK.shape))
-        return attend(self, q_HBTE, kv_PHBKE, positions, mask_TK)
+    def noting(attend):
+        def noted(self, q_HBTE, keys_values, positions, mask_TK):
+            widths.append(tuple(mask_TK.shape))
+            return attend(self, q_HBTE, keys_values, positions, mask_TK)
 
-    monkeypatch.setattr(cached_inference, "QUERIES_AT_ONCE", 2)
+        return noted
+
+    monkeypatch.setattr(attention, "QUERIES_AT_ONCE", 2)
     for encoding in ("relative", "shaw", "rope, QK-norm"):
         assert_same(model_of(encoding, terms=terms, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
-    monkeypatch.setattr(cached_inference.Attention, "attend_eager", noted)
+    model = tiny_model(terms=terms, mem_len=0)
+    whole = model(random_stream(2, 5))[0]
+    for name in ("_attend_fused", "_attend_with_gradient"):
+        monkeypatch.setattr(attention.Attention, name, noting(getattr(attention.Attention, name)))
     with torch.no_grad():
-        CachedTransformerXL(tiny_model(terms=terms, mem_len=0))(random_stream(2, 5))
-    assert widths == [(2, 2), (2, 4), (1, 5)] * 2
+        in_blocks = model(random_stream(2, 5))[0]
+        CachedTransformerXL(model)(random_stream(2, 5))
+    assert widths == [(2, 2), (2, 4), (1, 5)] * 4
+    torch.testing.assert_close(in_blocks, whole, rtol=0, atol=1e-12)
 
 
 def test_in_half_precision():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,9 @@ from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
 # Queries that are attended from at a time on the CPU; more need more memory and more products of hidden keys, fewer
 # need more calls. Measured: BENCHMARKS.md, "Attention in blocks of queries".
 BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
+# Without a gradient nothing is computed twice, so smaller blocks pay.
+QUERIES_AT_ONCE = 64
+CPU_SCORES_AT_ONCE = 1 << 21
 
 
 class Attention(nn.Module):
@@ -166,7 +170,7 @@ class Attention(nn.Module):
         mask_TK: Float[Tensor, "*B T K"],
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for the heads that are given, after any rotation, by torch's own operations."""
-        if self.n_key and not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
+        if not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
             return self._attend_without_gradient(q_HBTE, keys_values, positions, mask_TK)
         if mask_TK.shape[-2] > block_size(keys_values[-1]):
             return self._attend_in_blocks(q_HBTE, keys_values, positions, mask_TK)
@@ -210,6 +214,28 @@ class Attention(nn.Module):
     def _attend_without_gradient(
         self, q_HBTE: Tensor | None, keys_values: tuple[Tensor, ...], positions: LayerPositions, mask_TK: Tensor
     ) -> Float[Tensor, "H B T E"]:
+        """Attend from a block of queries, and with a group of heads, at a time."""
+        if positions.sinusoids_SD is not None:
+            positions = self.precompute(positions)
+        attend = self._attend_fused if self.n_key else self._attend_with_gradient
+        blocks = []
+        for queries, n_keys in _query_blocks(mask_TK):
+            nearest, of_block = positions.up_to(n_keys), mask_TK[..., queries, :n_keys]
+            groups = [
+                attend(
+                    None if q_HBTE is None else q_HBTE[heads, :, queries],
+                    tuple(x_HBKE[heads, :, :n_keys] for x_HBKE in keys_values),
+                    nearest.of_heads(heads),
+                    of_block,
+                )
+                for heads in _head_groups(keys_values[-1], T=of_block.shape[-2])
+            ]
+            blocks.append(_joined(groups, dim=0))
+        return _joined(blocks, dim=2)
+
+    def _attend_fused(
+        self, q_HBTE: Tensor | None, keys_values: tuple[Tensor, ...], positions: LayerPositions, mask_TK: Tensor
+    ) -> Float[Tensor, "H B T E"]:
         """Attend by torch's fused attention, which reads keys and values in place; (b), (d) and the mask are its bias.
 
         It has no gradient for its bias on the CPU, so training cannot use it. In bfloat16, where batched products copy
@@ -223,6 +249,7 @@ class Attention(nn.Module):
         bias = mask_TK
         if by_distance is not None:
             position = position_scores(by_distance, T).unflatten(0, (H, -1))
+            mask_TK = mask_TK.to(position.dtype)  # exact; a sum of two types copies the larger, here all scores
             bias = position.add_(mask_TK) if mask_TK.ndim == 2 else position + mask_TK
         if bias.is_cuda:  # both are views, and the kernel refuses one that begins at an address it cannot read at once
             bias = bias.clone(memory_format=torch.contiguous_format)
@@ -295,8 +322,41 @@ class Attention(nn.Module):
 
 def block_size(v_HBKE: Tensor) -> int:
     """Return how many queries are attended from at a time: all, unless on the CPU and not compiled."""
-    whole = v_HBKE.device.type != "cpu" or torch.compiler.is_compiling()
-    return sys.maxsize if whole else BLOCK.get(v_HBKE.dtype, sys.maxsize)
+    return BLOCK.get(v_HBKE.dtype, sys.maxsize) if _in_parts(v_HBKE) else sys.maxsize
+
+
+def _query_blocks(mask_TK: Tensor) -> Iterator[tuple[slice, int]]:
+    """Divide the queries into blocks: yield each with the number of keys up to its last query's own.
+
+    Later keys are hidden from the whole block. On the CPU their scores cost more than the additional calls, unless most
+    keys are memory.
+    """
+    T, K = mask_TK.shape[-2:]
+    n = QUERIES_AT_ONCE if _in_parts(mask_TK) and K < 4 * T else max(1, T)
+    for first in range(0, T, n):
+        stop = min(first + n, T)
+        yield slice(first, stop), K - T + stop
+
+
+def _head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
+    """Divide the heads into groups that are attended with one after the other.
+
+    On the CPU a few heads at a time: large score buffers would be freed and zeroed again in every layer, which
+    costs a quarter of the time.
+    """
+    H, B, K, _ = v_HBKE.shape
+    if not _in_parts(v_HBKE):
+        return [slice(H)]
+    n = max(CPU_SCORES_AT_ONCE // (B * T * K), torch.get_num_threads() // B, 1)
+    return [slice(first, first + n) for first in range(0, H, n)]
+
+
+def _in_parts(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def rotated(

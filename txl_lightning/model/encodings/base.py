@@ -46,9 +46,14 @@ class LayerPositions(NamedTuple):
         )
 
     def up_to(self, n_keys: int) -> LayerPositions:
-        """Keep the table and the biases of the distances K, …, 0 with K = `n_keys`."""
-        table_HSE, bias_HS = (x if x is None else x[:, -n_keys - 1 :] for x in (self.table_HSE, self.bias_HS))
-        return self._replace(table_HSE=table_HSE, bias_HS=bias_HS)
+        """Keep the distances K, …, 0 with K = `n_keys`, of all but the sinusoids."""
+        by_distance = {"table_HSE": self.table_HSE, "bias_HS": self.bias_HS, "rotation_2SE": self.rotation_2SE}
+        return self._replace(**{name: x if x is None else x[:, -n_keys - 1 :] for name, x in by_distance.items()})
+
+    def of_heads(self, heads: slice) -> LayerPositions:
+        """Keep some of the heads, of all but the sinusoids and the rotation, which have none."""
+        of_heads = {"u_HE": self.u_HE, "v_HE": self.v_HE, "table_HSE": self.table_HSE, "bias_HS": self.bias_HS}
+        return self._replace(**{name: x if x is None else x[heads] for name, x in of_heads.items()})
 
 
 class Encoding(nn.Module):

@@ -28,9 +28,6 @@ from txl_lightning.model.layers import TransformerXLLayer
 from txl_lightning.model.positions import attention_mask, first_of_documents, hide_other_documents, without_marks
 from txl_lightning.model.transformer_xl import TransformerXL
 
-CPU_SCORES_AT_ONCE = 1 << 21
-QUERIES_AT_ONCE = 64
-
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
     """Return whether `CachedTransformerXL` takes a model: a Transformer-XL without compressed memory.
@@ -205,17 +202,7 @@ class _Distances:
         if self.mask_TK is None or len(self.mask_TK) != T:
             longest = self.n_keys - T
             self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
-        return [_nearest(positions, K + 1) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
-
-
-def _nearest(positions: LayerPositions, n: int) -> LayerPositions:
-    """Return the positions of the n smallest distances."""
-    table_HSE, bias_HS, rotation_2SE = positions.table_HSE, positions.bias_HS, positions.rotation_2SE
-    return positions._replace(
-        table_HSE=None if table_HSE is None else table_HSE[:, -n:],
-        bias_HS=None if bias_HS is None else bias_HS[:, -n:],
-        rotation_2SE=None if rotation_2SE is None else rotation_2SE[:, -n:],
-    )
+        return [positions.up_to(K) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
 
 
 def _attend_cached(
@@ -236,50 +223,7 @@ def _attend_cached(
     q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
     if positions.rotation_2SE is not None:
         positions = positions._replace(rotation_2SE=None)
-    blocks = []
-    for queries, n_keys in _query_blocks(mask_TK):
-        seen, of_block = _nearest(positions, n_keys + 1), mask_TK[..., queries, :n_keys]
-        groups = [
-            attention.attend_eager(
-                None if q_HBTE is None else q_HBTE[heads, :, queries],
-                tuple(x_HBKE[heads, :, :n_keys] for x_HBKE in keys_values),
-                LayerPositions(*(None if x is None else x[heads] for x in seen)),
-                of_block,
-            )
-            for heads in _head_groups(kv_PHBKE, T=of_block.shape[-2])
-        ]
-        blocks.append(_joined(groups, dim=0))
-    return attention.combine_heads(_joined(blocks, dim=2))
-
-
-def _query_blocks(mask_TK: Tensor) -> Iterator[tuple[slice, int]]:
-    """Divide the queries into blocks: yield each with the number of keys up to its last query's own.
-
-    Later keys are hidden from the whole block. On CPU their scores cost more than the additional calls, unless most
-    keys are memory.
-    """
-    T, K = mask_TK.shape[-2:]
-    n = QUERIES_AT_ONCE if mask_TK.device.type == "cpu" and K < 4 * T else max(1, T)
-    for first in range(0, T, n):
-        stop = min(first + n, T)
-        yield slice(first, stop), K - T + stop
-
-
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def _head_groups(kv_PHBKE: Tensor, T: int) -> list[slice]:
-    """Divide the heads into groups that are attended with one after the other.
-
-    On CPU a few heads at a time: large score buffers would be freed and zeroed again in every layer, which
-    costs a quarter of the time.
-    """
-    _, H, B, K, _ = kv_PHBKE.shape
-    if kv_PHBKE.device.type != "cpu":
-        return [slice(H)]
-    n = max(CPU_SCORES_AT_ONCE // (B * T * K), torch.get_num_threads() // B, 1)
-    return [slice(first, first + n) for first in range(0, H, n)]
+    return attention.combine_heads(attention.attend_eager(q_HBTE, keys_values, positions, mask_TK))
 
 
 def _project_zero(layer: TransformerXLLayer, zero_11D: Tensor) -> Float[Tensor, "P H E"]:
