@@ -169,7 +169,10 @@ class Attention(nn.Module):
         positions: LayerPositions,
         mask_TK: Float[Tensor, "*B T K"],
     ) -> Float[Tensor, "H B T E"]:
-        """Return Σ_j softmax(A_i)_j v_j for the heads that are given, after any rotation, by torch's own operations."""
+        """Return Σ_j softmax(A_i)_j v_j after any rotation, by torch's own operations.
+
+        Without a gradient the mask may be narrower than K: it is that of the last keys, and all before are visible.
+        """
         if not torch.is_grad_enabled() and not (self.dropout.training and self.dropout.p):
             return self._attend_without_gradient(q_HBTE, keys_values, positions, mask_TK)
         if mask_TK.shape[-2] > block_size(keys_values[-1]):
@@ -218,9 +221,10 @@ class Attention(nn.Module):
         if positions.sinusoids_SD is not None:
             positions = self.precompute(positions)
         attend = self._attend_fused if self.n_key else self._attend_with_gradient
-        blocks = []
-        for queries, n_keys in _query_blocks(mask_TK):
-            nearest, of_block = positions.up_to(n_keys), mask_TK[..., queries, :n_keys]
+        blocks, K = [], keys_values[-1].shape[2]
+        mask_TK = mask_TK if self.n_key else _widened(mask_TK, K)
+        for queries, n_keys in _query_blocks(mask_TK, K):
+            nearest, of_block = positions.up_to(n_keys), mask_TK[..., queries, : mask_TK.shape[-1] - (K - n_keys)]
             groups = [
                 attend(
                     None if q_HBTE is None else q_HBTE[heads, :, queries],
@@ -246,11 +250,15 @@ class Attention(nn.Module):
         k_HBKE, v_HBKE = keys_values
         H, B, K, _ = v_HBKE.shape
         T = mask_TK.shape[-2]
-        bias = mask_TK
-        if by_distance is not None:
-            position = position_scores(by_distance, T).unflatten(0, (H, -1))
-            mask_TK = mask_TK.to(position.dtype)  # exact; a sum of two types copies the larger, here all scores
-            bias = position.add_(mask_TK) if mask_TK.ndim == 2 else position + mask_TK
+        if by_distance is None:
+            bias = _widened(mask_TK, K)
+        else:
+            bias = position_scores(by_distance, T).unflatten(0, (H, -1))
+            mask_TK = mask_TK.to(bias.dtype)  # exact; a sum of two types copies the larger, here all scores
+            if mask_TK.ndim == 2:
+                bias[..., K - mask_TK.shape[1] :].add_(mask_TK)
+            else:
+                bias = bias + mask_TK
         if bias.is_cuda:  # both are views, and the kernel refuses one that begins at an address it cannot read at once
             bias = bias.clone(memory_format=torch.contiguous_format)
         return F.scaled_dot_product_attention(
@@ -325,13 +333,13 @@ def block_size(v_HBKE: Tensor) -> int:
     return BLOCK.get(v_HBKE.dtype, sys.maxsize) if _in_parts(v_HBKE) else sys.maxsize
 
 
-def _query_blocks(mask_TK: Tensor) -> Iterator[tuple[slice, int]]:
+def _query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:
     """Divide the queries into blocks: yield each with the number of keys up to its last query's own.
 
     Later keys are hidden from the whole block. On the CPU their scores cost more than the additional calls, unless most
     keys are memory.
     """
-    T, K = mask_TK.shape[-2:]
+    T = mask_TK.shape[-2]
     n = QUERIES_AT_ONCE if _in_parts(mask_TK) and K < 4 * T else max(1, T)
     for first in range(0, T, n):
         stop = min(first + n, T)
@@ -349,6 +357,11 @@ def _head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
         return [slice(H)]
     n = max(CPU_SCORES_AT_ONCE // (B * T * K), torch.get_num_threads() // B, 1)
     return [slice(first, first + n) for first in range(0, H, n)]
+
+
+def _widened(mask_TK: Tensor, n_keys: int) -> Tensor:
+    """Return the mask of all keys, the first of which are visible."""
+    return F.pad(mask_TK, (n_keys - mask_TK.shape[-1], 0))
 
 
 def _in_parts(tensor: Tensor) -> bool:

@@ -128,6 +128,8 @@ class CachedTransformerXL:
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
+        elif config.attention_len is None:
+            mask_TK = mask_TK[:, memory.filled :]  # all tokens see the whole memory
         for n, layer in enumerate(self._layers()):
             input_BTD = model.encoding.layer_input(n, hidden_BTD)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
@@ -221,8 +223,6 @@ def _attend_cached(
     q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
     q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
-    if positions.rotation_2SE is not None:
-        positions = positions._replace(rotation_2SE=None)
     return attention.combine_heads(attention.attend_eager(q_HBTE, keys_values, positions, mask_TK))
 
 
