@@ -99,7 +99,7 @@ def test_with_any_terms(terms, encoding):
 )
 @pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
-    monkeypatch.setattr(attention, "CPU_SCORES_AT_ONCE", scores_at_once)
+    monkeypatch.setattr(attention, "SCORE_BYTES_AT_ONCE", 8 * scores_at_once)
     model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
     assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
 

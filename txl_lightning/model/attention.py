@@ -22,7 +22,7 @@ from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
 BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
 # Without a gradient nothing is computed twice, so smaller blocks pay.
 QUERIES_AT_ONCE = 64
-CPU_SCORES_AT_ONCE = 1 << 21
+SCORE_BYTES_AT_ONCE = 1 << 23
 
 
 class Attention(nn.Module):
@@ -355,7 +355,7 @@ def _head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
     H, B, K, _ = v_HBKE.shape
     if not _in_parts(v_HBKE):
         return [slice(H)]
-    n = max(CPU_SCORES_AT_ONCE // (B * T * K), torch.get_num_threads() // B, 1)
+    n = max(SCORE_BYTES_AT_ONCE // (B * T * K * v_HBKE.element_size()), torch.get_num_threads() // B, 1)
     return [slice(first, first + n) for first in range(0, H, n)]
 
 
