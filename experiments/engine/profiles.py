@@ -153,8 +153,9 @@ LAPTOP = Profile(
         "precision=auto",
     ),
     recl=(
-        *("first_context=16", "step=16", "max_context=320"),  # the tokens that a token saw in training
-        "n_positions=5000",  # docs/effective-context.md has the intervals
+        *("first_context=32", "step=32"),  # a tenth of the longest context, as the paper's 100 of 1,000
+        "max_context=320",  # the tokens that a token saw in training
+        "n_positions=10000",  # docs/effective-context.md has the intervals
         "position_windows=0",
         "precision=auto",
     ),

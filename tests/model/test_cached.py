@@ -364,3 +364,20 @@ def test_torch_still_has_a_modules_own_table_of_parameters() -> None:
     assert parameters_of(module) is module._parameters
     module.weight = torch.nn.Parameter(torch.zeros(2, 2))
     assert parameters_of(module)["weight"] is module.weight
+
+
+def test_while_the_memory_grows_in_half_precision():
+    model = tiny_model(mem_len=40).bfloat16()
+    cached = CachedTransformerXL(model)
+    lengths = [9] + [1] * 51  # views of the table until the memory is full
+    hidden = outputs(cached, random_stream(2, 60), lengths)
+    torch.testing.assert_close(hidden, outputs(model, random_stream(2, 60), lengths), rtol=0.05, atol=0.1)
+
+
+def test_a_full_memory_has_a_table_of_its_own():
+    model = tiny_model(mem_len=8)
+    cached = CachedTransformerXL(model)
+    outputs(cached, random_stream(2, 12), [3] * 4)
+    assert {positions.table_HSE.shape[1] for positions in cached._distances.positions} == {8 + 3 + 1}
+    outputs(cached, random_stream(2, 14), [12, 1, 1])
+    assert {positions.table_HSE.shape[1] for positions in cached._distances.positions} == {8 + 1 + 1}

@@ -323,7 +323,7 @@ class Attention(nn.Module):
         by_distance = None if bias is None else bias[:, None]
         r_HSE = self._distance_vectors(positions)
         if rows is not None and r_HSE is not None:
-            product = torch.bmm(rows.flatten(1, 2), r_HSE.transpose(1, 2))
+            product = _products(rows.flatten(1, 2), r_HSE)
             by_distance = product if by_distance is None else product.add_(by_distance)
         return query, by_distance
 
@@ -331,6 +331,16 @@ class Attention(nn.Module):
 def block_size(v_HBKE: Tensor) -> int:
     """Return how many queries are attended from at a time: all, unless on the CPU and not compiled."""
     return BLOCK.get(v_HBKE.dtype, sys.maxsize) if _in_parts(v_HBKE) else sys.maxsize
+
+
+def _products(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
+    """Return the products of the rows and the distance vectors of each head."""
+    S, E = r_HSE.shape[1:]
+    is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
+    if is_view and r_HSE.dtype == torch.bfloat16 and rows_HXE.shape[1] < S and _in_parts(r_HSE):
+        # A batched product would first copy the part of the table that the view shows.
+        return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
+    return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
 
 
 def _query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:

@@ -194,8 +194,9 @@ class _Distances:
     def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
         """Return positions for every layer, and the mask, of T tokens after a memory of M."""
         config, K = self.model.config, M + T
-        if self.n_keys < K:
-            self.n_keys, self.mask_TK = max(K, min(2 * K, config.mem_len + T)), None
+        full = config.mem_len <= M  # K stays the same from now on: a table of its own is read faster than a view
+        if self.n_keys < K or (full and self.n_keys != K):
+            self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.mem_len + T)), None
             positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
             self.positions = [
                 layer.attention.precompute(of_layer)  # type: ignore[union-attr, operator]
