@@ -15,6 +15,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.model import attention
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.inference.weights_snapshot import in_place_changes, parameters_of
+from txl_lightning.model.kernels import cpu_parts
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 4, 4]
@@ -99,7 +100,7 @@ def test_with_any_terms(terms, encoding):
 )
 @pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
-    monkeypatch.setattr(attention, "SCORE_BYTES_AT_ONCE", 8 * scores_at_once)
+    monkeypatch.setattr(cpu_parts, "SCORE_BYTES_AT_ONCE", 8 * scores_at_once)
     model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
     assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
 
@@ -331,7 +332,7 @@ def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatc
 
         return noted
 
-    monkeypatch.setattr(attention, "QUERIES_AT_ONCE", 2)
+    monkeypatch.setattr(cpu_parts, "QUERIES_AT_ONCE", 2)
     for encoding in ("relative", "shaw", "rope, QK-norm"):
         assert_same(model_of(encoding, terms=terms, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
     model = tiny_model(terms=terms, mem_len=0)

@@ -11,6 +11,7 @@ from txl_lightning import TransformerXLConfig
 from txl_lightning.model import attention as attention_module
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.kernels import cpu_parts
 from txl_lightning.model.positions import attention_mask, sinusoids_of_distances
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="blocks are for the CPU; these problems are on the GPU")
@@ -22,7 +23,7 @@ def both(monkeypatch: pytest.MonkeyPatch, problem: Problem, dtype: torch.dtype, 
     """The output and all gradients of the whole and in blocks."""
     found = []
     for blocks in (WHOLE, {dtype: size}):
-        monkeypatch.setattr(attention_module, "BLOCK", blocks)
+        monkeypatch.setattr(cpu_parts, "BLOCK", blocks)
         found.append(problem.run("eager", dtype))
     assert found[0].keys() == found[1].keys()
     return found
@@ -61,7 +62,7 @@ def test_masks_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     masks[1, :7, 6] = 0.0  # no query is without a key
     outputs = []
     for blocks in (WHOLE, {torch.float64: 7}):
-        monkeypatch.setattr(attention_module, "BLOCK", blocks)
+        monkeypatch.setattr(cpu_parts, "BLOCK", blocks)
         q, kv = attention.project_with_memory(hidden, memory)
         outputs.append(attention.attend_eager(q, kv.unbind(), positions, masks))
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-11, atol=1e-11)
@@ -86,7 +87,7 @@ def heads_of(attention: Attention, inputs: tuple) -> Tensor:
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_module, "BLOCK", {torch.float64: 7})
+    monkeypatch.setattr(cpu_parts, "BLOCK", {torch.float64: 7})
     gradients = []
     for checkpoint in (attention_module.checkpoint, lambda f, *args, **_: f(*args)):  # the second one stores them
         monkeypatch.setattr(attention_module, "checkpoint", checkpoint)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -15,14 +12,15 @@ from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels.choice import attend_fused, kernel_on
+from txl_lightning.model.kernels.cpu_parts import (
+    block_size,
+    head_groups,
+    joined,
+    products_with_table,
+    query_blocks,
+    widened,
+)
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
-
-# Queries that are attended from at a time on the CPU; more need more memory and more products of hidden keys, fewer
-# need more calls. Measured: BENCHMARKS.md, "Attention in blocks of queries".
-BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
-# Without a gradient nothing is computed twice, so smaller blocks pay.
-QUERIES_AT_ONCE = 64
-SCORE_BYTES_AT_ONCE = 1 << 23
 
 
 class Attention(nn.Module):
@@ -222,8 +220,8 @@ class Attention(nn.Module):
             positions = self.precompute(positions)
         attend = self._attend_fused if self.n_key else self._attend_with_gradient
         blocks, K = [], keys_values[-1].shape[2]
-        mask_TK = mask_TK if self.n_key else _widened(mask_TK, K)
-        for queries, n_keys in _query_blocks(mask_TK, K):
+        mask_TK = mask_TK if self.n_key else widened(mask_TK, K)
+        for queries, n_keys in query_blocks(mask_TK, K):
             nearest, of_block = positions.up_to(n_keys), mask_TK[..., queries, : mask_TK.shape[-1] - (K - n_keys)]
             groups = [
                 attend(
@@ -232,10 +230,10 @@ class Attention(nn.Module):
                     nearest.of_heads(heads),
                     of_block,
                 )
-                for heads in _head_groups(keys_values[-1], T=of_block.shape[-2])
+                for heads in head_groups(keys_values[-1], T=of_block.shape[-2])
             ]
-            blocks.append(_joined(groups, dim=0))
-        return _joined(blocks, dim=2)
+            blocks.append(joined(groups, dim=0))
+        return joined(blocks, dim=2)
 
     def _attend_fused(
         self, q_HBTE: Tensor | None, keys_values: tuple[Tensor, ...], positions: LayerPositions, mask_TK: Tensor
@@ -251,7 +249,7 @@ class Attention(nn.Module):
         H, B, K, _ = v_HBKE.shape
         T = mask_TK.shape[-2]
         if by_distance is None:
-            bias = _widened(mask_TK, K)
+            bias = widened(mask_TK, K)
         else:
             bias = position_scores(by_distance, T).unflatten(0, (H, -1))
             mask_TK = mask_TK.to(bias.dtype)  # exact; a sum of two types copies the larger, here all scores
@@ -323,63 +321,9 @@ class Attention(nn.Module):
         by_distance = None if bias is None else bias[:, None]
         r_HSE = self._distance_vectors(positions)
         if rows is not None and r_HSE is not None:
-            product = _products(rows.flatten(1, 2), r_HSE)
+            product = products_with_table(rows.flatten(1, 2), r_HSE)
             by_distance = product if by_distance is None else product.add_(by_distance)
         return query, by_distance
-
-
-def block_size(v_HBKE: Tensor) -> int:
-    """Return how many queries are attended from at a time: all, unless on the CPU and not compiled."""
-    return BLOCK.get(v_HBKE.dtype, sys.maxsize) if _in_parts(v_HBKE) else sys.maxsize
-
-
-def _products(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
-    """Return the products of the rows and the distance vectors of each head."""
-    S, E = r_HSE.shape[1:]
-    is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
-    if is_view and r_HSE.dtype == torch.bfloat16 and rows_HXE.shape[1] < S and _in_parts(r_HSE):
-        # A batched product would first copy the part of the table that the view shows.
-        return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
-    return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
-
-
-def _query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:
-    """Divide the queries into blocks: yield each with the number of keys up to its last query's own.
-
-    Later keys are hidden from the whole block. On the CPU their scores cost more than the additional calls, unless most
-    keys are memory.
-    """
-    T = mask_TK.shape[-2]
-    n = QUERIES_AT_ONCE if _in_parts(mask_TK) and K < 4 * T else max(1, T)
-    for first in range(0, T, n):
-        stop = min(first + n, T)
-        yield slice(first, stop), K - T + stop
-
-
-def _head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
-    """Divide the heads into groups that are attended with one after the other.
-
-    On the CPU a few heads at a time: large score buffers would be freed and zeroed again in every layer, which
-    costs a quarter of the time.
-    """
-    H, B, K, _ = v_HBKE.shape
-    if not _in_parts(v_HBKE):
-        return [slice(H)]
-    n = max(SCORE_BYTES_AT_ONCE // (B * T * K * v_HBKE.element_size()), torch.get_num_threads() // B, 1)
-    return [slice(first, first + n) for first in range(0, H, n)]
-
-
-def _widened(mask_TK: Tensor, n_keys: int) -> Tensor:
-    """Return the mask of all keys, the first of which are visible."""
-    return F.pad(mask_TK, (n_keys - mask_TK.shape[-1], 0))
-
-
-def _in_parts(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def rotated(

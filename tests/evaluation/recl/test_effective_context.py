@@ -96,6 +96,13 @@ def test_a_model_that_still_gains_at_the_end_has_a_marked_lower_bound() -> None:
     assert (length.value, length.at_least, length.high, length.high_at_least) == (30, True, 30, True)
 
 
+def test_an_interval_that_ends_within_the_grid_has_no_marked_end() -> None:
+    losses = np.array([[3.0], [2.0], [2.0]]) + np.zeros(400)
+    losses[2, :100] -= 0.01005 / 120 * 400  # the last step gains 1 % in the hundredth of samples that have 120 of these
+    length = relative_effective_context_lengths({"m": losses}, [10, 20, 30], [1.0])["m"][1.0]
+    assert (length.value, length.low, length.high, length.high_at_least) == (20, 20, 20, False)
+
+
 def test_a_model_is_capped_at_what_it_sees() -> None:
     losses = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(20)
     contexts = [10, 20, 30, 40]

@@ -88,3 +88,12 @@ def test_the_committed_report_has_the_marks_that_follow_from_its_tables() -> Non
         pytest.skip("the committed run is of a version with other rules")
     sections = [section_from_json(section) for section in results["sections"]]
     assert results["claims"] == claims.judged(sections)
+
+
+@pytest.mark.skipif(not COMMITTED.exists(), reason="no laptop run is committed")
+def test_half_of_the_committed_intervals_of_recl_are_narrower_than_a_step_of_the_grid() -> None:
+    sections = {section["id"]: section for section in json.loads(COMMITTED.read_text())["sections"]}
+    cells = [row[f"r{r}"] for row in sections["table_8"]["tables"][0]["rows"] for r in (0.1, 0.5, 1.0)]
+    step = min(cell["value"] for cell in cells)  # the first context of the grid
+    assert len(cells) == 21
+    assert sum(cell["high"] - cell["low"] < step for cell in cells) > len(cells) / 2

@@ -121,7 +121,7 @@ def relative_effective_context_lengths(
                 at_least=bool(at_least[0]),
                 low=low,
                 high=high,
-                high_at_least=bool(at_least_S[values_S >= high].any()),
+                high_at_least=bool(at_least_S[values_S == high].any()),
                 longer_than={other: _interval(values_S - of_other_S) for other, of_other_S in others.items()},
                 limit=limit_of[name],
                 relative_gains=gains_IC[i].tolist(),

@@ -1,0 +1,73 @@
+"""Parts in which the CPU computes eager attention; another device, and a compiled graph, compute it whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+# Queries that are attended from at a time on the CPU; more need more memory and more products of hidden keys, fewer
+# need more calls. Measured: BENCHMARKS.md, "Attention in blocks of queries".
+BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
+# Without a gradient nothing is computed twice, so smaller blocks pay. Scores of some of the heads have this many bytes.
+QUERIES_AT_ONCE = 64
+SCORE_BYTES_AT_ONCE = 1 << 23
+
+
+def block_size(v_HBKE: Tensor) -> int:
+    """Return how many queries are attended from at a time: all, unless on the CPU and not compiled."""
+    return BLOCK.get(v_HBKE.dtype, sys.maxsize) if _in_parts(v_HBKE) else sys.maxsize
+
+
+def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
+    """Return the products of the rows and the distance vectors r of each head."""
+    S, E = r_HSE.shape[1:]
+    is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
+    if is_view and r_HSE.dtype == torch.bfloat16 and rows_HXE.shape[1] < S and _in_parts(r_HSE):
+        # A batched product would first copy the part of the table that the view shows.
+        return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
+    return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
+
+
+def query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:
+    """Divide the queries into blocks: yield each with the number of keys up to its last query's own.
+
+    Later keys are hidden from the whole block. On the CPU their scores cost more than the additional calls, unless most
+    keys are memory.
+    """
+    T = mask_TK.shape[-2]
+    n = QUERIES_AT_ONCE if _in_parts(mask_TK) and K < 4 * T else max(1, T)
+    for first in range(0, T, n):
+        stop = min(first + n, T)
+        yield slice(first, stop), K - T + stop
+
+
+def head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
+    """Divide the heads into groups that are attended with one after the other.
+
+    On the CPU a few heads at a time: large score buffers would be freed and zeroed again in every layer, which
+    costs a quarter of the time.
+    """
+    H, B, K, _ = v_HBKE.shape
+    if not _in_parts(v_HBKE):
+        return [slice(H)]
+    n = max(SCORE_BYTES_AT_ONCE // (B * T * K * v_HBKE.element_size()), torch.get_num_threads() // B, 1)
+    return [slice(first, first + n) for first in range(0, H, n)]
+
+
+def widened(mask_TK: Tensor, n_keys: int) -> Tensor:
+    """Return the mask of all keys from that of the last ones: those before are visible."""
+    return F.pad(mask_TK, (n_keys - mask_TK.shape[-1], 0))
+
+
+def _in_parts(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """Concatenate parts; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
