@@ -300,6 +300,17 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
         cached(stream, memory)
 
 
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_states_at_places_are_those_of_the_whole_segment(name, lengths):
+    model, stream, places = model_of(name, **lengths), random_stream(2, 17), torch.tensor([0, 3, 4, 7])
+    before = model(stream[:, :9])[1]
+    whole, memory = model(stream[:, 9:], before)
+    some, same_memory = model(stream[:, 9:], before, places_Q=places)
+    torch.testing.assert_close(some, whole[:, places], rtol=0, atol=1e-12)
+    assert torch.equal(same_memory.states, memory.states)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("n_targets", [1, 3, 8])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,6 +96,19 @@ class TransformerXLLayer(nn.Module):
         """
         memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
         return self.forward_with(lambda queries: self.attention(queries, memory, positions, visible), hidden_BTD)
+
+    def forward_at(
+        self,
+        places_Q: Int[Tensor, " Q"],
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "B Q D"]:
+        """Compute the layer's output at some places only; arguments as in `forward`."""
+        states = [self.attention_norm(x) if self.pre_norm else x for x in (hidden_BTD, memory_BMD)]
+        attended_BQD = self.attention(*states, positions, visible)[:, places_Q]
+        return self.forward_with(lambda _: attended_BQD, hidden_BTD[:, places_Q])
 
     def forward_with(
         self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]

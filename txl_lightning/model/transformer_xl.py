@@ -114,16 +114,22 @@ class TransformerXL(nn.Module):
         return Memory(states, filled, in_document_B=none_B)
 
     def forward(
-        self, tokens_BT: Int[Tensor, "B T"], memory: Memory | None = None, n_last: int | None = None
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        memory: Memory | None = None,
+        n_last: int | None = None,
+        places_Q: Int[Tensor, " Q"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], Memory]:
         """Return the hidden states of the last layer, after its norm and dropout, and the memory for the next segment.
 
-        All T tokens are processed, extended context included. The last layer has queries of Q tokens only.
+        All T tokens are processed, extended context included. The last layer has queries of the last Q tokens only; at
+        `places_Q` it has all queries, but only these tokens pass its feed-forward.
 
         Args:
             tokens_BT: T consecutive tokens of B streams; with `memory_reset=document`, -1 - token begins a document.
             memory: returned for the previous segment; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
+            places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`; None for all.
 
         Raises:
             ValueError: the memory is of another number of streams, or of another kind.
@@ -157,7 +163,11 @@ class TransformerXL(nn.Module):
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
                 visible = visible._replace(mask_TK=mask_TK[..., T - n_last :, :])
-            hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
+            if n == config.n_layer - 1 and places_Q is not None:
+                assert isinstance(layer, TransformerXLLayer)
+                hidden_BTD = layer.forward_at(places_Q, queries_BTD, states_BMD, positions[n], visible)
+            else:
+                hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
             if compressor is not None and compressor.needs_usage:
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))

@@ -74,7 +74,7 @@ class WindowReader:
         if not isinstance(self.model, TransformerXL):
             return self.model.score(tokens_BT, targets_BT, None)[0][:, places]
         # A large vocabulary makes the softmax expensive: it gets no other targets.
-        return self.model.losses(self.model(tokens_BT)[0][:, places], targets_BT[:, places])
+        return self.model.losses(self.model(tokens_BT, places_Q=places)[0], targets_BT[:, places])
 
 
 def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
