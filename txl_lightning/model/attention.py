@@ -249,7 +249,7 @@ class Attention(nn.Module):
         H, B, K, _ = v_HBKE.shape
         T = mask_TK.shape[-2]
         if by_distance is None:
-            bias = widened(mask_TK, K)
+            bias = widened(mask_TK, K).to(v_HBKE.dtype)  # autocast would convert it for every head and stream
         else:
             bias = position_scores(by_distance, T).unflatten(0, (H, -1))
             mask_TK = mask_TK.to(bias.dtype)  # exact; a sum of two types copies the larger, here all scores
