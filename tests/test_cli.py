@@ -91,6 +91,8 @@ def files(directory: Path) -> None:
         (["recl", "checkpoints=[a.ckpt,"], "checkpoints=[a.ckpt,: a bracket or a quote is missing"),
         (["train", "--trainer.max_steps=2"], "--trainer.max_steps=2: options have no dashes: trainer.max_steps=2"),
         (["evaluate", "--checkpoint", "a.ckpt"], "--checkpoint: options have no dashes: checkpoint=…"),
+        (["train", "--steps=2"], "--steps=2: no such flag; options are written option=value (--help lists them)"),
+        (["train", "-m", "--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can be"),
         (["train", "memory=on,off"], "memory=on,off: several values need -m (a multirun)"),
         (["train", "memroy=off"], "memroy=off: no such option, did you mean memory"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),

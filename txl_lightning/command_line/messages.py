@@ -20,6 +20,11 @@ EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
 NO_CHOICE = "Config group override must be a string or a list"  # raised by Hydra as a ValueError
 NO_SLURM = 'Could not detect "srun"'  # raised by submitit as a RuntimeError
+TWO_MODES = "Only one of --run"  # raised by Hydra as a ValueError
+HYDRA_FLAGS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
+)
 
 
 def exit_status(error: BaseException) -> int:
@@ -29,7 +34,7 @@ def exit_status(error: BaseException) -> int:
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the user can act on an error; any other error is a defect and is shown with its traceback."""
-    return isinstance(error, EXPECTED) or any(text in str(error) for text in (NO_CHOICE, NO_SLURM))
+    return isinstance(error, EXPECTED) or any(text in str(error) for text in (NO_CHOICE, NO_SLURM, TWO_MODES))
 
 
 def describe(error: BaseException, schema: type) -> str:
@@ -82,19 +87,22 @@ def one_line(error: BaseException, schema: type) -> str:
 
 
 def refuse_dashes(words: Sequence[str], schema: type) -> None:
-    """Refuse `--option=value`, which Hydra's parser would answer with its own usage.
+    """Refuse `--option=value` and unknown flags, which Hydra's parser would answer with its own usage.
 
     Args:
         words: typed after the name of the command.
         schema: dataclass of the command's options.
 
     Raises:
-        UserError: an option has dashes.
+        UserError: an option has dashes, or a flag is none of Hydra's.
     """
     for word in words:
-        name, equals, value = word.lstrip("-").partition("=")
+        flag, equals, value = word.partition("=")
+        name = flag.lstrip("-")
         if word.startswith("-") and name in _option_names(schema):
             raise UserError(f"{word}: options have no dashes: {name}={value if equals else '…'}")
+        if word.startswith("--") and not any(known.startswith(flag) for known in HYDRA_FLAGS):  # it takes abbreviations
+            raise UserError(f"{word}: no such flag; options are written option=value (--help lists them)")
 
 
 def suggestion(key: str, schema: type) -> str:
