@@ -138,10 +138,12 @@ def test_pairs_share_initialisation_and_data() -> None:
 def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -> None:
     """`max_segments` counts segments, whose length differs between the arms."""
     setup = Setup(replace(PROFILES["laptop"], evaluate=("max_segments=200",)), (), tmp_path)
-    scored = {}
+    scored, lengths = {}, {}
     for arm in (Arm(), Arm(False, loss="half"), Arm(False, longer="equal tokens")):
         run = training(arm, 1, setup)
         words = dict(word.split("=", 1) for word in sweep_job(arm, run, setup).overrides)
-        scored[arm] = int(words["max_segments"]) * composed(run.overrides).evaluation.segment_len
-    assert scored[Arm()] == scored[Arm(False, loss="half")] == 200 * 64
-    assert 0 <= scored[Arm()] - scored[Arm(False, longer="equal tokens")] < 88
+        lengths[arm] = composed(run.overrides).evaluation.segment_len
+        scored[arm] = int(words["max_segments"]) * lengths[arm]
+    longer = Arm(False, longer="equal tokens")
+    assert scored[Arm()] == scored[Arm(False, loss="half")] == 200 * lengths[Arm()]
+    assert 0 <= scored[Arm()] - scored[longer] < lengths[longer]
