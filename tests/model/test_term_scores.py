@@ -61,8 +61,7 @@ def test_the_score_is_what_forward_takes_the_softmax_of(name, monkeypatch):
     seen, hidden, unwatched = caught(**MODELS[name])
     assert torch.equal(hidden, unwatched)
     used: list[Tensor] = []
-    softmax = torch.softmax
-    monkeypatch.setattr(attention_module.torch, "softmax", lambda x, dim: used.append(x) or softmax(x, dim=dim))
+    monkeypatch.setattr(attention_module, "softmax_of", lambda x: used.append(x) or torch.softmax(x, dim=-1))
     for attention, inputs in seen:
         attention(*inputs)
         assert torch.equal(attention.scores(*inputs).flatten(0, 1), used.pop())

@@ -18,6 +18,7 @@ from txl_lightning.model.kernels.cpu_parts import (
     joined,
     products_with_table,
     query_blocks,
+    softmax_of,
     widened,
 )
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
@@ -209,7 +210,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
         v_HBKE = keys_values[-1]
-        probabilities_XTK = self.dropout(torch.softmax(scores_XTK, dim=-1))
+        probabilities_XTK = self.dropout(softmax_of(scores_XTK))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
 
     def _attend_without_gradient(

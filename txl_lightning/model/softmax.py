@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from txl_lightning.model.embedding import TokenEmbedding
 
 TieProjections = Literal["all_but_first", "all", "none"]
+ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
 
 
 class TokenSoftmax(nn.Module):
@@ -57,11 +59,11 @@ class TokenSoftmax(nn.Module):
             assert isinstance(cluster_of, Tensor)
             head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
             places = list(cluster_of.argsort(stable=True).split(cluster_sizes(cluster_of, embedding.n_clusters)))
-        nll = negative_log_likelihood(self._head(hidden, embedding), head_targets)
+        nll = negative_log_likelihood(self._head(hidden, embedding), head_targets, overwrite=True)
         for cluster in range(1, embedding.n_clusters):
             members, first = places[cluster], embedding.edges[cluster]
             logits = self._logits(hidden[members], cluster, embedding)
-            nll = nll.index_add(0, members, negative_log_likelihood(logits, targets[members] - first))
+            nll = nll.index_add(0, members, negative_log_likelihood(logits, targets[members] - first, overwrite=True))
         return nll.view_as(targets_BT).to(self.bias.dtype)
 
     def log_probabilities(
@@ -94,15 +96,22 @@ class TokenSoftmax(nn.Module):
         return F.linear(self._project(hidden, 0, embedding), weight, bias)
 
 
-def negative_log_likelihood(logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
+def negative_log_likelihood(
+    logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"], overwrite: bool = False
+) -> Float[Tensor, " N"]:
     """Return -log softmax(logits)_target in nats, in float32 or float64.
 
-    `F.cross_entropy` gives the same; its backward pass holds one more tensor of the size of the logits.
+    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
+
+    Args:
+        logits_NV: logits of N tokens.
+        targets_N: their targets.
+        overwrite: whether the logits may be overwritten. On the CPU they then are, unless they are in half precision.
 
     Raises:
         RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
     """
-    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N)
+    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N, overwrite)
     return nll
 
 
@@ -110,27 +119,46 @@ class _NegativeLogLikelihood(torch.autograd.Function):
     """Backward: (softmax(logits) - one_hot(target)) · gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
-        log_probabilities_NV = _log_softmax(logits_NV)
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, overwrite: bool) -> Tensor:
+        if overwrite and _in_place(logits_NV) and logits_NV.dtype in (torch.float32, torch.float64):
+            log_probabilities_NV = torch.log_softmax(logits_NV, 1, out=logits_NV)
+        else:
+            log_probabilities_NV = _log_softmax(logits_NV)
         ctx.save_for_backward(log_probabilities_NV, targets_N)
         ctx.dtype = logits_NV.dtype
         return -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # create_graph=True: the log-probabilities are not linked to the logits
             raise RuntimeError("the losses have no second derivative: differentiate F.cross_entropy")
         (gradient_N,) = gradients
         log_probabilities_NV, targets_N = ctx.saved_tensors
-        gradient_NV = torch.zeros_like(log_probabilities_NV)
-        gradient_NV[torch.arange(len(targets_N), device=targets_N.device), targets_N] = -gradient_N
-        backward = torch.ops.aten._log_softmax_backward_data
-        arguments = (gradient_NV, log_probabilities_NV, 1, gradient_NV.dtype)
-        if gradient_NV.device.type == "cpu":  # each row is summed before it is overwritten
-            gradient_NV = backward.out(*arguments, out=gradient_NV)
-        else:
-            gradient_NV = backward(*arguments)
-        return gradient_NV.to(ctx.dtype), None
+        # A graph that is kept may be passed again, and needs the log-probabilities then.
+        kept = not _in_place(gradient_N) or torch._C._autograd._get_current_graph_task_keep_graph()
+        result_NV = torch.empty_like(log_probabilities_NV) if kept else log_probabilities_NV
+        for rows, gradient_RV in _one_hot_rows(gradient_N, targets_N, log_probabilities_NV):
+            arguments = (gradient_RV, log_probabilities_NV[rows], 1, gradient_RV.dtype)
+            # Each row is summed before it is overwritten.
+            torch.ops.aten._log_softmax_backward_data.out(*arguments, out=result_NV[rows])
+        return result_NV.to(ctx.dtype), None, None
+
+
+def _one_hot_rows(gradient_N: Tensor, targets_N: Tensor, like_NV: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield -gradient at the targets, and zero elsewhere: on the CPU in one buffer for some rows after the others."""
+    N, V = like_NV.shape
+    n = max(1, ROWS_BYTES // (V * like_NV.element_size())) if _in_place(like_NV) else max(1, N)
+    buffer_RV = like_NV.new_zeros(min(n, N), V)
+    for first in range(0, N, n):
+        rows = slice(first, min(first + n, N))
+        part_RV, targets_R = buffer_RV[: rows.stop - first], targets_N[rows, None]
+        yield rows, part_RV.scatter_(1, targets_R, -gradient_N[rows, None])
+        part_RV.scatter_(1, targets_R, 0)
+
+
+def _in_place(tensor: Tensor) -> bool:
+    """Return whether rows are computed in place: on the CPU, outside a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def cluster_sizes(cluster_of: Int[Tensor, " n"], n_clusters: int) -> list[int]:

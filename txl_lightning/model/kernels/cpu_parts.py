@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,6 +32,38 @@ def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S
         # A batched product would first copy the part of the table that the view shows.
         return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
     return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
+
+
+def softmax_of(scores_XTK: Tensor) -> Float[Tensor, "X T K"]:
+    """Return the softmax over the keys. On the CPU it overwrites the scores, and its backward pass the gradient.
+
+    New tensors of this size cost as much time as the softmax: the system fills their pages with zeros first.
+    """
+    if not _in_parts(scores_XTK):
+        return torch.softmax(scores_XTK, dim=-1)
+    probabilities: Tensor = _Softmax.apply(scores_XTK)
+    return probabilities
+
+
+class _Softmax(torch.autograd.Function):
+    """Backward: p · (gradient - Σ p · gradient)."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_XTK: Tensor) -> Tensor:
+        overwritten = scores_XTK.detach()  # no other function keeps the scores
+        p_XTK = torch.softmax(overwritten, dim=-1, out=overwritten)
+        ctx.save_for_backward(p_XTK)
+        return p_XTK
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient_XTK,), (p_XTK,) = gradients, ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            weighted_XTK = p_XTK * gradient_XTK
+            return weighted_XTK - p_XTK * weighted_XTK.sum(-1, keepdim=True)
+        backward = torch.ops.aten._softmax_backward_data.out
+        result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=gradient_XTK)
+        return result
 
 
 def query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:
