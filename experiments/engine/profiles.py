@@ -138,8 +138,10 @@ LAPTOP = Profile(
     seeds=(1, 2, 3),
     seeds_others=(1, 2, 3),
     seeds_of={
-        "no_recurrence-relative-full_loss-longer_segments_equal_tokens": (1, 2)
-    },  # two decided their claim before
+        "no_recurrence-relative-full_loss-longer_segments_equal_tokens": (1, 2),  # two decided its claim before
+        "shuffled_lines-recurrence-relative-full_loss": (1, 2, 3, 4),  # three left their claim within noise
+        "shuffled_lines-no_recurrence-relative-full_loss": (1, 2, 3, 4),
+    },
     attention_lengths=(32, 64, 128, 256, 384),
     recurrent={
         "lstm": ("model.hidden_dropout=0", "optimizer.lr=3.5e-3"),
