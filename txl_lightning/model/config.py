@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
-from txl_lightning.model.softmax import TieProjections
 
 MemoryStart = Literal["empty", "zeros"]
 MemoryReset = Literal["never", "document"]
 Norm = Literal["layer", "rms"]
+TieProjections = Literal["all_but_first", "all", "none"]
 FeedForwardKind = Literal["relu", "swiglu", "geglu"]
 TRAINED_COMPRESSIONS = ("conv", "dilated")
 COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txl_lightning.model.kernels.choice import is_eager_on_cpu
+
 LEVELS = 1 << 16
 
 
@@ -34,13 +36,13 @@ class Dropout(nn.Module):
             relu: whether relu comes first.
         """
         drops = self.training and self.p > 0.0
-        if relu and drops and _is_fast(x):
+        if relu and drops and is_eager_on_cpu(x):
             dropped: Tensor = _DroppedRelu.apply(x, self._factors(x), x.new_tensor(self._scale))
             return dropped
         x = F.relu(x, inplace=True) if relu else x
         if not drops:
             return x
-        return x * self._factors(x) if _is_fast(x) else F.dropout(x, self.p)
+        return x * self._factors(x) if is_eager_on_cpu(x) else F.dropout(x, self.p)
 
     @property
     def _dropped_levels(self) -> int:
@@ -60,10 +62,6 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Show p."""
         return f"p={self.p}"
-
-
-def _is_fast(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _DroppedRelu(torch.autograd.Function):

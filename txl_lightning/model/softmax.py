@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txl_lightning.model.config import TieProjections
 from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.kernels.choice import is_eager_on_cpu
 
-TieProjections = Literal["all_but_first", "all", "none"]
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
 
 
@@ -120,7 +121,7 @@ class _NegativeLogLikelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, overwrite: bool) -> Tensor:
-        if overwrite and _in_place(logits_NV) and logits_NV.dtype in (torch.float32, torch.float64):
+        if overwrite and is_eager_on_cpu(logits_NV) and logits_NV.dtype in (torch.float32, torch.float64):
             log_probabilities_NV = torch.log_softmax(logits_NV, 1, out=logits_NV)
         else:
             log_probabilities_NV = _log_softmax(logits_NV)
@@ -135,7 +136,7 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         (gradient_N,) = gradients
         log_probabilities_NV, targets_N = ctx.saved_tensors
         # A graph that is kept may be passed again, and needs the log-probabilities then.
-        kept = not _in_place(gradient_N) or torch._C._autograd._get_current_graph_task_keep_graph()
+        kept = not is_eager_on_cpu(gradient_N) or torch._C._autograd._get_current_graph_task_keep_graph()
         result_NV = torch.empty_like(log_probabilities_NV) if kept else log_probabilities_NV
         for rows, gradient_RV in _one_hot_rows(gradient_N, targets_N, log_probabilities_NV):
             arguments = (gradient_RV, log_probabilities_NV[rows], 1, gradient_RV.dtype)
@@ -147,18 +148,13 @@ class _NegativeLogLikelihood(torch.autograd.Function):
 def _one_hot_rows(gradient_N: Tensor, targets_N: Tensor, like_NV: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield -gradient at the targets, and zero elsewhere: on the CPU in one buffer for some rows after the others."""
     N, V = like_NV.shape
-    n = max(1, ROWS_BYTES // (V * like_NV.element_size())) if _in_place(like_NV) else max(1, N)
+    n = max(1, ROWS_BYTES // (V * like_NV.element_size())) if is_eager_on_cpu(like_NV) else max(1, N)
     buffer_RV = like_NV.new_zeros(min(n, N), V)
     for first in range(0, N, n):
         rows = slice(first, min(first + n, N))
         part_RV, targets_R = buffer_RV[: rows.stop - first], targets_N[rows, None]
         yield rows, part_RV.scatter_(1, targets_R, -gradient_N[rows, None])
         part_RV.scatter_(1, targets_R, 0)
-
-
-def _in_place(tensor: Tensor) -> bool:
-    """Return whether rows are computed in place: on the CPU, outside a compiled graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def cluster_sizes(cluster_of: Int[Tensor, " n"], n_clusters: int) -> list[int]:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from txl_lightning.errors import require
 from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer
-from txl_lightning.model.config import check_clusters
+from txl_lightning.model.config import TieProjections, check_clusters
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.initialization import initialize
-from txl_lightning.model.softmax import TieProjections, TokenSoftmax
+from txl_lightning.model.softmax import TokenSoftmax
 
 Cell = Literal["lstm", "qrnn"]
 LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn": QRNNLayer}

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from txl_lightning.model.checkpoints import tensorflow
 from txl_lightning.model.checkpoints.weight_mapping import CheckpointError, Family, weight_mapping
-from txl_lightning.model.config import TransformerXLConfig
-from txl_lightning.model.softmax import TieProjections
+from txl_lightning.model.config import TieProjections, TransformerXLConfig
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3

@@ -62,6 +62,14 @@ def kernel_on(
     return kernel
 
 
+def is_eager_on_cpu(tensor: Tensor) -> bool:
+    """Return whether operations on a tensor run one by one on the CPU: not on another device or in a compiled graph.
+
+    There the CPU computes in parts and overwrites what no one reads again.
+    """
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None

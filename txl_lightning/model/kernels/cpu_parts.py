@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from txl_lightning.model.kernels.choice import is_eager_on_cpu
+
 # Queries that are attended from at a time on the CPU; more need more memory and more products of hidden keys, fewer
 # need more calls. Measured: BENCHMARKS.md, "Attention in blocks of queries".
 BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
@@ -21,14 +23,14 @@ SCORE_BYTES_AT_ONCE = 1 << 23
 
 def block_size(v_HBKE: Tensor) -> int:
     """Return how many queries are attended from at a time: all, unless on the CPU and not compiled."""
-    return BLOCK.get(v_HBKE.dtype, sys.maxsize) if _in_parts(v_HBKE) else sys.maxsize
+    return BLOCK.get(v_HBKE.dtype, sys.maxsize) if is_eager_on_cpu(v_HBKE) else sys.maxsize
 
 
 def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
     """Return the products of the rows and the distance vectors r of each head."""
     S, E = r_HSE.shape[1:]
     is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
-    if is_view and r_HSE.dtype == torch.bfloat16 and rows_HXE.shape[1] < S and _in_parts(r_HSE):
+    if is_view and r_HSE.dtype == torch.bfloat16 and rows_HXE.shape[1] < S and is_eager_on_cpu(r_HSE):
         # A batched product would first copy the part of the table that the view shows.
         return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
     return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
@@ -39,7 +41,7 @@ def softmax_of(scores_XTK: Tensor) -> Float[Tensor, "X T K"]:
 
     New tensors of this size cost as much time as the softmax: the system fills their pages with zeros first.
     """
-    if not _in_parts(scores_XTK):
+    if not is_eager_on_cpu(scores_XTK):
         return torch.softmax(scores_XTK, dim=-1)
     probabilities: Tensor = _Softmax.apply(scores_XTK)
     return probabilities
@@ -73,7 +75,7 @@ def query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:
     keys are memory.
     """
     T = mask_TK.shape[-2]
-    n = QUERIES_AT_ONCE if _in_parts(mask_TK) and K < 4 * T else max(1, T)
+    n = QUERIES_AT_ONCE if is_eager_on_cpu(mask_TK) and K < 4 * T else max(1, T)
     for first in range(0, T, n):
         stop = min(first + n, T)
         yield slice(first, stop), K - T + stop
@@ -86,7 +88,7 @@ def head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
     costs a quarter of the time.
     """
     H, B, K, _ = v_HBKE.shape
-    if not _in_parts(v_HBKE):
+    if not is_eager_on_cpu(v_HBKE):
         return [slice(H)]
     n = max(SCORE_BYTES_AT_ONCE // (B * T * K * v_HBKE.element_size()), torch.get_num_threads() // B, 1)
     return [slice(first, first + n) for first in range(0, H, n)]
@@ -95,10 +97,6 @@ def head_groups(v_HBKE: Tensor, T: int) -> list[slice]:
 def widened(mask_TK: Tensor, n_keys: int) -> Tensor:
     """Return the mask of all keys from that of the last ones: those before are visible."""
     return F.pad(mask_TK, (n_keys - mask_TK.shape[-1], 0))
-
-
-def _in_parts(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def joined(parts: list[Tensor], dim: int) -> Tensor:
