@@ -159,7 +159,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--no-huggingface", dest="huggingface", action="store_false", help="measure this project only")
     add("--threads", type=_at_least_one, default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--markdown", type=Path, default=PAGE, help="file whose sections are rewritten")
+    add("--markdown", type=Path, help="file whose sections are rewritten; default: BENCHMARKS.md, and beside --results for a GPU")
     add("--results", type=Path, help="file that keeps the results; default: benchmarks/results/DEVICE.json")
     return parser
 
@@ -185,6 +185,7 @@ def main() -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     path = options.results or RESULTS / f"{options.device}.json"
+    page = options.markdown or (PAGE if options.device == "cpu" else path.with_suffix(".md"))
     records = json.loads(path.read_text()) if path.exists() else {}
     left = {
         name: task
@@ -200,7 +201,7 @@ def main() -> int:
         return 2
     path.parent.mkdir(parents=True, exist_ok=True)
     late = measure_all(left, records, path, options.budget)
-    write_page(records, options.markdown, path)
+    write_page(records, page, path)
     if late:
         print(f"bench: left for the next call (--budget {options.budget:g}): {', '.join(late)}", file=sys.stderr)
     return 3 if late else 0

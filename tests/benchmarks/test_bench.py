@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import bench
 from benchmarks.bench_sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
@@ -151,6 +152,19 @@ def test_a_budget_leaves_cases_for_the_next_call(
     assert run(monkeypatch, tmp_path, "--budget", "1") == 3
     assert "left for the next call (--budget 1): training/b" in capsys.readouterr().err
     assert measured == ["training/a"]
+
+
+def test_a_bench_of_the_gpu_leaves_the_page_of_the_cpu(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PAGE", tmp_path / "cpu.md")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device, page in (("cuda", tmp_path / "results.md"), ("cpu", tmp_path / "cpu.md")):
+        words = ["--results", str(tmp_path / "results.json"), "--no-huggingface", "--device", device, "--again"]
+        monkeypatch.setattr("sys.argv", ["bench", *words])
+        assert not page.exists()
+        assert bench.main() == 0
+        assert "## Training speed" in page.read_text()
 
 
 def test_only_cases_with_hugging_face_need_its_environment(
