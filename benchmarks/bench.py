@@ -159,7 +159,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--no-huggingface", dest="huggingface", action="store_false", help="measure this project only")
     add("--threads", type=_at_least_one, default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--markdown", type=Path, help="file whose sections are rewritten; default: BENCHMARKS.md, and beside --results for a GPU")
+    add("--markdown", type=Path, help="file whose sections are rewritten; default: BENCHMARKS.md, or beside --results")
     add("--results", type=Path, help="file that keeps the results; default: benchmarks/results/DEVICE.json")
     return parser
 

@@ -29,7 +29,8 @@ TRAINING = (
 )
 EVALUATION = (
     "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "
-    f"memory holds keys and values (`CachedTransformerXL`). {TURNS}"
+    f"memory holds keys and values (`CachedTransformerXL`). {TURNS} Autocast casts the weights once a turn; a "
+    "turn starts with cold caches, because the others ran before it."
 )
 TOKEN = (
     "Evaluation with segments of one token. Of the limit: bytes that a step reads at least (all weights, keys and "

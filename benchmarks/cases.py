@@ -114,12 +114,15 @@ COMPARISONS = {
         "words": _training(replace(LARGE, vocab_size=20_000, cutoffs=(2_000, 8_000)), 1.7),
     },
     "evaluation": {
-        "one stream": TurnTaking("evaluation", LONG, BOTH, 0.8),
+        # Weights are cast to bf16 once a turn, as once in a long text: a turn of one token would be half casts.
+        "one stream": TurnTaking("evaluation", replace(LONG, steps=4), BOTH, 1.5),
         "four streams": TurnTaking("evaluation", replace(LONG, batch_size=4), BOTH, 2.0),
     },
     "token": {
-        "one stream": TurnTaking("evaluation", replace(LONG, segment=1, steps=2), (*BOTH, *READS), 0.8),
-        "eight streams": TurnTaking("evaluation", replace(LONG, segment=1, batch_size=8), (*BOTH, *READS), 2.0, 5),
+        "one stream": TurnTaking("evaluation", replace(LONG, segment=1, steps=20), (*BOTH, *READS), 2.0),
+        "eight streams": TurnTaking(
+            "evaluation", replace(LONG, segment=1, batch_size=8, steps=5), (*BOTH, *READS), 4.0, 5
+        ),
     },
     "generation": {
         "one stream": TurnTaking("generation", replace(LARGE, segment=1, memory=512, batch_size=1, steps=20), BOTH, 0.7)

@@ -29,10 +29,13 @@ def block_size(v_HBKE: Tensor) -> int:
 def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
     """Return the products of the rows and the distance vectors r of each head."""
     S, E = r_HSE.shape[1:]
-    is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
-    if is_view and r_HSE.dtype == torch.bfloat16 and rows_HXE.shape[1] < S and is_eager_on_cpu(r_HSE):
-        # A batched product would first copy the part of the table that the view shows.
-        return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
+    if r_HSE.dtype == torch.bfloat16 and is_eager_on_cpu(r_HSE):
+        is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
+        if is_view and rows_HXE.shape[1] < S:
+            # A batched product would first copy the part of the table that the view shows.
+            return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
+        if rows_HXE.shape[1] == 1:  # a single column reads the table faster than a single row
+            return torch.bmm(r_HSE, rows_HXE.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
 
 
