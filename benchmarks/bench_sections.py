@@ -22,9 +22,9 @@ TURNS = (
 )
 TRAINING = (
     "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
-    f"{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} Of the limit: operations of the matrix products that "
-    "a step needs (`BenchmarkCase.training_flops`) per second, as a share of the rate of products of 2048 × 2048 "
-    "matrices in the same round and precision. Memory: peak of our process / peak of the other, in float32, both "
+    f'{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} "Of the limit" is the rate of the matrix products that '
+    "a step needs (`BenchmarkCase.training_flops`), as a share of the rate of products of 2048 × 2048 matrices in the "
+    "same round and precision. Memory: peak of our process / peak of the other, in float32, both "
     "without the memory of the libraries, measured after a step of a model with one layer of width 32."
 )
 EVALUATION = (
@@ -33,8 +33,9 @@ EVALUATION = (
     "turn starts with cold caches, because the others ran before it."
 )
 TOKEN = (
-    "Evaluation with segments of one token. Of the limit: bytes that a step reads at least (all weights, keys and "
-    "values once, `BenchmarkCase.step_bytes`) per second, as a share of the rate at which a large buffer is summed."
+    'Evaluation with segments of one token. "Of the limit" is the rate of the bytes that a step reads at least (all '
+    "weights, keys and values once, `BenchmarkCase.step_bytes`), as a share of the rate at which a large buffer is "
+    "summed."
 )
 GENERATION = (
     "Tokens drawn one at a time from the 40 likeliest, after a prompt of one token, with a memory full of zeros; for "

@@ -55,7 +55,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel("effect in %, right of 0 as the claim says", fontsize=10.5)
     handles = [
         axes.plot([], [], color=HERE, marker="o", linewidth=2, label="here, 95 % interval")[0],
-        axes.plot([], [], color=PAPER, marker="D", linestyle="none", label="paper")[0],
+        axes.plot([], [], color=PAPER, marker="D", fillstyle="none", linestyle="none", label="paper")[0],
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=10.5)
     save_figure(figure, path.with_suffix(""))
@@ -76,7 +76,7 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
         axes.plot([low, high], [y + 0.08, y + 0.08], color=HERE, linewidth=2.4, solid_capstyle="butt")
     axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="o", markersize=6)
     if claim["relative_paper"] is not None:
-        axes.plot([claim["relative_paper"]], [y + 0.08], color=PAPER, marker="D", markersize=5.5, zorder=3)
+        axes.plot([claim["relative_paper"]], [y + 0.08], color=PAPER, marker="D", fillstyle="none", zorder=3)
     axes.text(0.0, y - 0.14, _numbers(claim), transform=left, fontsize=9, va="center", color="#4a4f57", bbox=PLAIN)
 
 

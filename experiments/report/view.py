@@ -210,6 +210,8 @@ def _named(claim: Mapping[str, Any]) -> str:
 def _interval(low: float | None, high: float | None, digits: int) -> str:
     if low is None or high is None:
         return ""
+    while digits < 4 and any(value and not round(value, digits) for value in (low, high)):
+        digits += 1  # on which side of zero an end lies must be visible
     return f"[{number(low, digits, signed=True)}, {number(high, digits, signed=True)}]"
 
 

@@ -69,6 +69,9 @@ def test_a_row_has_effect_interval_smallest_effect_and_the_papers_effect() -> No
     assert [text.replace("\u00a0", " ") for text in shown] == [
         *("+0.100 bpc", "[+0.050, +0.150]", "0.050 bpc", "+4.2 %", "[+3.2, +5.2]", "+2.7 %", "✓ holds"),
     ]
+    near_zero = claim_view(claim("within noise") | {"relative_low": -0.04, "relative_high": 0.42})
+    assert near_zero.relative_interval == "[−0.04, +0.42]"
+    assert claim_view(claim("holds") | {"relative_low": 0.0}).relative_interval == "[0.0, +5.2]"
     once = claim_view(claim("within noise") | dict.fromkeys(("low", "high", "smallest", "relative_low")))
     assert (once.interval, once.smallest, once.relative_interval) == ("", "", "")
 
