@@ -210,7 +210,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T E"]:
         scores_XTK = self._scores(q_HBTE, keys_values, positions, mask_TK, self.terms)
         v_HBKE = keys_values[-1]
-        probabilities_XTK = self.dropout(softmax_of(scores_XTK))
+        probabilities_XTK = self.dropout(softmax_of(scores_XTK, read_by=self.dropout))
         return torch.bmm(probabilities_XTK, v_HBKE.flatten(0, 1)).unflatten(0, v_HBKE.shape[:2])
 
     def _attend_without_gradient(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +13,7 @@ from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.kernels.choice import has_hooks
 from txl_lightning.model.positions import VisibleKeys
 
 
@@ -36,7 +38,12 @@ class FeedForward(nn.Sequential):
     def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Compute the output of every position from its input."""
         expand, _, inner_dropout, contract, dropout = self
-        output: Tensor = dropout(contract(inner_dropout(expand(hidden_BTD), relu=True)))
+        inner = expand(hidden_BTD)
+        if not torch.compiler.is_compiling() and (has_hooks(expand) or has_hooks(inner_dropout)):
+            inner = inner_dropout(F.relu(inner))  # hooks may keep what would be overwritten
+        else:
+            inner = inner_dropout(inner, relu=True)
+        output: Tensor = dropout(contract(inner))
         return output
 
 

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from txl_lightning.errors import require
 from txl_lightning.model.positions import VisibleKeys
@@ -68,6 +69,12 @@ def is_eager_on_cpu(tensor: Tensor) -> bool:
     There the CPU computes in parts and overwrites what no one reads again.
     """
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks, its own or those of all modules, may keep a module's inputs, outputs or gradients."""
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(own) or bool(_has_any_global_hook())
 
 
 @cache

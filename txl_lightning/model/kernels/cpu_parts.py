@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.model.kernels.choice import is_eager_on_cpu
+from txl_lightning.model.kernels.choice import has_hooks, is_eager_on_cpu
 
 # Queries that are attended from at a time on the CPU; more need more memory and more products of hidden keys, fewer
 # need more calls. Measured: BENCHMARKS.md, "Attention in blocks of queries".
@@ -39,12 +39,17 @@ def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S
     return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
 
 
-def softmax_of(scores_XTK: Tensor) -> Float[Tensor, "X T K"]:
+def softmax_of(scores_XTK: Tensor, read_by: nn.Module) -> Float[Tensor, "X T K"]:
     """Return the softmax over the keys. On the CPU it overwrites the scores, and its backward pass the gradient.
 
     New tensors of this size cost as much time as the softmax: the system fills their pages with zeros first.
+
+    Args:
+        scores_XTK: scores that nothing else reads.
+        read_by: module that alone reads the softmax. If it has hooks, nothing is overwritten: they may keep the
+            softmax, and so its gradient.
     """
-    if not is_eager_on_cpu(scores_XTK):
+    if not is_eager_on_cpu(scores_XTK) or has_hooks(read_by):
         return torch.softmax(scores_XTK, dim=-1)
     probabilities: Tensor = _Softmax.apply(scores_XTK)
     return probabilities
@@ -66,8 +71,10 @@ class _Softmax(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             weighted_XTK = p_XTK * gradient_XTK
             return weighted_XTK - p_XTK * weighted_XTK.sum(-1, keepdim=True)
+        # A gradient such as that of a sum is expanded from one number, and has no room for the result.
+        room_XTK = gradient_XTK if gradient_XTK.is_contiguous() else torch.empty_like(p_XTK)
         backward = torch.ops.aten._softmax_backward_data.out
-        result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=gradient_XTK)
+        result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=room_XTK)
         return result
 
 
