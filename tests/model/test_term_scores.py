@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.evaluation.attention.maps import AttentionInputs, watched
@@ -61,7 +61,12 @@ def test_the_score_is_what_forward_takes_the_softmax_of(name, monkeypatch):
     seen, hidden, unwatched = caught(**MODELS[name])
     assert torch.equal(hidden, unwatched)
     used: list[Tensor] = []
-    monkeypatch.setattr(attention_module, "softmax_of", lambda x: used.append(x) or torch.softmax(x, dim=-1))
+
+    def kept(scores: Tensor, read_by: nn.Module) -> Tensor:
+        used.append(scores)
+        return torch.softmax(scores, dim=-1)
+
+    monkeypatch.setattr(attention_module, "softmax_of", kept)
     for attention, inputs in seen:
         attention(*inputs)
         assert torch.equal(attention.scores(*inputs).flatten(0, 1), used.pop())
