@@ -56,7 +56,7 @@ def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, secti
     assert page.count("![") == len(figures) + 1 >= 11  # the first is the picture of the claims
     assert page.count("### sample") == 2
     loss = next(t for section in sections for t in section.tables if t.id == "table_7").number(Arm().key, "loss")
-    assert list(loss.by_seed or {}) == ["1", "2", "3"]
+    assert list(loss.by_seed or {}) == ["1", "2", "3", "4"]
     assert f"| recurrence, ours, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
 
 
