@@ -94,6 +94,7 @@ def files(directory: Path) -> None:
         (["train", "--steps=2"], "--steps=2: no such flag; options are written option=value (--help lists them)"),
         (["train", "-m", "--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can be"),
         (["train", "memory=on,off"], "memory=on,off: several values need -m (a multirun)"),
+        (["train", "model=[lstm,qrnn]"], "takes one choice; several need -m (a multirun): model=lstm,qrnn"),
         (["train", "memroy=off"], "memroy=off: no such option, did you mean memory"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),
     ],

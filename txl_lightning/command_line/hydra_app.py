@@ -24,6 +24,7 @@ from txl_lightning.command_line.messages import (
     is_expected,
     one_line,
     refuse_dashes,
+    refuse_several_choices,
     suggestion,
 )
 from txl_lightning.command_line.multirun_table import MultirunTable, write_results
@@ -49,6 +50,7 @@ def run_command(command: Command, words: list[str]) -> None:
     words.sort(key=lambda word: word not in MULTIRUN)  # Hydra refuses overrides on both sides of a flag
     try:
         refuse_dashes(words, command.schema)
+        refuse_several_choices(words)
         if {"-h", "--help"} & set(words):
             print(options_help(command, _overrides(words)))
             return

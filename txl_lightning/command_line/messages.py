@@ -105,6 +105,18 @@ def refuse_dashes(words: Sequence[str], schema: type) -> None:
             raise UserError(f"{word}: no such flag; options are written option=value (--help lists them)")
 
 
+def refuse_several_choices(words: Sequence[str]) -> None:
+    """Refuse `group=[one,other]`: Hydra would merge the two, and the result is neither. Experiments may be merged.
+
+    Raises:
+        UserError: a word gives a group of `conf/` a list.
+    """
+    for word in words:
+        group, _, value = word.partition("=")
+        if value.startswith("[") and group not in ("", "experiment") and (CONF / group).is_dir():
+            raise UserError(f"{word}: takes one choice; several need -m (a multirun): {group}={value.strip('[]')}")
+
+
 def suggestion(key: str, schema: type) -> str:
     """Return `, did you mean …?` with the option names nearest to `key`, or a hint at `--help`."""
     names = _option_names(schema)
