@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from experiments.engine.jobs import Job
 from experiments.engine.runner import Runner
@@ -15,6 +16,7 @@ from txl_lightning.training.callbacks.progress_file import PROGRESS_FILE
 
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BETWEEN_UPDATES = 0.25
+SEEN = 0.1  # share of its steps from which a running training shows its speed
 CLEAR_LINE = "\r\033[K"
 
 
@@ -23,7 +25,7 @@ class Progress:
 
     Args:
         jobs: all jobs, finished ones included.
-        estimate: seconds of a job that has not run.
+        estimate: seconds of a job that has not run, on the machine of the profile.
         slots: jobs that run at once.
     """
 
@@ -31,12 +33,14 @@ class Progress:
         self.jobs, self.estimate, self.slots = {job.name: job for job in jobs}, estimate, slots
         self._on_terminal = sys.stderr.isatty()
         self._reported: set[str] = set()
+        self._before: set[str] = set()
         self._last_update: float | None = None
 
     def __call__(self, runner: Runner) -> None:
         """Report jobs that ended since the last call and, when it is time, the running ones."""
         if self._last_update is None:
-            self._reported = set(runner.done)  # finished in earlier calls
+            self._before = set(runner.done)  # finished in earlier calls
+            self._reported = set(self._before)
         for name in [name for name in (*runner.done, *runner.failed) if name not in self._reported]:
             self._reported.add(name)
             seconds = runner.record(self.jobs[name]).get("seconds", 0)
@@ -54,11 +58,24 @@ class Progress:
         return " · ".join([done, *running])
 
     def seconds_left(self, runner: Runner) -> float:
-        """Return the estimated seconds until all jobs are done."""
-        parallel = sum(self.estimate(job) for job in runner.waiting if not job.alone)
+        """Return the estimated seconds until all jobs are done, at the pace of the trainings so far."""
+        pace = self.pace(runner)
+        parallel = sum(self.estimate(job) * pace for job in runner.waiting if not job.alone)
         for running in runner.running:
-            parallel += max(0.0, self.estimate(running.job) - (time.perf_counter() - running.started))
-        return parallel / self.slots + sum(self.estimate(job) for job in runner.waiting if job.alone)
+            parallel += max(0.0, self.estimate(running.job) * pace - (time.perf_counter() - running.started))
+        return parallel / self.slots + sum(self.estimate(job) * pace for job in runner.waiting if job.alone)
+
+    def pace(self, runner: Runner) -> float:
+        """Return seconds taken / estimated of this call's trainings, the running ones included; 1 before the first."""
+        taken = estimated = 0.0
+        for job in (job for name, job in runner.done.items() if name not in self._before and job.command == "train"):
+            taken, estimated = taken + runner.record(job).get("seconds", 0), estimated + self.estimate(job)
+        for job in (running.job for running in runner.running if running.job.command == "train"):
+            state = _training_state(runner.directory(job))
+            if state and state["steps"] >= SEEN * state["max_steps"]:
+                taken += state["seconds"]
+                estimated += self.estimate(job) * state["steps"] / state["max_steps"]
+        return taken / estimated if taken and estimated else 1.0
 
     def close(self) -> None:
         """Clear the status line of a terminal."""
@@ -78,12 +95,19 @@ class Progress:
 
 def training_progress(run: Path) -> str:
     """Return steps and loss of a training, such as `600/1500 bpc 2.610`, from its progress file; empty without one."""
-    try:
-        state = json.loads((run / PROGRESS_FILE).read_text())
-    except (OSError, ValueError):
+    state = _training_state(run)
+    if state is None:
         return ""
     loss = "" if state["loss"] is None else f" {state['unit']} {state['loss']:.3f}"
     return f"{state['steps']}/{state['max_steps']}{loss}"
+
+
+def _training_state(run: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = json.loads((run / PROGRESS_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return state
 
 
 def clock(seconds: float) -> str:

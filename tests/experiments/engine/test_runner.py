@@ -168,6 +168,25 @@ def test_the_status_line_shows_the_progress_file_not_the_log(tmp_path: Path) -> 
     assert progress.status(watched).endswith(" · a 0/1500 · b")
 
 
+def test_the_time_left_follows_the_pace_of_the_trainings_so_far(tmp_path: Path) -> None:
+    jobs = [Job(name, "train", (), "tables") for name in "abcd"]
+    watched = runner(tmp_path, jobs)
+    progress = Progress(jobs, lambda job: 100.0, slots=1)
+    watched.waiting = [jobs[2], jobs[3]]
+    handle = Pretended(["train"], make_folder(tmp_path / "b") / LOG, 0)
+    watched.running = [Running(jobs[1], handle, 0)]
+    state = {"steps": 50, "max_steps": 1000, "unit": "bpc", "loss": None, "seconds": 60.0}
+    path = tmp_path / "b" / "progress.json"
+    path.write_text(json.dumps(state))
+    assert progress.pace(watched) == 1  # a training that has just begun shows nothing
+    path.write_text(json.dumps({**state, "steps": 200}))
+    assert progress.pace(watched) == 3  # 60 seconds for a fifth of 100
+    assert progress.seconds_left(watched) == pytest.approx(3 * 300, abs=1)
+    watched.done = {"a": jobs[0]}
+    (make_folder(tmp_path / "a") / "job.json").write_text(json.dumps({"seconds": 100.0}))
+    assert progress.pace(watched) == pytest.approx(160 / 120)
+
+
 def make_folder(path: Path) -> Path:
     path.mkdir()
     return path
