@@ -62,7 +62,8 @@ def comparisons() -> dict[str, TurnTaking]:
 
 def tasks(options: argparse.Namespace) -> dict[str, Task]:
     """Return the chosen tasks by section/case, in the order in which they are measured."""
-    common = {"package": package_checksum(), "torch": torch.__version__, "processor": processor()}
+    device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
+    common = {"package": package_checksum(), "torch": torch.__version__, "processor": device}
     found: dict[str, Task] = {}
     for name, case in comparisons().items():
         most = case.rounds or ROUNDS

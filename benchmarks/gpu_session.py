@@ -183,7 +183,7 @@ def measure(session: GpuSession) -> None:
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
-    session.run("kernels", kernels, 60)
+    session.run("kernels", kernels, 90)
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])
     every = f"trainer.val_every_n_steps={max(1, steps // 5)}"

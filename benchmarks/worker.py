@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,19 @@ from benchmarks.cases import BF16, BenchmarkCase
 LEARNING_RATE = 0.00025
 CLIP = 0.25
 TOP_K = 40
-MATRIX_SIZE, MATRIX_PRODUCTS = 2048, 8
-BUFFER_VALUES, BUFFER_READS = 1 << 26, 4
+
+
+class Limits(NamedTuple):
+    """Work that shows a device's limits: products of square matrices, and sums of a buffer."""
+
+    matrix_size: int
+    products: int
+    buffer_values: int
+    reads: int
+
+
+# A GPU does the CPU's work in less time than it takes to start it.
+LIMITS = {"cpu": Limits(2048, 8, 1 << 26, 4), "cuda": Limits(8192, 50, 1 << 28, 50)}
 
 Forward = Callable[[Tensor, Any], tuple[Tensor, Any]]
 Draw = Callable[[Tensor, int], Any]
@@ -312,7 +323,7 @@ class LoaderWorkload(Workload):
         from txl_lightning.data.streams.ordered import OrderedStreams
 
         case = self.case
-        tokens = random_tokens(case, 2 * case.tokens * (steps + 1)).numpy().astype("uint8")
+        tokens = random_tokens(case, 2 * case.tokens * (steps + 1)).cpu().numpy().astype("uint8")
         segments = iter(OrderedStreams(tokens, case.batch_size, case.segment))
         return lambda: list(islice(segments, steps))
 
@@ -320,24 +331,26 @@ class LoaderWorkload(Workload):
 class LimitWorkload(Workload):
     """Limits of the machine: products of large matrices, and reads of a large buffer; a step is all of a turn."""
 
-    implementations: ClassVar[dict[str, Any]] = {"matrix": MATRIX_PRODUCTS, "bandwidth": BUFFER_READS}
+    implementations: ClassVar[dict[str, Any]] = {"matrix": None, "bandwidth": None}
 
     def __init__(self, implementation: str, case: BenchmarkCase) -> None:
         super().__init__(implementation, case)
         dtype = torch.bfloat16 if case.precision == BF16 else torch.float32
-        shape = (MATRIX_SIZE, MATRIX_SIZE) if implementation == "matrix" else (BUFFER_VALUES,)
+        limits, is_matrix = LIMITS[case.device], implementation == "matrix"
+        shape = (limits.matrix_size, limits.matrix_size) if is_matrix else (limits.buffer_values,)
         self.values = torch.ones(shape, dtype=dtype, device=case.device)
+        self.times = limits.products if is_matrix else limits.reads
 
     def describe(self) -> dict[str, Any]:
         """Add the floating-point operations or bytes of a turn."""
         values = self.values
-        once = 2 * MATRIX_SIZE**3 if values.dim() == 2 else values.numel() * values.element_size()
-        return {**super().describe(), "work": self.build * once}
+        once = 2 * len(values) ** 3 if values.dim() == 2 else values.numel() * values.element_size()
+        return {**super().describe(), "work": self.times * once}
 
     def prepare(self, steps: int) -> Callable[[], object]:
         values = self.values
         once = values.sum if values.dim() == 1 else lambda: values @ values
-        return lambda: [once() for _ in range(self.build)]
+        return lambda: [once() for _ in range(self.times)]
 
 
 WORKLOADS: dict[str, type[Workload]] = {

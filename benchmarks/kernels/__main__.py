@@ -18,6 +18,7 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -154,20 +155,15 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     device, cases = ("cuda", GPU_CASES) if on_gpu else ("cpu", TINY_CASES)
     kernels = ["eager", *(["triton", "flex"] if on_gpu else ["triton"] if os.environ.get("TRITON_INTERPRET") else [])]
-    results = [
-        {
-            "case": asdict(case),
-            "precision": precision,
-            "kernels": measure_kernels(case, precision, kernels, device, options.rounds),
-        }
-        for case in cases
-        for precision in (PRECISIONS if on_gpu else ["float32"])
-    ]
     name = torch.cuda.get_device_name() if on_gpu else "CPU"
-    text = json.dumps({"device": name, "torch": torch.__version__, "results": results}, indent=1)
+    results: list[dict[str, Any]] = []
+    for case, precision in product(cases, PRECISIONS if on_gpu else ["float32"]):
+        found = measure_kernels(case, precision, kernels, device, options.rounds)
+        results.append({"case": asdict(case), "precision": precision, "kernels": found})
+        text = json.dumps({"device": name, "torch": torch.__version__, "results": results}, indent=1)
+        if options.output:  # after every case: the first call of a kernel compiles it, and a time limit may follow
+            options.output.write_text(text + "\n")
     print(text)
-    if options.output:
-        options.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

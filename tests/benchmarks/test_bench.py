@@ -159,12 +159,15 @@ def test_a_bench_of_the_gpu_leaves_the_page_of_the_cpu(
 ) -> None:
     monkeypatch.setattr(bench, "PAGE", tmp_path / "cpu.md")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     for device, page in (("cuda", tmp_path / "results.md"), ("cpu", tmp_path / "cpu.md")):
         words = ["--results", str(tmp_path / "results.json"), "--no-huggingface", "--device", device, "--again"]
         monkeypatch.setattr("sys.argv", ["bench", *words])
         assert not page.exists()
         assert bench.main() == 0
         assert "## Training speed" in page.read_text()
+        identities = (record["identity"] for record in json.loads((tmp_path / "results.json").read_text()).values())
+        assert ("a GPU" in {identity["processor"] for identity in identities}) == (device == "cuda")
 
 
 def test_only_cases_with_hugging_face_need_its_environment(

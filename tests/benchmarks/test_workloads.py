@@ -29,13 +29,12 @@ def test_our_workloads_run_and_carry_their_memory(name: str, precision: str) -> 
 
 
 def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "MATRIX_SIZE", 16)
-    monkeypatch.setattr(worker, "BUFFER_VALUES", 1000)
+    monkeypatch.setitem(worker.LIMITS, "cpu", worker.Limits(16, 3, 1000, 5))
     for name in ("ours", "loader", "matrix", "bandwidth"):
         assert make_workload("generation", name, replace(TINY, segment=1 if name == "ours" else 16)).run(3) > 0
     half = replace(TINY, precision="bf16")
-    assert make_workload("training", "matrix", half).describe()["work"] == worker.MATRIX_PRODUCTS * 2 * 16**3
-    assert make_workload("training", "bandwidth", half).describe()["work"] == worker.BUFFER_READS * 2 * 1000
+    assert make_workload("training", "matrix", half).describe()["work"] == 3 * 2 * 16**3
+    assert make_workload("training", "bandwidth", half).describe()["work"] == 5 * 2 * 1000
 
 
 def test_every_case_has_a_workload() -> None:

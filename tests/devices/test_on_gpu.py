@@ -79,6 +79,7 @@ class ErrorOfWaiting(L.Callback):
             torch.cuda.set_sync_debug_mode(self.modes[trainer.global_step + 1])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("overrides", [(), ("encoding=shaw",), ("optimizer=muon",), ("trainer.precision=32-true",)])
 def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
     try:

@@ -1,10 +1,12 @@
 """The LightningModule carries memories: apart, in order, and as values."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.training.small_run import tiny_config
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
@@ -99,6 +101,23 @@ def test_the_memory_returns_from_a_checkpoint(module: LanguageModelModule, strea
     other = LanguageModelModule(module.model, module.optimizer_config, 10)
     other.on_load_checkpoint(checkpoint)
     assert other.training_step(streams[2], 2).item() == expected
+
+
+def test_compiled_training_compiles_the_full_memory_only(streams: OrderedStreams) -> None:
+    """How much of a memory is filled is a number that compiled code depends on."""
+    module = LanguageModelModule(
+        TransformerXL(replace(CONFIG, mem_len=9)), OptimizerConfig(name="adam", lr=1e-3), 10, compile=True
+    )
+    scored, filled = module.model.score, []
+
+    def score(tokens: Tensor, targets: Tensor, memory: Memory) -> object:
+        filled.append(memory.filled)
+        return scored(tokens, targets, memory)
+
+    module.score = score
+    for i in range(4):
+        module.training_step(streams[i], i)
+    assert filled == [9, 9]  # segments of 6: the first begins with 0 states, the second with 6
 
 
 def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelModule, streams: OrderedStreams) -> None:

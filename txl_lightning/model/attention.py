@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from txl_lightning.model.config import TransformerXLConfig
@@ -22,6 +25,9 @@ from txl_lightning.model.kernels.cpu_parts import (
     widened,
 )
 from txl_lightning.model.positions import VisibleKeys, relative_shift, rotate
+
+# Without cuDNN's attention, which torch prefers on an H100: it plans every new length of the memory anew.
+ON_A_GPU = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Attention(nn.Module):
@@ -260,9 +266,10 @@ class Attention(nn.Module):
                 bias = bias + mask_TK
         if bias.is_cuda:  # both are views, and the kernel refuses one that begins at an address it cannot read at once
             bias = bias.clone(memory_format=torch.contiguous_format)
-        return F.scaled_dot_product_attention(
-            query.expand(H, B, T, -1), k_HBKE, v_HBKE, attn_mask=bias.expand(H, B, T, K), scale=1.0
-        )
+        with sdpa_kernel(ON_A_GPU) if bias.is_cuda else nullcontext():
+            return F.scaled_dot_product_attention(
+                query.expand(H, B, T, -1), k_HBKE, v_HBKE, attn_mask=bias.expand(H, B, T, K), scale=1.0
+            )
 
     def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
         """Concatenate the heads of every token and project them to the output."""
@@ -296,6 +303,8 @@ class Attention(nn.Module):
         """Add the two halves of the score. `positions` has None for terms that are left out."""
         query, by_distance = self._factors(q_HBTE, positions, terms)
         H, B = keys_values[-1].shape[:2]
+        if query is not None and query.shape[2] == mask_TK.shape[-2]:
+            mask_TK = mask_TK.to(keys_values[0].dtype)  # exact; autocast would convert it for every head and stream
         by_stream = mask_TK.ndim == 3
         mask_XTK = mask_TK.expand(H, -1, -1, -1).flatten(0, 1) if by_stream else mask_TK.expand(H * B, -1, -1)
         content_XTK = content_scores(query, keys_values[0], mask_XTK)

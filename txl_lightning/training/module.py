@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State
@@ -40,8 +40,8 @@ class LanguageModelModule(L.LightningModule):
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         fused: use the fused optimiser step.
         loss: `full`, or `half` to count only the last half of a training segment's positions (Table 6).
-        compile: score training segments through `torch.compile`, with a memory of static shape. While a compressive
-            memory grows, segments are scored uncompiled.
+        compile: score training segments through `torch.compile`, with a memory of static shape. While the memory
+            fills, segments are scored uncompiled.
         column_chunks: number of chunks of columns in which a segment is processed before one step. The gradient
             equals that of all columns at once; activations need 1/n of the GPU memory.
         ranks: the processes of the run.
@@ -107,8 +107,8 @@ class LanguageModelModule(L.LightningModule):
         memory: Any = self.training_memory.load_for(batch)
         if memory is None and self.static_memory:
             memory = model.start_memory(batch.tokens.shape[0], static=True)
-        grows = isinstance(memory, CompressiveMemory) and memory.length < model.config.memory_slots
-        score = model.score if grows else self.score  # not compiled for shapes that change
+        fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
+        score = model.score if fills else self.score  # not compiled for shapes and lengths that change
         self._memory_before = memory
         losses: list[Tensor] = []
         compression_losses: list[Tensor] = []

@@ -132,6 +132,7 @@ def quiet_libraries() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*exists and is not empty.*")
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=r"The dirpath has changed.*")
+        warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
         yield
 
 

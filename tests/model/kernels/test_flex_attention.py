@@ -1,5 +1,7 @@
 """torch's flex_attention against eager attention: forward on the CPU, gradients too on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,7 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
     ids=str,
 )
 def test_flex_is_eager_attention(problem: Problem) -> None:
-    assert_equals_eager(problem, "flex", gradients=DEVICE == "cuda")
+    on_gpu = DEVICE == "cuda"  # its kernels need heads of 16
+    assert_equals_eager(replace(problem, E=16) if on_gpu else problem, "flex", gradients=on_gpu)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="the CPU has small heads")
+def test_small_heads_on_a_gpu_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"attention=flex: needs model\.d_head >= 16"):
+        Problem(E=8).run("flex", torch.float32)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has gradients")
@@ -35,7 +44,7 @@ def test_gradients_on_the_cpu_are_refused() -> None:
 
 
 def test_dropout_of_probabilities_is_refused() -> None:
-    model = tiny_model(attention_dropout=0.1).to(DEVICE)
+    model = tiny_model(attention_dropout=0.1, d_head=16).to(DEVICE)
     model.use_attention("flex")
     stream = random_stream(1, 5).to(DEVICE)
     with pytest.raises(OptionError, match="attention=flex: has no dropout of attention probabilities"):

@@ -59,6 +59,8 @@ class TimedScheme:
 
     def warm_up(self) -> float:
         """Take an unrecorded turn, choose the number of segments of later turns, and estimate the seconds of one."""
+        if self.text_1n.is_cuda:
+            self.read()  # the first call of a product on a GPU loads its kernel
         seconds = self.turn() * self.segment_len
         self.segments = max(1, min(MOST_SEGMENTS, round(TURN_SECONDS / seconds)))
         return (self.segments + (self.segment_len > 1)) * seconds

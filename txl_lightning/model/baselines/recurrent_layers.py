@@ -21,6 +21,9 @@ class LSTMLayer(nn.Module):
     In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens and
     streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
 
+    On a GPU it stays in single precision under autocast: torch would compute it in float16 whatever type was asked
+    for, and without a scaled loss most of its gradients would be zero.
+
     Args:
         d_model: D, width of x and of h.
         weight_dropout: probability at the elements of U.
@@ -41,17 +44,20 @@ class LSTMLayer(nn.Module):
             previous_BD: h of the token before them.
             cell_BD: c of the token before them.
         """
+        if x_BTD.is_cuda:
+            x_BTD, previous_BD = x_BTD.to(cell_BD.dtype), previous_BD.to(cell_BD.dtype)
         start = (previous_BD[None], cell_BD[None])
-        if self.training and self.weight_dropout.p:
-            weights = [
-                self.lstm.weight_ih_l0,
-                self.weight_dropout(self.lstm.weight_hh_l0),
-                self.lstm.bias_ih_l0,
-                self.lstm.bias_hh_l0,
-            ]
-            h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
-        else:
-            h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
+        with torch.autocast("cuda", enabled=False):
+            if self.training and self.weight_dropout.p:
+                weights = [
+                    self.lstm.weight_ih_l0,
+                    self.weight_dropout(self.lstm.weight_hh_l0),
+                    self.lstm.bias_ih_l0,
+                    self.lstm.bias_hh_l0,
+                ]
+                h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
+            else:
+                h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
         return h_BTD, last_h[0], last_c[0]
 
 

@@ -42,7 +42,8 @@ def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S
 def softmax_of(scores_XTK: Tensor, read_by: nn.Module) -> Float[Tensor, "X T K"]:
     """Return the softmax over the keys. On the CPU it overwrites the scores, and its backward pass the gradient.
 
-    New tensors of this size cost as much time as the softmax: the system fills their pages with zeros first.
+    New tensors of this size cost as much time as the softmax: the system fills their pages with zeros first. On a GPU
+    the probabilities have the scores' type, with sums in float32: autocast would keep all of them in float32.
 
     Args:
         scores_XTK: scores that nothing else reads.
@@ -50,7 +51,8 @@ def softmax_of(scores_XTK: Tensor, read_by: nn.Module) -> Float[Tensor, "X T K"]
             softmax, and so its gradient.
     """
     if not is_eager_on_cpu(scores_XTK) or has_hooks(read_by):
-        return torch.softmax(scores_XTK, dim=-1)
+        with torch.autocast("cuda", enabled=False):
+            return torch.softmax(scores_XTK, dim=-1)
     probabilities: Tensor = _Softmax.apply(scores_XTK)
     return probabilities
 

@@ -25,13 +25,15 @@ def attend_flex(
     """Return the attention of `attend_fused`, compiled on a GPU and by plain operations on the CPU.
 
     Raises:
-        OptionError: with dropout, or with gradients on the CPU: flex_attention has neither.
+        OptionError: with dropout, or with gradients on the CPU: flex_attention has neither; on a GPU with heads of less
+            than 16, which its kernels do not have.
     """
     require(dropout == 0, "attention", "flex", "has no dropout of attention probabilities; use eager or triton")
     on_cpu, inputs = kv_PHBKE.device.type == "cpu", (query_HBTE, kv_PHBKE, by_distance_HBTS)
     differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     require(not (on_cpu and differentiated), "attention", "flex", "has no gradients on the CPU; use eager")
     _, H, B, K, E = kv_PHBKE.shape
+    require(not kv_PHBKE.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use eager or triton")
     query = kv_PHBKE.new_zeros(H, B, n_queries, E) if query_HBTE is None else query_HBTE
     add_by_distance = None
     if by_distance_HBTS is not None:  # columns beyond K belong to hidden keys
