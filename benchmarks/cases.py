@@ -5,11 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 FLOAT32, BF16 = "float32", "bf16"
 BOTH = tuple(f"{name} {precision}" for name in ("ours", "huggingface") for precision in (FLOAT32, BF16))
 PRODUCTS = tuple(f"matrix {precision}" for precision in (FLOAT32, BF16))
 READS = ("bandwidth float32",)
+
+
+class Limits(NamedTuple):
+    """Work that shows a device's limits: products of square matrices, and sums of a buffer."""
+
+    matrix_size: int
+    products: int
+    buffer_values: int
+    reads: int
+
+
+# A GPU does the CPU's work in less time than it takes to start it.
+LIMITS = {"cpu": Limits(2048, 8, 1 << 26, 4), "cuda": Limits(8192, 50, 1 << 28, 50)}
 
 
 @dataclass(frozen=True)

@@ -16,29 +16,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases import BF16, BenchmarkCase
+from benchmarks.cases import BF16, LIMITS, BenchmarkCase
 
 LEARNING_RATE = 0.00025
 CLIP = 0.25
 TOP_K = 40
-
-
-class Limits(NamedTuple):
-    """Work that shows a device's limits: products of square matrices, and sums of a buffer."""
-
-    matrix_size: int
-    products: int
-    buffer_values: int
-    reads: int
-
-
-# A GPU does the CPU's work in less time than it takes to start it.
-LIMITS = {"cpu": Limits(2048, 8, 1 << 26, 4), "cuda": Limits(8192, 50, 1 << 28, 50)}
 
 Forward = Callable[[Tensor, Any], tuple[Tensor, Any]]
 Draw = Callable[[Tensor, int], Any]

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import commands, worker
-from benchmarks.cases import COMPARISONS, TINY
+from benchmarks.cases import COMPARISONS, TINY, Limits
 from benchmarks.checkpoint_cost import checkpoint_cost
 from benchmarks.worker import SegmentWorkload, make_workload, our_model, random_tokens
 from tests.training.small_run import TINY as TINY_RUN
@@ -29,7 +29,7 @@ def test_our_workloads_run_and_carry_their_memory(name: str, precision: str) -> 
 
 
 def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(worker.LIMITS, "cpu", worker.Limits(16, 3, 1000, 5))
+    monkeypatch.setitem(worker.LIMITS, "cpu", Limits(16, 3, 1000, 5))
     for name in ("ours", "loader", "matrix", "bandwidth"):
         assert make_workload("generation", name, replace(TINY, segment=1 if name == "ours" else 16)).run(3) > 0
     half = replace(TINY, precision="bf16")

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
+from pathlib import Path
 
-from txl_lightning.reporting.machine import processor
+import pytest
+
+from txl_lightning.reporting import machine
 
 
 @pytest.mark.parametrize(
-    ("avx512", "amx", "ending"),
+    ("flags", "ending"),
     [
-        (True, True, " with AVX512-BF16 and AMX"),
-        (True, False, " with AVX512-BF16"),
-        (False, True, " with AMX"),
+        ("fpu avx512_bf16 amx_tile amx_bf16 sse", " with AVX512-BF16 and AMX"),
+        ("fpu avx512_bf16 sse", " with AVX512-BF16"),
+        ("fpu avx512_bf16_not sse", ""),
     ],
 )
 def test_two_machines_of_one_model_differ_in_what_they_multiply(
-    monkeypatch: pytest.MonkeyPatch, avx512: bool, amx: bool, ending: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, ending: str
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    model = processor()
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert " with A" not in model
-    assert processor() == model + ending
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\nmodel name\t: A CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\nmodel name\t: A CPU\n")
+    monkeypatch.setattr(machine, "INFORMATION", path)
+    assert machine.processor() == f"A CPU{ending}"
+
+
+def test_a_system_without_that_file_has_a_processor_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "INFORMATION", tmp_path / "missing")
+    assert machine.processor()
+    assert " with " not in machine.processor()

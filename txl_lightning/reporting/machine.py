@@ -7,17 +7,18 @@ import platform
 import re
 from pathlib import Path
 
-import torch
+INFORMATION = Path("/proc/cpuinfo")
+BFLOAT16 = {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}  # instructions for products in bfloat16, by flag of Linux
 
 
 def processor() -> str:
-    """Return the model of the CPU, and its instructions for products in bfloat16: virtual machines hide some."""
-    information = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.+)", information.read_text()) if information.exists() else None
+    """Return the model of the CPU, and on Linux its instructions for bfloat16: virtual machines hide some."""
+    text = INFORMATION.read_text() if INFORMATION.exists() else ""
+    found = re.search(r"model name\s*: (.+)", text)
     model = found[1] if found else platform.processor() or platform.machine()
-    units = {"AVX512-BF16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
-    names = " and ".join(name for name, is_there in units.items() if is_there)
-    return f"{model} with {names}" if names else model
+    flags = re.search(r"flags\s*: (.+)", text)
+    names = [name for flag, name in BFLOAT16.items() if flags and flag in flags[1].split()]
+    return f"{model} with {' and '.join(names)}" if names else model
 
 
 def cores() -> int:
