@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import profile
 
 from tests.model.kernels.attention_problem import DEVICE, Problem
 from txl_lightning import TransformerXLConfig
@@ -114,3 +115,33 @@ def test_no_probabilities_are_stored() -> None:
     probabilities = 2 * 2 * T * (M + T) * 4
     mask = T * (M + T) * 4  # one for all layers
     assert sum(saved.values()) < mask + probabilities / 32
+
+
+def test_first_keys_have_the_gradients_of_slices() -> None:
+    keys = torch.randn(2, 3, 7, 4, dtype=torch.float64, requires_grad=True)
+    lengths, weights = [2, 5, 7], torch.randn(3, 2, 3, 7, 4, dtype=torch.float64)
+
+    def loss(parts: list[Tensor]) -> Tensor:
+        return sum((p.pow(3) * w[:, :, : p.shape[2]]).sum() for p, w in zip(parts, weights, strict=True))  # type: ignore[return-value]
+
+    def parts() -> list[Tensor]:
+        return cpu_parts.first_keys(keys, lengths)
+
+    assert [part.shape[2] for part in parts()] == lengths
+    (expected,) = torch.autograd.grad(loss([keys[:, :, :n] for n in lengths]), keys, create_graph=True)
+    (found,) = torch.autograd.grad(loss(parts()), keys, create_graph=True)
+    torch.testing.assert_close(found, expected)
+    (second,) = torch.autograd.grad(found.square().sum(), keys)
+    torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), keys)[0])
+    with torch.no_grad():
+        assert all(torch.equal(part, keys[:, :, :n]) for part, n in zip(parts(), lengths, strict=True))
+
+
+def test_no_gradient_of_keys_is_extended_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_parts, "BLOCK", {torch.float64: 7})
+    attention, inputs = layer(T=20, M=4, dropout=0.0)
+    loss = heads_of(attention, inputs).sum()
+    with profile() as profiled:
+        loss.backward()
+    extended = [event.name for event in profiled.events()].count("aten::slice_backward")
+    assert extended == 4  # of the table of distances for three blocks, of the weights for the memory

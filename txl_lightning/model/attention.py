@@ -17,6 +17,7 @@ from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels.choice import attend_fused, kernel_on
 from txl_lightning.model.kernels.cpu_parts import (
     block_size,
+    first_keys,
     head_groups,
     joined,
     products_with_table,
@@ -195,13 +196,13 @@ class Attention(nn.Module):
         positions = self.precompute(positions)
         size, recomputed = block_size(keys_values[-1]), keys_values[-1].dtype != torch.bfloat16
         T, K = mask_TK.shape[-2:]
+        masks = mask_TK.split(size, dim=-2)
+        lengths = [min(K - T + (n + 1) * size, K) for n in range(len(masks))]
+        queries = [None] * len(masks) if q_HBTE is None else q_HBTE.split(size, dim=2)
+        keys = zip(*(first_keys(x_HBKE, lengths) for x_HBKE in keys_values), strict=True)
         heads = []
-        for start in range(0, T, size):
-            end = min(start + size, T)
-            n_keys = K - T + end
-            queries = None if q_HBTE is None else q_HBTE[:, :, start:end]
-            visible_keys = tuple(x_HBKE[:, :, :n_keys] for x_HBKE in keys_values)
-            block = (queries, visible_keys, positions.up_to(n_keys), mask_TK[..., start:end, :n_keys])
+        for n_keys, q_block, visible_keys, mask in zip(lengths, queries, keys, masks, strict=True):
+            block = (q_block, visible_keys, positions.up_to(n_keys), mask[..., :n_keys])
             if recomputed:
                 draws = self.dropout.training and self.dropout.p > 0
                 heads.append(

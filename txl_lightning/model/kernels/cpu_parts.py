@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,35 @@ class _Softmax(torch.autograd.Function):
         backward = torch.ops.aten._softmax_backward_data.out
         result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=room_XTK)
         return result
+
+
+def first_keys(x_HBKE: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Return the first keys, or values, in several lengths: ascending, the last is K.
+
+    The backward pass adds the gradient of each to that of the next in place, where the gradient of a slice would first
+    be extended with zeros to all K keys.
+    """
+    parts = []
+    for n_keys in lengths[:-1]:
+        part, x_HBKE = _FirstKeys.apply(x_HBKE, n_keys)
+        parts.append(part)
+    return [*parts, x_HBKE]
+
+
+class _FirstKeys(torch.autograd.Function):
+    """Forward: views of the first keys and of all. Backward: overwrites the gradient of all, which nothing else has."""
+
+    @staticmethod
+    def forward(ctx: Any, x_HBKE: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
+        ctx.n_keys = n_keys
+        return x_HBKE[:, :, :n_keys], x_HBKE.view_as(x_HBKE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        of_first, of_all = gradients
+        total_HBKE = of_all.clone() if torch.is_grad_enabled() else of_all  # create_graph=True
+        total_HBKE[:, :, : ctx.n_keys] += of_first
+        return total_HBKE, None
 
 
 def query_blocks(mask_TK: Tensor, K: int) -> Iterator[tuple[slice, int]]:
