@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.cases import BF16, FLOAT32, BenchmarkCase
+from benchmarks.cases import BF16, FLOAT32, LIMITS, BenchmarkCase
 from benchmarks.page import aligned, spread
 from benchmarks.scaling import cost_name, curves, slope
 from benchmarks.worker import CLIP
@@ -23,8 +23,9 @@ TURNS = (
 TRAINING = (
     "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
     f'{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} "Of the limit" is the rate of the matrix products that '
-    "a step needs (`BenchmarkCase.training_flops`), as a share of the rate of products of 2048 × 2048 matrices in the "
-    "same round and precision. Memory: peak of our process / peak of the other, in float32, both "
+    "a step needs (`BenchmarkCase.training_flops`), as a share of the rate of products of "
+    f"{LIMITS['cpu'].matrix_size} × {LIMITS['cpu'].matrix_size} matrices ({LIMITS['cuda'].matrix_size} on a GPU) in "
+    "the same round and precision. Memory: peak of our process / peak of the other, in float32, both "
     "without the memory of the libraries, measured after a step of a model with one layer of width 32."
 )
 EVALUATION = (

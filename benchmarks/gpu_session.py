@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,14 +30,13 @@ from typing import Any
 import torch
 
 from benchmarks.rounds import TRANSFORMERS
-from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.files import write_json
 from txl_lightning.reporting.machine import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 GRACE_SECONDS = 45  # for a stopped part to save and end
+LEAST_TRAINING_SECONDS = 120
 START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-KERNEL_OPTION = "attention"  # field of the group `trainer` that chooses a kernel, in versions that have kernels
 KERNELS = ("triton", "flex")
 SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
 BASE = (
@@ -46,6 +45,7 @@ BASE = (
     "trainer.val_max_segments=50",
     "checkpoint.every_n_steps=1000000",
 )
+SPEED_ALONE = ("checkpoint.enabled=false", "evaluation.max_segments=5", "trainer.val_max_segments=5")  # little else
 TINY = (
     *("profile=smoke", "data=python-stdlib", "trainer.num_threads=1"),
     *("data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2", "evaluation.max_segments=2"),
@@ -141,22 +141,21 @@ def corpus() -> tuple[str, ...]:
 def speeds(directory: Path) -> dict[str, float]:
     """Return the median speed and MFU of a training and its peak memory, without the first third of the log.
 
-    The first steps compile, fill the memory and choose kernels.
+    The first steps compile, fill the memory and choose kernels; a third is rounded up, so that the first never counts.
     """
     path = directory / "metrics.csv"
     rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
     rows = [row for row in rows if row.get(SPEED)]
-    rows = rows[len(rows) // 3 :]
+    rows = rows[-(-len(rows) // 3) :]
     names = [name for name in (SPEED, MFU, MEMORY) if rows and rows[0].get(name)]
     return {name.removeprefix("train/"): median(float(row[name]) for row in rows) for name in names}
 
 
 def arms(dry_run: bool) -> dict[str, tuple[str, ...]]:
-    """Return the options of the measured steps; kernels where the model has an option for them."""
+    """Return the options of the measured steps."""
     if dry_run:
         return {"float32": ()}
-    has_kernels = KERNEL_OPTION in {one.name for one in fields(TrainerConfig)}
-    kernels = {name: (f"trainer.{KERNEL_OPTION}={name}",) for name in KERNELS if has_kernels}
+    kernels = {name: (f"trainer.attention={name}",) for name in KERNELS}
     return {"bfloat16": (), "float32": ("trainer.precision=32-true",), **kernels, "compiled": ("trainer.compile=true",)}
 
 
@@ -178,12 +177,12 @@ def measure(session: GpuSession) -> None:
     options = arms(session.dry_run)
     for name, overrides in options.items():
         part = f"steps/{name}"
-        steps = 15 if session.dry_run else 300
-        record = session.run(part, train_words(session, part, steps, *overrides), 100)
+        steps = 15 if session.dry_run else 150
+        record = session.run(part, train_words(session, part, steps, *SPEED_ALONE, *overrides), 100)
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
-    session.run("kernels", kernels, 90)
+    session.run("kernels", kernels, min(90, session.left - LEAST_TRAINING_SECONDS))
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])
     every = f"trainer.val_every_n_steps={max(1, steps // 5)}"

@@ -19,7 +19,7 @@ import txl_lightning
 from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, plain, typed
-from txl_lightning.reporting.machine import processor
+from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.training.precision import resolve_precision
 
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
@@ -159,7 +159,7 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
     made: dict[str, str] = {}
     for job in jobs:
         depends: dict[str, Any] = {"code": code_version(), "command": job.command, "torch": torch.__version__}
-        depends |= {"machine": processor()} if job.alone else {}
+        depends |= {"machine": ", ".join([processor(), *gpus()])} if job.alone else {}
         depends |= {"needs": [made[name] for name in job.needs]}
         if job.command == "train":
             depends |= {"config": with_influence(composed(job.overrides)), "corpus": corpora[job.name]}

@@ -30,3 +30,12 @@ def test_a_system_without_that_file_has_a_processor_too(monkeypatch: pytest.Monk
     monkeypatch.setattr(machine, "INFORMATION", tmp_path / "missing")
     assert machine.processor()
     assert " with " not in machine.processor()
+
+
+def test_the_gpus_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "GPU_INFORMATION", tmp_path)
+    assert machine.gpus() == []
+    for n, model in enumerate(("NVIDIA H100 80GB HBM3", "NVIDIA H200")):
+        (tmp_path / str(n)).mkdir()
+        (tmp_path / str(n) / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 4\n")
+    assert machine.gpus() == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]

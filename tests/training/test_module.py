@@ -120,6 +120,23 @@ def test_compiled_training_compiles_the_full_memory_only(streams: OrderedStreams
     assert filled == [9, 9]  # segments of 6: the first begins with 0 states, the second with 6
 
 
+def test_compiled_training_does_not_compile_the_last_segment_of_an_epoch(streams: OrderedStreams) -> None:
+    model = TransformerXL(replace(CONFIG, mem_len=0))
+    module = LanguageModelModule(model, OptimizerConfig(name="adam", lr=1e-3), 10, compile=True)
+    scored, lengths = model.score, []
+
+    def score(tokens: Tensor, targets: Tensor, memory: Memory | None) -> object:
+        lengths.append(tokens.shape[1])
+        return scored(tokens, targets, memory)
+
+    module.score = score
+    for _epoch in range(2):
+        for i, segment in enumerate(streams):
+            module.training_step(segment, i)
+    assert [segment.tokens.shape[1] for segment in streams] == [6, 6, 6, 6, 5]
+    assert lengths == [6] * 8
+
+
 def test_clipping_is_by_global_norm_and_the_norm_is_kept(module: LanguageModelModule, streams: OrderedStreams) -> None:
     module.training_step(streams[0], 0).backward()
     norm = torch.stack([p.grad.norm() for p in module.parameters()]).norm()

@@ -83,7 +83,7 @@ class LanguageModelModule(L.LightningModule):
         self.evaluation_memory = CarriedMemory()
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
         self.half_loss = loss == "half"
-        self.static_memory = compile
+        self.static_memory, self._longest_segment = compile, 0
         self.score: Any = torch.compile(model.score) if compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.compression_loss: Tensor | None = None
@@ -108,7 +108,9 @@ class LanguageModelModule(L.LightningModule):
         if memory is None and self.static_memory:
             memory = model.start_memory(batch.tokens.shape[0], static=True)
         fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
-        score = model.score if fills else self.score  # not compiled for shapes and lengths that change
+        self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])
+        short = batch.tokens.shape[1] < self._longest_segment  # the last segment of an epoch
+        score = model.score if fills or short else self.score  # not compiled for shapes and lengths that change
         self._memory_before = memory
         losses: list[Tensor] = []
         compression_losses: list[Tensor] = []

@@ -157,17 +157,20 @@ def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
     setup = Setup(PROFILES["smoke"], (), tmp_path)
     run = training(Arm(), 1, setup)
     reading = Job("read", "evaluate", (f"checkpoint={run.checkpoint}",), run.arm, needs=(run.name,))
-    before = keys_of([run, reading])
+    timing = Job("time", "speed", (), run.arm, alone=True)
+    before = keys_of([run, reading, timing])
 
     def changed(*words: str, corpus: str = "x") -> set[str]:
         other = replace(run, overrides=(*run.overrides, *words))
-        after = keys_of([other, reading], corpus)
+        after = keys_of([other, reading, timing], corpus)
         return {name for name in before if after[name] != before[name]}
 
     assert changed("logger=csv", "trainer.num_threads=1", "data.cache_dir=/elsewhere") == set()
     assert changed("optimizer.lr=1e-3") == changed(corpus="y") == {run.name, "read"}
+    monkeypatch.setattr(jobs, "gpus", lambda: ["NVIDIA H200"])
+    assert changed() == {"time"}
     monkeypatch.setattr(jobs, "code_version", lambda: "another")
-    assert changed() == {run.name, "read"}
+    assert changed() == {run.name, "read", "time"}
 
 
 def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
