@@ -21,9 +21,9 @@ LINEAR = 2.0  # percent on each side of zero that the axis shows on a linear sca
 TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
 ALT = "One line per claim: relative effect with its 95 % interval in this run, the paper's effect, the mark"
 CAPTION = (
-    "Effect of each claim in percent with its 95 % interval, positive as the claim says. Losses: percent of the worse "
-    "loss (nats). Lengths, speeds: percent of the smaller one. Attention maps: percent of what is subtracted. The "
-    "axis is linear up to 2 % and logarithmic beyond."
+    "Effect of each claim in percent with its 95 % interval, positive as the claim says. Losses: percent of the loss "
+    "that should be worse (nats). Lengths, speeds: percent of the one that should be smaller. Attention maps: percent "
+    "of one of the two terms. The axis is linear up to 2 % and logarithmic beyond."
 )
 
 

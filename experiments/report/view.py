@@ -16,8 +16,9 @@ from experiments.report.sections import Table
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
 RULE = (
     "One rule for all: a claim rests on one difference or several, positive if the claim is right. It holds if every "
-    "95 % interval lies above zero. It does not hold if one lies below zero, or in percent below half of the effect in "
-    "the paper: the run excludes even half of it. Otherwise it is within noise. Of several differences, the one that "
+    "95 % interval lies above zero, even if the effect is small. It does not hold if one lies below zero, or if one "
+    "that includes zero lies in percent below half of the effect in the paper: the run excludes even half of it. "
+    "Otherwise it is within noise. Of several differences, the one that "
     "supports the claim least is shown. Intervals of losses are over seeds and blocks of 1,000 tokens of the "
     "test text, those of context lengths over positions, of speed over rounds, of attention over heads. The smallest "
     "visible effect is half the width of the interval."

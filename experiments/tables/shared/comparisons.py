@@ -24,7 +24,7 @@ class Comparison:
         key: of its row; begins with the claim's id and a slash.
         title: names both sides.
         difference: in the table's unit; positive supports the claim.
-        relative: the same in percent of the worse side.
+        relative: the same in percent of one side: for losses of the one that should be worse.
         paper: the paper's difference in percent; None where it has none.
         tokens: that both sides were scored on; None where tokens are not what was measured.
     """

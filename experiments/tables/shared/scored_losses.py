@@ -155,7 +155,7 @@ def _comparison(
     outcomes: Outcomes,
     paper: float | None,
 ) -> Comparison:
-    """Comparison in the unit of the report; `sides_SB` are the losses of the worse and of the better side."""
+    """Comparison in the unit of the report; `sides_SB` are losses: the worse side as claimed, then the better one."""
     worse, better = (float(side_SB.mean(axis=0) @ weights_B / weights_B.sum()) for side_SB in sides_SB)
     in_unit = nats.mapped(lambda d: d / math.log(2))
     if outcomes.unit == "ppl":
