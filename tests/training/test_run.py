@@ -263,3 +263,23 @@ def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path, lr: str, l
     with pytest.raises(UserError, match=rf"^{metric} after 2 steps: training diverged; lower optimizer.lr$"):
         train(tiny_config(tmp_path, f"optimizer.lr={lr}", *steps), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()
+
+
+def test_the_metrics_of_an_earlier_run_do_not_survive_one_that_fails(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "trainer.max_steps=2"), tmp_path / "run")
+    with pytest.raises(UserError, match="diverged"):
+        train(tiny_config(tmp_path, "trainer.max_steps=2", "optimizer.lr=1e30"), tmp_path / "run")
+    assert not (tmp_path / "run/metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("memory.start=zeros",), "with a memory of zeros that are attended to"),
+        (("memory.start=zeros", "evaluation.mem_len=0"), "without context"),
+        ((), "without context"),
+    ],
+)
+def test_metrics_say_how_streams_start(tmp_path: Path, overrides: tuple[str, ...], expected: str) -> None:
+    metrics = train(tiny_config(tmp_path, "trainer.max_steps=1", *overrides), tmp_path / "run")
+    assert metrics["evaluation"]["streams_start"] == expected

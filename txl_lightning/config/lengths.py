@@ -161,3 +161,14 @@ def protocol_word(lengths: dict[str, Any]) -> str:
     if lengths["mem_len"]:
         return "memory"
     return "window" if lengths["ext_len"] else "bare segments"
+
+
+def streams_start(lengths: dict[str, Any], memory_start: str) -> str:
+    """Name the context of a stream's first token, with lengths of `evaluation_lengths`.
+
+    Args:
+        lengths: empty for a recurrent model.
+        memory_start: option `memory.start`.
+    """
+    attends_zeros = lengths.get("mem_len") and memory_start == "zeros"
+    return "with a memory of zeros that are attended to" if attends_zeros else "without context"

@@ -99,6 +99,8 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     if ranks.rank == 0:
         report_replaced(config, directory)
         directory.mkdir(parents=True, exist_ok=True)
+        if resumed_from is None:
+            (directory / "metrics.json").unlink(missing_ok=True)  # of an earlier run with another configuration
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
         if data.corpus.vocabulary.tokenizer:
             write_text(directory / "tokenizer.json", data.corpus.vocabulary.tokenizer)

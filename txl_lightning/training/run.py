@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers import WandbLogger
 
-from txl_lightning.config.lengths import protocol_word
+from txl_lightning.config.lengths import protocol_word, streams_start
 from txl_lightning.config.schemas import Config, from_plain, plain
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
@@ -101,7 +101,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
             "protocol": protocol_word(run.module.evaluation_lengths),
             **run.module.evaluation_lengths,
             "segment_len": options.segment_len,
-            "streams_start": "without context",
+            "streams_start": streams_start(run.module.evaluation_lengths, run.config.memory.start),
             "batch_size": options.batch_size,
             "max_segments": options.max_segments,
         },

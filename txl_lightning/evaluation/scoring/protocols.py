@@ -17,6 +17,7 @@ from txl_lightning.config.lengths import (
     memory_slots,
     position_limit,
     protocol_word,
+    streams_start,
     trained_clamp,
 )
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
@@ -266,9 +267,7 @@ class StateReuse(ScoringProtocol):
 
     @property
     def streams_start(self) -> str:
-        config = self.trained.config
-        attends_zeros = isinstance(config.model, TransformerXLModelConfig) and config.memory.start == "zeros"
-        return "with a memory of zeros that are attended to" if attends_zeros else "without context"
+        return streams_start(self._lengths(), self.trained.config.memory.start)
 
     def description(self) -> str:
         lengths = self._lengths()
