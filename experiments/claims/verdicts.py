@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from experiments.report.cells import Number
-from experiments.report.view import number
+from experiments.report.view import interval, number
 
 Mark = Literal["holds", "does not hold", "within noise"]
 
@@ -38,8 +38,9 @@ class Verdict:
     Args:
         mark: holds, does not hold, or within noise.
         effect: difference of the part that decides, in `unit`; positive supports the claim.
-        low, high: its 95 % interval; None where nothing was repeated.
-        smallest: smallest effect that this run could have seen: half the width of the interval.
+        low, high: its 95 % interval; None where nothing was repeated, one of them None where the interval is open.
+        smallest: smallest effect that this run could have seen: half the width of the interval, and not less than the
+            step of a grid; None where an end is missing.
         unit: of the numbers above; None for a plain number.
         relative, relative_low, relative_high: the same in percent.
         relative_paper: the paper's effect in percent; None where it has none.
@@ -90,7 +91,7 @@ def verdict(parts: Sequence[ClaimPart]) -> Verdict:
         effect=difference.value,
         low=low,
         high=high,
-        smallest=None if low is None or high is None else (high - low) / 2,
+        smallest=None if low is None or high is None else max((high - low) / 2, difference.step or 0.0),
         unit=part.unit,
         relative=relative.value,
         relative_low=relative.low,
@@ -112,7 +113,4 @@ def shown(difference: Number, unit: str | None) -> str:
     """Format a difference: `+0.137 bpc [+0.120, +0.150]`."""
     text = number(difference.value, difference.digits, signed=True)
     text += f" {unit}" if unit else ""
-    if difference.low is None or difference.high is None:
-        return text
-    ends = (number(end, difference.digits, signed=True) for end in (difference.low, difference.high))
-    return f"{text} [{', '.join(ends)}]"
+    return " ".join([text, *filter(None, [interval(difference.low, difference.high, difference.digits, signed=True)])])

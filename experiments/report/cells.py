@@ -27,9 +27,10 @@ class Number:
         digits: decimals shown.
         standard_error: of a mean.
         by_seed: values that `value` is the mean of, by seed.
-        low: lower end of the interval.
-        high: upper end of the interval.
+        low: lower end of the interval; None with `high` for an interval without lower end.
+        high: upper end of the interval; None with `low` for an interval without upper end.
         at_least: the value is a lower bound.
+        step: of the grid on which the value was measured: a smaller difference cannot be seen.
         difference: `value` minus a reference, in the column's unit.
     """
 
@@ -40,6 +41,7 @@ class Number:
     low: float | None = None
     high: float | None = None
     at_least: bool | None = None
+    step: float | None = None
     difference: float | None = None
 
 

@@ -72,8 +72,11 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
         color=colour, fontweight="bold", bbox=PLAIN,
     )  # fmt: skip
     low, high = claim["relative_low"], claim["relative_high"]
-    if low is not None and high is not None:
-        axes.plot([low, high], [y + 0.08, y + 0.08], color=HERE, linewidth=2.4, solid_capstyle="butt")
+    if low is not None or high is not None:
+        ends = [claim["relative"] if end is None else end for end in (low, high)]
+        axes.plot(ends, [y + 0.08, y + 0.08], color=HERE, linewidth=2.4, solid_capstyle="butt")
+    if (low is None) != (high is None):  # an open interval has an arrow
+        axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="<" if low is None else ">", markersize=9)
     axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="o", markersize=6)
     if claim["relative_paper"] is not None:
         axes.plot([claim["relative_paper"]], [y + 0.08], color=PAPER, marker="D", fillstyle="none", zorder=3)

@@ -19,9 +19,10 @@ RULE = (
     "95 % interval lies above zero, even if the effect is small. It does not hold if one lies below zero, or if one "
     "that includes zero lies in percent below half of the effect in the paper: the run excludes even half of it. "
     "Otherwise it is within noise. Of several differences, the one that "
-    "supports the claim least is shown. Intervals of losses are over seeds and blocks of 1,000 tokens of the "
-    "test text, those of context lengths over positions, of speed over rounds, of attention over heads. The smallest "
-    "visible effect is half the width of the interval."
+    "supports the claim least is shown. Intervals of losses are over seeds and blocks of the test text, at "
+    "least 30 of 1,000 to 20,000 tokens, those of context lengths over positions, of speed over rounds, of attention "
+    "over heads. An interval has no end on the side where a context length may be beyond those measured. The smallest "
+    "visible effect is half the width of the interval, of context lengths at least one step of those measured."
 )
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page cannot show
@@ -174,10 +175,12 @@ def claim_view(claim: Mapping[str, Any]) -> ClaimView:
     return ClaimView(
         claim=claim["claim"],
         effect=number(claim["effect"], digits, signed=True) + unit,
-        interval=_interval(claim["low"], claim["high"], digits),
+        interval=interval(claim["low"], claim["high"], digits, signed=True),
         smallest="" if claim["smallest"] is None else number(claim["smallest"], digits) + unit,
         relative=_percent(relative),
-        relative_interval=_interval(claim["relative_low"], claim["relative_high"], 1 if abs(relative) < 100 else 0),
+        relative_interval=interval(
+            claim["relative_low"], claim["relative_high"], 1 if abs(relative) < 100 else 0, signed=True
+        ),
         theirs="" if paper is None else _percent(paper),
         mark=mark,
     )
@@ -208,12 +211,16 @@ def _named(claim: Mapping[str, Any]) -> str:
     return f"{claim.get('short', claim['claim']).rstrip('.')} ({effect})"
 
 
-def _interval(low: float | None, high: float | None, digits: int) -> str:
-    if low is None or high is None:
+def interval(low: float | None, high: float | None, digits: int, *, signed: bool = False) -> str:
+    """Format an interval, `[−0.04, 0.40]`; with one end, `[−∞, −0.04]`; empty without ends."""
+    if low is None and high is None:
         return ""
     while digits < 4 and any(value and not round(value, digits) for value in (low, high)):
         digits += 1  # on which side of zero an end lies must be visible
-    return f"[{number(low, digits, signed=True)}, {number(high, digits, signed=True)}]"
+    ends = [
+        sign + "∞" if end is None else number(end, digits, signed=signed) for sign, end in (("−", low), ("+", high))
+    ]
+    return f"[{', '.join(ends)}]"
 
 
 def _percent(value: float) -> str:
@@ -254,8 +261,8 @@ def _number_text(cell: Number, common_seeds: tuple[str, ...]) -> str:
     text = ("≥ " if cell.at_least else "") + number(cell.value, cell.digits)
     if cell.standard_error is not None:
         text += f" ± {number(cell.standard_error, cell.digits)}"
-    if cell.low is not None and cell.high is not None:
-        text += f" [{number(cell.low, cell.digits)}, {number(cell.high, cell.digits)}]"
+    if ends := interval(cell.low, cell.high, cell.digits):
+        text += f" {ends}"
     if not cell.by_seed or set(cell.by_seed) == set(common_seeds):
         return text
     return f"{text} (n = {len(cell.by_seed)})"
@@ -275,7 +282,7 @@ def _explanations(table: Table, common_seeds: tuple[str, ...]) -> list[str]:
         texts.append(f"Here: mean ± standard error over {seeds}; a cell with other seeds has its own n.")
     elif common_seeds:
         texts.append(f"Here: {seeds}, so without a standard error; a cell with more seeds has its own n.")
-    if any(cell.low is not None for cell in cells):
+    if any(cell.low is not None or cell.high is not None for cell in cells):
         texts.append("In brackets: a 95 % interval.")
     if any(cell.at_least for cell in cells):
         texts.append("≥: as far as was measured; the value may lie beyond.")

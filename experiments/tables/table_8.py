@@ -75,7 +75,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
     """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
 
-    The models are scored at the same positions: the intervals are over the same resampled blocks.
+    The models are scored at the same positions: the intervals are over the same resampled blocks. A length that may
+    lie beyond the grid leaves its side of the interval open.
     """
     theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
     found = []
@@ -83,8 +84,10 @@ def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
         lengths = {model["name"]: model["recl"]["0.1"] for model in result["models"]}
         longest, *others = lengths
         for name in others:
-            ends = lengths[longest]["longer_than"].get(name, (None, None))
-            longer = Interval(lengths[longest]["value"] - lengths[name]["value"], *ends)
+            low, high = lengths[longest]["longer_than"].get(name, (None, None))
+            low = None if lengths[name]["high_at_least"] else low
+            high = None if lengths[longest]["high_at_least"] else high
+            longer = Interval(lengths[longest]["value"] - lengths[name]["value"], low, high)
             reference = max(1.0, lengths[name]["value"])
             found.append(
                 Comparison(
@@ -93,6 +96,7 @@ def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
                     longer,
                     longer.times(100 / reference),
                     100 * (theirs[group, longest] / theirs[group, name] - 1),
+                    step=result["step"],
                 )
             )
     return found

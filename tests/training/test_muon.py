@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
-from txl_lightning.training.muon import MuonWithAdam, matrices_of_layers
+from txl_lightning.training.muon import MuonWithAdam, matrices_of_layers, update_matrices
 from txl_lightning.training.optimization import check_optimizer, make_optimizer
 
 SIZES = TransformerXLConfig(
@@ -61,6 +62,40 @@ def test_a_step_equals_torchs_on_each_matrix_and_adams_on_the_rest(name: str, sp
         else:
             torch.optim.AdamW(parts, lr=0.02, weight_decay=0.1).step()
         assert torch.equal(parameter, torch.cat(parts)), n
+
+
+@pytest.mark.parametrize("sides", [(12, 12), (12, 20), (12, 48), (48, 12)])
+def test_its_iteration_in_float32_is_that_of_float64(sides: tuple[int, int]) -> None:
+    """Newton and Schulz's iteration as published, in float64; bfloat16 is a hundred times as far from it."""
+    torch.manual_seed(5)
+    weight = torch.nn.Parameter(torch.zeros(sides))
+    weight.grad = torch.randn(sides) * torch.logspace(-3, 0, sides[1])
+    X = (weight.grad.T if sides[0] > sides[1] else weight.grad).double()
+    X = X / X.norm()
+    for _ in range(5):
+        gram = X @ X.T
+        X = 3.4445 * X + (-4.7750 * gram + 2.0315 * gram @ gram) @ X
+    expected = X.T if sides[0] > sides[1] else X
+    away = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        group = torch.optim.Muon([weight], momentum=0.0, nesterov=False, weight_decay=0.0).param_groups[0]
+        weight.data.zero_()
+        with torch.no_grad():
+            update_matrices(group, defaultdict(dict), dtype)
+        away[dtype] = (weight / (-group["lr"] * 0.2 * max(sides) ** 0.5) - expected).abs().max().item()
+    assert away[torch.float32] < 2e-5
+    assert away[torch.bfloat16] > 100 * away[torch.float32]
+
+
+def test_make_optimizer_hands_the_number_type_on() -> None:
+    weights = {}
+    for ns_precision in ("bf16-true", "32-true"):
+        model = model_with_gradients("txl")
+        optimizer, _ = make_optimizer(model, replace(CONFIG, ns_precision=ns_precision, schedule="constant"), 10, True)
+        optimizer.step()
+        weights[ns_precision] = dict(model.named_parameters())["layers.0.attention.qkv.weight"].detach()
+    assert not torch.equal(*weights.values())
+    torch.testing.assert_close(*weights.values(), atol=5e-4, rtol=0)
 
 
 def test_every_parameter_has_one_place() -> None:

@@ -59,6 +59,8 @@ def test_the_schedule_drives_the_optimiser(name: str, kind: type) -> None:
         ("clip_norm", -1.0),
         ("schedule", "step"),
         ("split_qkv", False),
+        ("ns_precision", "16-true"),
+        ("ns_precision", "32-true"),
     ],
 )
 def test_bad_options_are_named(field: str, value: object) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from tests.in_process import run_txl
 from tests.training.small_run import TINY, tiny_config
+from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.bfloat16 import cpu_has_bfloat16
 from txl_lightning.training.precision import resolve_precision
@@ -29,6 +30,24 @@ def test_the_flags_of_the_cpu_decide(
     assert config.trainer.precision == "auto"
     given = tiny_config(tmp_path, "trainer.precision=64-true")
     assert resolve_precision(given) is given
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "chosen"),
+    [
+        ("bf16-mixed", "muon", "bf16-true"),
+        ("32-true", "muon", "32-true"),
+        ("64-true", "muon", "32-true"),
+        ("32-true", "adam", "bf16-true"),
+    ],
+)
+def test_muons_iteration_follows_the_precision_of_training(
+    precision: str, optimizer: str, chosen: str, tmp_path: Path
+) -> None:
+    words = (f"trainer.precision={precision}", f"optimizer={optimizer}")
+    for named in ((), ("optimizer.ns_precision=auto",)):
+        assert resolve_precision(tiny_config(tmp_path, *words, *named)).optimizer.ns_precision == chosen
+    assert OptimizerConfig().ns_precision == "bf16-true"
 
 
 def test_torch_still_has_the_flags() -> None:

@@ -155,6 +155,8 @@ class OptimizerConfig:
     """Group `optimizer`: Adam, AdamW or Muon, linear warm-up, then cosine decay (or constant), gradient clipping.
 
     With Muon, queries, keys and values of attention are separate matrices; `split_qkv=false` takes them as one.
+    `ns_precision` is the number type in which Muon makes a matrix orthogonal: bf16-true as in `torch.optim.Muon`,
+    32-true, or auto for bf16-true under mixed precision and 32-true otherwise.
     """
 
     name: str = MISSING
@@ -168,6 +170,7 @@ class OptimizerConfig:
     min_lr: float = 0.0
     clip_norm: float = 0.25
     split_qkv: bool = True
+    ns_precision: str = "bf16-true"
 
 
 @dataclass

@@ -40,6 +40,7 @@ class MuonWithAdam(torch.optim.Optimizer):
         weight_decay: decoupled, of both.
         fused: AdamW's fused step.
         split_qkv: take queries, keys and values as separate matrices, else as one matrix of 3·H·E rows.
+        ns_dtype: number type of the iteration that finds O; bfloat16 as in `torch.optim.Muon`.
 
     Raises:
         OptionError: this torch has no Muon (it came with 2.9).
@@ -54,9 +55,11 @@ class MuonWithAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         fused: bool = False,
         split_qkv: bool = True,
+        ns_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise OptionError("optimizer", "muon", f"needs torch >= 2.9, this is {torch.__version__}")
+        self._ns_dtype = ns_dtype
         matrices = matrices_of_layers(model, split_qkv)
         self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in matrices}
         others = [parameter for parameter in model.parameters() if parameter not in self._blocks]
@@ -95,7 +98,7 @@ class MuonWithAdam(torch.optim.Optimizer):
             for block, grad in zip(blocks, grads, strict=True):
                 block.grad = grad
         found_inf = getattr(self, "found_inf", None)
-        update_matrices(self.param_groups[0], self.state, found_inf)
+        update_matrices(self.param_groups[0], self.state, self._ns_dtype, found_inf)
         self._adam.found_inf = found_inf  # type: ignore[attr-defined]
         self._adam.step()
         return loss
@@ -111,7 +114,10 @@ class MuonWithAdam(torch.optim.Optimizer):
 
 
 def update_matrices(
-    group: dict[str, Any], state: dict[Tensor, dict[str, Any]], found_inf: Tensor | None = None
+    group: dict[str, Any],
+    state: dict[Tensor, dict[str, Any]],
+    ns_dtype: torch.dtype = torch.bfloat16,
+    found_inf: Tensor | None = None,
 ) -> None:
     """Do the step of `torch.optim.Muon` for all matrices of a group.
 
@@ -120,6 +126,7 @@ def update_matrices(
     Args:
         group: parameters and options of `torch.optim.Muon`.
         state: of each parameter; its `momentum_buffer` is made at the first step and updated.
+        ns_dtype: of the iteration.
         found_inf: 1 leaves parameters and state as they are; it is not read on the host.
     """
     matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
@@ -143,7 +150,7 @@ def update_matrices(
         tall = matrix.shape[0] > matrix.shape[1]
         by_shape[tuple(sorted(matrix.shape))].append((matrix.T, update.T) if tall else (matrix, update))
     for (_, longest), members in by_shape.items():
-        stack_NAB = torch.stack([update.bfloat16() for _, update in members])
+        stack_NAB = torch.stack([update.to(ns_dtype) for _, update in members])
         orthogonal_NAB = orthogonalize(stack_NAB, group["ns_coefficients"], group["ns_steps"], group["eps"])
         views = [matrix for matrix, _ in members]
         if kept is not None:
@@ -158,7 +165,10 @@ def orthogonalize(
 ) -> Float[Tensor, "N A B"]:
     """Return about U Vᵀ of each matrix U S Vᵀ, by Newton and Schulz's iteration of fifth degree.
 
-        X ← X / |X|        X ← a X + (b X Xᵀ + c (X Xᵀ)²) X
+        X ← X / |X|        X ← a X + (b X Xᵀ + c (X Xᵀ)²) X = P X,    P = a I + b G + c G²,    G = X Xᵀ
+
+    In bfloat16 the products are those of `torch.optim.Muon`. In float32 matrices of at least twice as many columns as
+    rows are multiplied by all P at once: G ← P G P gives the next P without X. The result is the same up to rounding.
 
     Args:
         matrices_NAB: N matrices with no more rows than columns.
@@ -169,10 +179,27 @@ def orthogonalize(
     a, b, c = coefficients
     norms = torch.stack([matrix.norm() for matrix in matrices_NAB])
     X = matrices_NAB / norms.clamp(min=eps)[:, None, None]
+    if X.dtype == torch.float32 and X.shape[2] >= 2 * X.shape[1]:
+        return _product_of_polynomials(X @ X.mT, coefficients, steps) @ X
     for _ in range(steps):
         gram = X @ X.mT
         X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
     return X
+
+
+def _product_of_polynomials(
+    gram_NAA: Tensor, coefficients: tuple[float, float, float], steps: int
+) -> Float[Tensor, "N A A"]:
+    """Return the product of the P of all steps; they are symmetric and commute."""
+    a, b, c = coefficients
+    product = torch.eye(gram_NAA.shape[1], dtype=gram_NAA.dtype, device=gram_NAA.device).expand_as(gram_NAA)
+    for step in range(steps):
+        P = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
+        P.diagonal(dim1=1, dim2=2).add_(a)
+        product = P @ product if step else P
+        if step < steps - 1:
+            gram_NAA = P @ gram_NAA @ P
+    return product
 
 
 def matrices_of_layers(model: nn.Module, split_qkv: bool = True) -> Iterator[tuple[nn.Parameter, int]]:

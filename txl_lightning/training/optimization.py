@@ -15,6 +15,7 @@ from txl_lightning.training.muon import MuonWithAdam
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 OPTIMIZERS = (*ADAM, "muon")
+NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Muon's iteration
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
@@ -32,6 +33,11 @@ def check_optimizer(config: OptimizerConfig) -> None:
         require(0 <= value < math.inf, f"optimizer.{name}", value, "must be >= 0 and finite")
     together = not config.split_qkv and config.name != "muon"
     require(not together, "optimizer.split_qkv", config.split_qkv, "is for optimizer=muon only")
+    ns_precisions = ("auto", *NS_PRECISIONS)
+    allowed = f"must be one of {', '.join(ns_precisions)}"
+    require(config.ns_precision in ns_precisions, "optimizer.ns_precision", config.ns_precision, allowed)
+    without_muon = config.ns_precision == "32-true" and config.name != "muon"
+    require(not without_muon, "optimizer.ns_precision", config.ns_precision, "is for optimizer=muon only")
     require(0 < config.lr < math.inf, "optimizer.lr", config.lr, "must be > 0 and finite")
     require(config.warmup_steps >= 0, "optimizer.warmup_steps", config.warmup_steps, "must be an integer >= 0")
     require(0 <= config.min_lr <= config.lr, "optimizer.min_lr", config.min_lr, "must be between 0 and optimizer.lr")
@@ -65,7 +71,8 @@ def make_optimizer(
     options |= {"weight_decay": config.weight_decay, "fused": fused}
     optimizer: torch.optim.Optimizer
     if config.name == "muon":
-        optimizer = MuonWithAdam(model, **options, split_qkv=config.split_qkv)
+        ns_dtype = NS_PRECISIONS[config.ns_precision]
+        optimizer = MuonWithAdam(model, **options, split_qkv=config.split_qkv, ns_dtype=ns_dtype)
     else:
         optimizer = ADAM[config.name](model.parameters(), **options)
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)

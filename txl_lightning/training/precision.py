@@ -49,12 +49,17 @@ def check_accelerator(trainer: TrainerConfig) -> None:
 
 
 def resolve_precision(config: Config) -> Config:
-    """Return the config with `trainer.precision=auto` replaced by `fastest_precision`.
+    """Return the config with `auto` replaced in `trainer.precision` (see `fastest_precision`) and in
+    `optimizer.ns_precision`: bf16-true for Muon under mixed precision, else 32-true.
 
-    The resolved value is part of the run's identity: it stands in `config.yaml` and in checkpoints, and a run resumes
+    A resolved value is part of the run's identity: it stands in `config.yaml` and in checkpoints, and a run resumes
     with the same one only.
     """
-    if config.trainer.precision != "auto":
-        return config
-    precision = fastest_precision(config.trainer.accelerator)
-    return replace(config, trainer=replace(config.trainer, precision=precision))
+    if config.trainer.precision == "auto":
+        precision = fastest_precision(config.trainer.accelerator)
+        config = replace(config, trainer=replace(config.trainer, precision=precision))
+    if config.optimizer.ns_precision == "auto":
+        single = config.optimizer.name == "muon" and not config.trainer.precision.endswith("-mixed")
+        chosen = "32-true" if single else "bf16-true"
+        config = replace(config, optimizer=replace(config.optimizer, ns_precision=chosen))
+    return config

@@ -27,6 +27,7 @@ class Comparison:
         relative: the same in percent of one side: for losses of the one that should be worse.
         paper: the paper's difference in percent; None where it has none.
         tokens: that both sides were scored on; None where tokens are not what was measured.
+        step: of the grid on which both sides were measured, in the table's unit; None for a continuous measure.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Comparison:
     relative: Interval
     paper: float | None = None
     tokens: int | None = None
+    step: float | None = None
 
 
 def comparisons_table(name: str, title: str, unit: str | None, digits: int, found: Sequence[Comparison]) -> Table:
@@ -53,7 +55,7 @@ def comparisons_table(name: str, title: str, unit: str | None, digits: int, foun
         rows={
             comparison.key: {
                 "arm": TextCell(comparison.title),
-                "difference": cell(comparison.difference, digits),
+                "difference": cell(comparison.difference, digits, comparison.step),
                 "relative": cell(comparison.relative, 1),
                 **({"tokens": number(comparison.tokens, 0)} if counted else {}),
                 "paper": number(comparison.paper, 1),
@@ -63,9 +65,9 @@ def comparisons_table(name: str, title: str, unit: str | None, digits: int, foun
     )
 
 
-def cell(interval: Interval, digits: int) -> Number:
+def cell(interval: Interval, digits: int, step: float | None = None) -> Number:
     """Return an interval as a cell."""
-    return Number(interval.effect, digits, low=interval.low, high=interval.high)
+    return Number(interval.effect, digits, low=interval.low, high=interval.high, step=step)
 
 
 def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:

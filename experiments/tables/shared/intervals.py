@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-RESAMPLES = 4000
+RESAMPLES = 10_000
 TAIL = 0.025  # on each side of a 95 % interval
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 MANY_BLOCKS = 30  # whose resampled means spread as they should, within 6 %
@@ -40,7 +41,7 @@ class Interval:
 
     Args:
         effect: estimate.
-        low: lower end; None where nothing was repeated, so that chance cannot be told.
+        low: lower end; None where nothing was repeated, so that chance cannot be told, or where it is open.
         high: upper end; None likewise.
     """
 
@@ -79,8 +80,9 @@ def difference(
         effect  = Σ_b w_b (mean_s worse[s, b] - mean_s better[s, b]) / Σ_b w_b
         effect* = (the same over blocks drawn with replacement) + sigma · t,     t ~ Student(freedom)
 
-    Blocks are resampled. Seeds are too few to resample (an interval from three covers the truth four times in five):
-    their share is drawn from the Student distribution, exact for normally distributed seeds, with
+    The ends are quantiles of effect*. Blocks are resampled, t is integrated. Seeds are too few to resample (an interval
+    from three covers the truth four times in five): their share has the Student distribution, exact for normally
+    distributed seeds, with
 
         paired:    sigma² = variance of the differences seed by seed / S, freedom S - 1
         unpaired:  sigma² = spread.variance · (1 / S_worse + 1 / S_better), freedom of `spread`
@@ -112,14 +114,15 @@ def difference(
 def mean_over_seeds(values_SB: Array, weights_B: Array, spread: SeedSpread, *, seed: int = 1) -> Interval:
     """Return the mean of a value that each run has by itself, such as a gain, with its interval as in `difference`.
 
-    The variance between seeds is that of the values with three seeds or more, else that of `spread`.
+    The variance between seeds is that of the values with three seeds or more, else that of `spread`. Values that do not
+    differ at all, such as gains of 0 by three runs that kept training's length, have that of `spread` too: they do not
+    show that another seed would have the same.
     """
-    S = len(values_SB)
+    S, variance, freedom = len(values_SB), spread.variance, spread.freedom
     if S >= FEWEST_PAIRS:
         by_seed_S = values_SB @ weights_B / weights_B.sum()
-        variance, freedom = float(by_seed_S.var(ddof=1)), S - 1
-    else:
-        variance, freedom = spread.variance, spread.freedom
+        if np.ptp(by_seed_S) > 0:
+            variance, freedom = float(by_seed_S.var(ddof=1)), S - 1
     return _resampled(values_SB.mean(axis=0), weights_B, variance / S, freedom, _of_seeds_in_blocks(values_SB), seed)
 
 
@@ -134,12 +137,28 @@ def of_repeats(values: Sequence[float] | Array) -> Interval:
 
 
 def student(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t distribution, by bisection of its integral."""
-    draws = np.linspace(0.0, np.pi / 2, 20001)  # t = √freedom · tan(angle): the density becomes cos(angle)^(freedom-1)
-    density = np.cos(draws) ** (freedom - 1)
-    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    angle = np.interp((1 - 2 * TAIL) * below[-1], below, draws)
-    return float(freedom**0.5 * np.tan(angle))
+    """Return the 97.5 % quantile of Student's t distribution."""
+    angles, within = _student_by_angle(freedom)
+    return float(freedom**0.5 * np.tan(np.interp(1 - 2 * TAIL, within, angles)))
+
+
+def _below(values: Array, freedom: int) -> Array:
+    """Probability that Student's t is below each value."""
+    within = np.interp(np.arctan(np.abs(values) / freedom**0.5), *_student_by_angle(freedom))
+    below: Array = 0.5 + np.sign(values) * within / 2
+    return below
+
+
+@cache
+def _student_by_angle(freedom: int) -> tuple[Array, Array]:
+    """Angles from 0 to π/2, and the probability of |t| < √freedom · tan(angle) for each.
+
+    With t = √freedom · tan(angle) the density becomes cos(angle)^(freedom - 1); it is integrated by trapezes.
+    """
+    angles = np.linspace(0.0, np.pi / 2, 20001)
+    density = np.cos(angles) ** (freedom - 1)
+    areas = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return angles, areas / areas[-1]
 
 
 def _resampled(
@@ -159,8 +178,22 @@ def _resampled(
         text_share *= (B / (B - 1)) ** 0.5 * student(B - 1) / NORMAL
     random = np.random.default_rng(seed)
     drawn = _over_blocks(effect + text_share * (values_B - effect), weights_B, random)
-    low, high = np.quantile(drawn + variance**0.5 * random.standard_t(freedom, RESAMPLES), (TAIL, 1 - TAIL))
-    return Interval(effect, float(low), float(high))
+    return Interval(effect, *(_quantile(drawn, variance**0.5, freedom, part) for part in (TAIL, 1 - TAIL)))
+
+
+def _quantile(drawn: Array, sigma: float, freedom: int, part: float) -> float:
+    """Quantile of a drawn value plus sigma · t, by bisection of the probability below it."""
+    if not sigma:
+        return float(np.quantile(drawn, part))
+    far = sigma * (student(freedom) + 1)  # t alone is farther away in fewer than 2.5 %
+    low, high = float(drawn.min()) - far, float(drawn.max()) + far
+    for _ in range(30):  # to 1e-9 of the first bracket
+        middle = (low + high) / 2
+        if _below((middle - drawn) / sigma, freedom).mean() < part:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def _of_seeds_in_blocks(losses_SB: Array) -> float:

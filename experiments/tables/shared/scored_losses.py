@@ -18,11 +18,19 @@ from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.tables.arms import Arm
 from experiments.tables.shared.comparisons import Comparison
-from experiments.tables.shared.intervals import Array, Interval, SeedSpread, difference, mean_over_seeds, pooled_spread
+from experiments.tables.shared.intervals import (
+    MANY_BLOCKS,
+    Array,
+    Interval,
+    SeedSpread,
+    difference,
+    mean_over_seeds,
+    pooled_spread,
+)
 from experiments.tables.shared.length_sweep import sweep_job
 from txl_lightning.errors import UserError
 
-BLOCK = 1000  # tokens
+FEWEST_TOKENS, MOST_TOKENS = 1000, 20_000  # of a block
 At = Literal["init", "best"]
 
 
@@ -71,7 +79,10 @@ def scored_runs(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outco
 
 
 def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
-    """Average losses by block of 1,000 tokens, over the positions that all files have.
+    """Average losses by block of text, over the positions that all files have.
+
+    Neighbouring tokens are of one document, whose losses have something in common, and blocks are resampled as if they
+    had nothing in common. They are therefore as long as thirty of them allow, from 1,000 to 20,000 tokens.
 
     Returns:
         For each group the mean losses in nats with shape SB, a row per file; and the number of shared positions of each
@@ -85,7 +96,8 @@ def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
     if not len(shared):
         names = ", ".join(str(path) for path in losses)
         raise UserError(f"no token of the test split was scored in all of these files: {names}")
-    _, first, counts = np.unique(shared // BLOCK, return_index=True, return_counts=True)
+    block_len = min(MOST_TOKENS, max(FEWEST_TOKENS, len(shared) // MANY_BLOCKS))
+    _, first, counts = np.unique(shared // block_len, return_index=True, return_counts=True)
 
     def by_block(path: Path) -> Array:
         positions, nll = losses[path]

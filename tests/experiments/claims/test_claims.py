@@ -52,6 +52,24 @@ def test_an_effect_without_an_interval_is_no_evidence() -> None:
     assert found.evidence == "a − b: +0.500"
 
 
+def test_the_smallest_visible_effect_is_at_least_a_step_of_the_grid() -> None:
+    same = ClaimPart("a − b", Number(64, 0, low=64, high=64, step=32), Number(50.0, 1, low=50, high=50), 75.0, "tokens")
+    assert verdict([same]).smallest == 32
+    wide = replace(same, difference=replace(same.difference, low=0, high=128))
+    assert verdict([wide]).smallest == 64
+
+
+def test_an_open_end_neither_supports_nor_refutes() -> None:
+    below = ClaimPart("a − b", Number(-64, 0, high=-32), Number(-50.0, 1, high=-25.0), 75.0, "tokens")
+    above = ClaimPart("a − b", Number(64, 0, low=32), Number(50.0, 1, low=25.0), 75.0, "tokens")
+    assert (mark_of(below), mark_of(above)) == ("does not hold", "holds")
+    unclear = replace(above, difference=replace(above.difference, low=-1), relative=replace(above.relative, low=-1.0))
+    assert mark_of(unclear) == "within noise"
+    found = verdict([below])
+    assert (found.low, found.high, found.smallest, found.relative_low) == (None, -32, None, None)
+    assert found.evidence == "a − b: −64 tokens [−∞, −32]"
+
+
 def test_the_part_that_supports_a_claim_least_decides() -> None:
     good, better, unclear, bad = part(0.1, 0.3), part(0.2, 0.4, "c"), part(-0.1, 0.3, "d"), part(-0.3, -0.1, "e")
     assert verdict([better, good]).mark == "holds"

@@ -72,8 +72,13 @@ def test_a_row_has_effect_interval_smallest_effect_and_the_papers_effect() -> No
     near_zero = claim_view(claim("within noise") | {"relative_low": -0.04, "relative_high": 0.42})
     assert near_zero.relative_interval == "[−0.04, +0.42]"
     assert claim_view(claim("holds") | {"relative_low": 0.0}).relative_interval == "[0.0, +5.2]"
-    once = claim_view(claim("within noise") | dict.fromkeys(("low", "high", "smallest", "relative_low")))
+    once = claim_view(
+        claim("within noise") | dict.fromkeys(("low", "high", "smallest", "relative_low", "relative_high"))
+    )
     assert (once.interval, once.smallest, once.relative_interval) == ("", "", "")
+    open_below = claim_view(claim("does not hold") | dict.fromkeys(("low", "smallest", "relative_low")))
+    assert (open_below.interval, open_below.smallest) == ("[−∞, +0.15]", "")
+    assert open_below.relative_interval == "[−∞, +5.2]"
 
 
 def test_both_pages_show_lines_rows_and_the_rule_once(pages: tuple[str, str]) -> None:

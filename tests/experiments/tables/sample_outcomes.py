@@ -139,6 +139,7 @@ def _recl(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
         value = {"Transformer-XL": 64}.get(name, 64 - 24 * world.sign)
         bounds = {"low": value - 8, "high": value + 8} if name != "LSTM" else {"low": None, "high": None}
         difference = value - (64 - 24 * world.sign)
+        bounds["high_at_least"] = False
         bounds["longer_than"] = {other: [difference - 11, difference + 11] for other in names if other != name}
         models.append(
             {

@@ -14,7 +14,7 @@ from experiments.tables.shared.intervals import (
     student,
 )
 
-SIMULATIONS = 1500
+SIMULATIONS = 4000
 TRUTH = 0.02
 
 
@@ -41,7 +41,7 @@ def simulated(
 
 @pytest.mark.parametrize(("paired", "S", "B"), [(True, 3, 60), (False, 2, 60), (True, 3, 5), (False, 2, 5)])
 def test_intervals_cover_the_truth(paired: bool, S: int, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "RESAMPLES", 800)
+    monkeypatch.setattr(intervals, "RESAMPLES", 400)
     random = np.random.default_rng(5)
     weights = np.full(B, 1000.0)
     covered = 0
@@ -53,6 +53,24 @@ def test_intervals_cover_the_truth(paired: bool, S: int, B: int, monkeypatch: py
         assert found.high is not None
         covered += found.low <= TRUTH <= found.high
     assert 0.93 <= covered / SIMULATIONS <= 0.97
+
+
+def test_the_share_of_the_seeds_is_students_exactly() -> None:
+    """Where the text changes nothing, the interval is Student's t interval of the seeds."""
+    pairs = np.array([0.01, 0.02, 0.06])
+    worse, better = np.tile(2 + pairs[:, None], 40), np.full((3, 40), 2.0)
+    found = difference(worse, better, np.ones(40), SeedSpread(1.0, 9), paired=True)
+    alone = of_repeats(pairs)
+    assert (found.effect, found.low, found.high) == pytest.approx((alone.effect, alone.low, alone.high), rel=1e-5)
+
+
+def test_equal_values_take_the_spread_of_all_arms() -> None:
+    """Three runs without a gain do not show that no run would gain."""
+    none, spread = np.zeros((3, 40)), SeedSpread(3e-4, 6)
+    half = student(6) * 1e-2
+    found = mean_over_seeds(none, np.ones(40), spread)
+    assert (found.low, found.high) == pytest.approx((-half, half), rel=1e-4)
+    assert mean_over_seeds(none, np.ones(40), SeedSpread(0.0, 0)) == Interval(0.0)
 
 
 def test_pairs_cancel_what_seeds_share() -> None:

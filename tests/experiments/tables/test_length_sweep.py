@@ -1,6 +1,7 @@
 """Evaluation of runs: lengths chosen on validation, what is scored, tokens that a difference rests on."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,14 @@ def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> Non
     assert found[ON].gain_SB(on_SB, best_SB).tolist() == [[-0.5] * 3] * 2
     assert not found[OFF].gain_SB(off_SB, best_SB).any()
     assert shared_blocks(found[OFF].init)[1].tolist() == [1000, 1000, 500]
+
+
+@pytest.mark.parametrize(("n_tokens", "block_len"), [(2500, 1000), (30_000, 1000), (240_000, 8000), (700_000, 20_000)])
+def test_blocks_are_as_long_as_thirty_of_them_allow(n_tokens: int, block_len: int, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", nll=np.ones(n_tokens), positions=np.arange(n_tokens))
+    _, weights_B = shared_blocks([tmp_path / "a.npz"])
+    assert weights_B[0] == block_len
+    assert len(weights_B) == math.ceil(n_tokens / block_len)
 
 
 def test_a_difference_rests_on_the_tokens_of_its_own_two_arms(setup: Setup) -> None:
