@@ -40,6 +40,7 @@ from experiments.tables.arms import check_overrides
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
+from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
@@ -82,7 +83,7 @@ def reproduce(setup: Setup) -> None:
     with exclusive(setup.directory):
         planned = plan(setup)
         check_trainings(planned)
-        print(planned.summary(), file=sys.stderr, flush=True)
+        print(planned.summary(), *advice(planned), sep="\n", file=sys.stderr, flush=True)
         results = run(planned)
         page = write_report(results, setup.directory)
     publish(setup, page)
@@ -92,6 +93,15 @@ def reproduce(setup: Setup) -> None:
 def plan(setup: Setup) -> Plan:
     """Plan the jobs of the chosen sections."""
     return make_plan(setup, {name: SECTIONS[name].jobs(setup) for name in setup.sections})
+
+
+def advice(plan: Plan) -> list[str]:
+    """Return a line on how the trainings would be faster on this machine, or none."""
+    trainers = (composed(job.overrides).trainer for job in plan.jobs if job.command == "train")
+    first = next(trainers, None)
+    if first is None or (first.accelerator, first.precision) != ("cpu", "bf16-mixed") or not has_slow_bfloat16():
+        return []
+    return ["on this Intel CPU without AMX float32 is faster: make reproduce ARGS=trainer.precision=32-true"]
 
 
 def check_trainings(plan: Plan) -> None:

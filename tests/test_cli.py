@@ -28,6 +28,15 @@ def in_process_of_its_own(directory: Path, *arguments: str) -> tuple[subprocess.
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    for words in (["--help"], ["train", "--help"]):
+        with subprocess.Popen([*PYTHON, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+            assert command.stdout is not None
+            assert command.stderr is not None
+            command.stdout.close()
+            assert command.stderr.read() == ""
+
+
 def files(directory: Path) -> None:
     (directory / "empty.txt").touch()
     (directory / "short.txt").write_text("too short for sixteen streams\n")

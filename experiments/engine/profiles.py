@@ -203,8 +203,11 @@ GPU = Profile(
         "lstm": ("model.n_layer=3", "model.d_model=1805", *ADAPTIVE, "optimizer.lr=1e-3"),
         "qrnn": ("model.n_layer=4", "model.d_model=1805", *ADAPTIVE, "optimizer.lr=1e-3"),
     },
-    evaluate=("accelerator=gpu",),
-    recl=("first_context=100", "step=100", "max_context=1000", "n_positions=5000", "accelerator=gpu"),
+    evaluate=("accelerator=gpu", "precision=auto"),
+    recl=(
+        *("first_context=100", "step=100", "max_context=1000", "n_positions=5000"),
+        *("accelerator=gpu", "precision=auto"),
+    ),
     speed=("levels=[char,word]", "n_layer=12", "d_model=512", "d_inner=2048", "accelerator=gpu"),
     attention=("mem_len=640", "split=valid", "accelerator=gpu"),
     generate=("context=512", "n_tokens=1000", "n_samples=3", "mem_len=1000", "accelerator=gpu"),
@@ -222,6 +225,7 @@ PAPER = replace(
     note="These are the published settings where there are any. The sizes of the ablation's and of Table 7's model and "
     "the baselines are ours.",
     needs="up to eight GPUs of 80 GB for weeks, or a cluster (--prefix 'srun …'); 200 GB of disk, all corpora",
+    evaluate=("accelerator=gpu",),  # in float32, as the numbers of the paper
     attention_lengths=(120, 180, 256, 260, 300, 340, 400, 450, 460, 500, 640, 800),
     recl=("first_context=100", "step=100", "max_context=1200", "n_positions=10000", "accelerator=gpu"),
     speed=("levels=[char,word]", "n_layer=24", "d_model=1024", "d_inner=3072", "accelerator=gpu"),

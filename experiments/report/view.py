@@ -215,7 +215,7 @@ def interval(low: float | None, high: float | None, digits: int, *, signed: bool
     """Format an interval, `[−0.04, 0.40]`; with one end, `[−∞, −0.04]`; empty without ends."""
     if low is None and high is None:
         return ""
-    while digits < 4 and any(value and not round(value, digits) for value in (low, high)):
+    while digits < 6 and any(value and not round(value, digits) for value in (low, high)):
         digits += 1  # on which side of zero an end lies must be visible
     ends = [
         sign + "∞" if end is None else number(end, digits, signed=signed) for sign, end in (("−", low), ("+", high))

@@ -18,6 +18,7 @@ import pytest
 
 from experiments import reproduce
 from experiments.claims import claims
+from experiments.engine.arguments import parse
 from experiments.engine.plan import COMMANDS_WITH_LOGGER
 from experiments.engine.progress import training_progress
 from experiments.engine.session import exclusive
@@ -224,6 +225,19 @@ def test_a_plan_needs_no_corpus_and_writes_nothing(
     assert re.search(r"left: about [\d.]+ (s|min|h|days)", plan)
     assert "needs: " in plan
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "slow", "advised"),
+    [("bf16-mixed", True, True), ("bf16-mixed", False, False), ("32-true", True, False)],
+)
+def test_an_intel_cpu_without_amx_is_told_what_is_faster(
+    precision: str, slow: bool, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "has_slow_bfloat16", lambda: slow)
+    words = ["--profile", "laptop", "--directory", str(tmp_path), f"trainer.precision={precision}"]
+    planned = reproduce.plan(parse(words, tuple(reproduce.SECTIONS), None, reproduce.ON_REQUEST))
+    assert [line.startswith("on this Intel CPU") for line in reproduce.advice(planned)] == [True] * advised
 
 
 def test_the_page_is_html() -> None:

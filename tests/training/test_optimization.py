@@ -54,6 +54,7 @@ def test_the_schedule_drives_the_optimiser(name: str, kind: type) -> None:
     [
         ("name", "sgd"),
         ("lr", 0.0),
+        ("eps", 0.0),
         ("warmup_steps", -1),
         ("min_lr", 1.0),
         ("clip_norm", -1.0),

@@ -12,6 +12,7 @@ from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.bfloat16 import cpu_has_bfloat16
+from txl_lightning.training.command import run
 from txl_lightning.training.precision import resolve_precision
 from txl_lightning.training.run import train
 
@@ -48,6 +49,25 @@ def test_muons_iteration_follows_the_precision_of_training(
     for named in ((), ("optimizer.ns_precision=auto",)):
         assert resolve_precision(tiny_config(tmp_path, *words, *named)).optimizer.ns_precision == chosen
     assert OptimizerConfig().ns_precision == "bf16-true"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "precision", "advised"),
+    [
+        ("Intel(R) Xeon(R) Processor with AVX512-BF16", "bf16-mixed", True),
+        ("Intel(R) Xeon(R) Processor with AVX512-BF16 and AMX", "bf16-mixed", False),
+        ("AMD EPYC 9554 with AVX512-BF16", "bf16-mixed", False),
+        ("Intel(R) Xeon(R) Processor with AVX512-BF16", "32-true", False),
+    ],
+)
+def test_an_intel_cpu_without_amx_is_told_what_is_faster(
+    cpu: str, precision: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_lightning.reporting.machine.processor", lambda: cpu)
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: precision == "bf16-mixed")
+    line, *_ = run(tiny_config(tmp_path, "trainer.precision=auto", "trainer.max_steps=1"), tmp_path / "run")
+    assert line.startswith(f"trainer.precision=auto: trained with {precision} on this machine")
+    assert ("trainer.precision=32-true is faster on an Intel CPU without AMX" in line) == advised
 
 
 def test_torch_still_has_the_flags() -> None:

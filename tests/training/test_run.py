@@ -150,6 +150,21 @@ def test_an_attention_that_cannot_train_is_refused(tmp_path: Path, overrides: tu
         check_config(tiny_config(tmp_path, *overrides))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("data=text8", "data.fractions=[0.8,0.1,0.1]"), r"data.fractions=\[0.8, 0.1, 0.1\]: needs data=file"),
+        (
+            ("checkpoint.enabled=false", "checkpoint.keep_every_n_steps=5"),
+            "keep_every_n_steps=5: needs checkpoint.enabled",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        check_config(tiny_config(tmp_path, *overrides))
+
+
 def test_a_run_may_resume_with_another_attention(tmp_path: Path) -> None:
     """`eager` and `auto` are the same on the CPU, and neither is part of the run's identity."""
     train(tiny_config(tmp_path, "trainer.attention=eager"), tmp_path / "run")

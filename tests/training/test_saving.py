@@ -69,9 +69,13 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(run: Path, caps
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
 
-def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(run: Path) -> None:
+def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tiny_config(run.parent, *OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null"), run)
     assert steps(run / "checkpoints") == {"last.ckpt": 3}
+    assert f"{run} holds an earlier run, which this one replaces" in capsys.readouterr().err
+    assert not (run / "validation.jsonl").exists()
 
 
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
@@ -92,6 +96,12 @@ def test_auto_without_a_checkpoint_begins(tmp_path: Path, capsys: pytest.Capture
     metrics = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")  # finished: evaluated again
     assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
     assert (metrics["steps"], metrics["tokens"]) == (12, 12 * 32)
+
+
+def test_auto_says_that_a_run_has_more_steps_than_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = train(tiny_config(run.parent, *OPTIONS, "resume=auto", "trainer.max_steps=5"), run)
+    assert metrics["steps"] == 12
+    assert "resume=auto: 12 steps are done, trainer.max_steps=5: nothing to train" in capsys.readouterr().err
 
 
 def test_auto_refuses_another_run(run: Path) -> None:
@@ -191,6 +201,58 @@ def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
     fresh = train(tiny_config(tmp_path, *OPTIONS, *resume), tmp_path / "c")
     used = train(tiny_config(tmp_path, *OPTIONS, *resume), tmp_path / "b")
     assert {**used, **VARYING} == {**fresh, **VARYING}
+
+
+def test_a_run_from_elsewhere_leaves_no_curve_of_the_directorys_earlier_one(tmp_path: Path) -> None:
+    options = (*OPTIONS, "logger=csv", "context_curve.every_n_steps=5", "context_curve.max_context=16")
+    options = (*options, "context_curve.first_context=8", "context_curve.step=8", "context_curve.n_positions=20")
+    train(tiny_config(tmp_path, *options), tmp_path / "a")
+    train(tiny_config(tmp_path, *options, "optimizer.lr=1e-5"), tmp_path / "b")
+    curves = ("validation.jsonl", "context_curve.jsonl", "metrics.csv")
+    assert all((tmp_path / "b" / name).exists() for name in curves)
+    resume = (f"resume={tmp_path / 'a/checkpoints/last.ckpt'}", "trainer.max_steps=18")
+    train(tiny_config(tmp_path, *options, *resume), tmp_path / "b")
+    for name in curves[:2]:
+        rows = [json.loads(line) for line in (tmp_path / "b" / name).read_text().splitlines()]
+        assert [row["steps"] for row in rows] == [15], name
+    header, *lines = (tmp_path / "b/metrics.csv").read_text().splitlines()
+    column = header.split(",").index("step")
+    assert {int(line.split(",")[column]) > 12 for line in lines} == {True}
+
+
+def test_losses_of_another_validation_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a longer memory at validation the loss differs; the best is that of the first validation from then on."""
+    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10
+    changed = (*OPTIONS, "resume=auto", "evaluation.mem_len=0")
+    last = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
+    assert last["best_counts"] is True
+    capsys.readouterr()
+    train(tiny_config(tmp_path, *changed, "trainer.max_steps=14"), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "evaluation.mem_len is 0, and 8 in resume=" in said
+    assert "the next validation makes a new best.ckpt" in said
+    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10  # no validation yet
+    best = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
+    assert best["best_counts"] is False
+    train(tiny_config(tmp_path, *changed, "trainer.max_steps=17"), tmp_path / "run")
+    assert "cannot be compared" not in capsys.readouterr().err  # the checkpoint before has the same options
+    found = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
+    assert found == {"best": {"nll": found["best"]["nll"], "step": 15}, "best_counts": True}
+    assert found["best"]["nll"] > 0
+    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 15
+
+
+def test_another_seed_is_another_run(run: Path) -> None:
+    with pytest.raises(OptionError, match=r"seed=7: must be 1, as in resume="):
+        train(tiny_config(run.parent, *OPTIONS, "resume=auto", "seed=7"), run)
+
+
+def test_the_weights_that_were_scored_are_named(tmp_path: Path) -> None:
+    metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
+    assert (metrics["steps"], metrics["weights"], metrics["weights_step"]) == (12, "best", 10)
+    last = train(tiny_config(tmp_path, *OPTIONS, "checkpoint.enabled=false"), tmp_path / "last")
+    assert (last["weights"], last["weights_step"]) == ("last", 12)
 
 
 def test_without_the_memory_a_checkpoint_is_smaller_and_says_what_that_means(

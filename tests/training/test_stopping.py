@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -75,11 +76,15 @@ def test_too_many_in_a_row_end_the_run_and_name_the_last_good_checkpoint(
 ) -> None:
     poison(monkeypatch, set(range(9, 100)))
     options = ("trainer.max_nonfinite_steps=3", "checkpoint.every_n_steps=4", "trainer.max_steps=40")
-    last = tmp_path / "run/checkpoints/last.ckpt"
-    words = rf"not finite in 3 consecutive steps up to step 11; .*good checkpoint is {last} \(step 10\)"
-    with pytest.raises(UserError, match=words):
+    best = tmp_path / "run/checkpoints/best.ckpt"
+    words = rf"not finite in 3 consecutive steps up to step 11; the last good checkpoint is {best} \(step (\d+)\)"
+    with pytest.raises(UserError, match=words) as ended:
         train(tiny_config(tmp_path, *options), tmp_path / "run")
-    assert read_file(last)["global_step"] == 10
+    assert read_file(best)["global_step"] == int(re.search(words, str(ended.value))[1])  # type: ignore[index]
+    without = (*options, "trainer.val_every_n_steps=null")
+    last = tmp_path / "other/checkpoints/last.ckpt"
+    with pytest.raises(UserError, match=rf"; the last checkpoint is {last} \(step 8\); try initial_weights="):
+        train(tiny_config(tmp_path, *without), tmp_path / "other")
 
 
 def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -229,11 +230,11 @@ def check_clusters(config: Any) -> None:
         OptionError: a value is not allowed; the message names it.
     """
     require(config.d_embed is None or config.d_embed >= 1, "d_embed", config.d_embed, "must be null or an integer >= 1")
-    edges = (0, *config.cutoffs, config.vocab_size)
-    ascending = all(edges[i] < edges[i + 1] for i in range(len(edges) - 1))
-    require(
-        ascending, "cutoffs", list(config.cutoffs), f"must ascend within 1 … vocab_size - 1 = {config.vocab_size - 1}"
-    )
+    cutoffs = list(config.cutoffs)
+    ascending = all(a < b for a, b in itertools.pairwise((0, *cutoffs)))
+    require(ascending, "cutoffs", cutoffs, "must be ascending integers >= 1")
+    below = not cutoffs or cutoffs[-1] < config.vocab_size
+    require(below, "cutoffs", cutoffs, f"must be below the {config.vocab_size} tokens of the vocabulary")
     narrowest = (config.d_embed or config.d_model) // config.div_val ** len(config.cutoffs)
     require(narrowest >= 1, "div_val", config.div_val, "must leave the last cluster an embedding of width >= 1")
     ties = ("all_but_first", "all", "none")

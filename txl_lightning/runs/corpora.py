@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ def checkpoint_corpus(
 ) -> Corpus:
     """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
 
-    For a run with `memory.reset=document` the first token of every document is marked.
+    For a run with `memory.reset=document` the first token of every document is marked. A text that has changed since
+    training is reported on stderr: what is held out now may have been trained on.
 
     Args:
         trained: contents of the checkpoint.
@@ -39,6 +41,13 @@ def checkpoint_corpus(
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:
         raise OptionError(option, checkpoint, f"was trained with another vocabulary than that of {corpus.name}")
+    if trained.corpus not in (None, corpus.checksum):
+        print(
+            f"{option}={checkpoint} was trained on another text than {corpus.name} has now: "
+            "parts of its validation and test split may have been in the training text",
+            file=sys.stderr,
+            flush=True,
+        )
     return corpus
 
 

@@ -10,7 +10,7 @@ import torch
 
 from txl_lightning.config.schemas import Config, from_plain
 from txl_lightning.data.vocabulary.symbols import Vocabulary
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, require
 from txl_lightning.runs.models import Model, make_model
 from txl_lightning.runs.storage import DamagedFileError, read_file
 
@@ -25,6 +25,7 @@ class TrainedModel:
         vocabulary: vocabulary of its corpus.
         step: optimizer steps trained.
         vocabulary_given: whether the vocabulary is not the corpus' own, so that the text is encoded with it.
+        corpus: checksum of the corpus at training; None for weights that were not trained here.
     """
 
     model: Model
@@ -32,6 +33,7 @@ class TrainedModel:
     vocabulary: Vocabulary
     step: int
     vocabulary_given: bool = False
+    corpus: str | None = None
 
     @property
     def closed_sentences(self) -> bool:
@@ -70,7 +72,8 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: as `read_checkpoint`, or its custom encoding is not registered (see `config.encoding_kinds`).
+        OptionError: as `read_checkpoint`, its custom encoding is not registered (see `config.encoding_kinds`), or a
+            weight is not finite.
     """
     contents = read_checkpoint(path, option)
     record = contents["txl_lightning"]
@@ -80,9 +83,13 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
         model = make_model(config, len(vocabulary))
     except OptionError as error:  # a custom encoding that is not registered
         raise OptionError(option, path, str(error)) from error
-    model.load_state_dict(model_weights(contents))
+    weights = model_weights(contents)
+    for name, tensor in weights.items():
+        allowed = f"has weights that are not finite ({name}): its training diverged"
+        require(bool(torch.isfinite(tensor).all()), option, path, allowed)
+    model.load_state_dict(weights)
     given = bool(record.get("vocabulary_given", False))
-    return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]), given)
+    return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]), given, record.get("corpus"))
 
 
 def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -42,7 +42,13 @@ from txl_lightning.training.checks import check_same_run, check_weights
 from txl_lightning.training.lightning_internals import disable_signal_handlers
 from txl_lightning.training.loggers import csv_curves, wandb_curves
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.resume import find_checkpoint, online_run, report_replaced
+from txl_lightning.training.resume import (
+    clear_earlier_run,
+    continues_in,
+    find_checkpoint,
+    is_validated_alike,
+    online_run,
+)
 
 
 @dataclass
@@ -90,24 +96,25 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         torch.manual_seed(ranks.seed(config.seed))
     curves = TrainingCurves(config.trainer.log_every_n_steps, ranks)
     contexts = _build_context_curves(config, data, directory, curves)
-    step, wandb_id = 0, None
-    if checkpoint is not None:
-        step, wandb_id = checkpoint["global_step"], online_run(config, checkpoint["txl_lightning"])
+    step, wandb_id, best_counts = 0, None, True
+    if checkpoint is not None and resumed_from is not None:
+        record = checkpoint["txl_lightning"]
+        step, wandb_id = checkpoint["global_step"], online_run(config, record)
+        best_counts = is_validated_alike(config, resumed_from, record, ranks)
         checkpoint = None  # frees a large dict
 
     logger: Logger | bool = False
     if ranks.rank == 0:
-        report_replaced(config, directory)
+        if not continues_in(directory, resumed_from):
+            clear_earlier_run(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        if resumed_from is None:
-            (directory / "metrics.json").unlink(missing_ok=True)  # of an earlier run with another configuration
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
         if data.corpus.vocabulary.tokenizer:
             write_text(directory / "tokenizer.json", data.corpus.vocabulary.tokenizer)
         logger = _build_logger(config, directory, n_parameters, resumed_from, step, wandb_id)
     if config.checkpoint.enabled:
         options = (config.checkpoint.every_n_steps, _val_interval(config))
-        stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step)
+        stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step, best_counts)
     skipped = SkippedSteps(
         config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints, config.trainer.log_every_n_steps
     )
@@ -168,6 +175,9 @@ def _build_module(
         left = config.trainer.max_steps - checkpoint["global_step"]
         allowed = f"must be greater than the {checkpoint['global_step']} steps of resume={resumed_from}"
         require(left > 0 or config.resume == "auto", "trainer.max_steps", config.trainer.max_steps, allowed)
+        if left < 0 and ranks.rank == 0:
+            done = f"{checkpoint['global_step']} steps are done, trainer.max_steps={config.trainer.max_steps}"
+            print(f"resume=auto: {done}: nothing to train, the run is evaluated again", file=sys.stderr, flush=True)
     elif config.initial_weights is not None:
         initial = read_checkpoint(config.initial_weights, option="initial_weights")
         model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
@@ -215,10 +225,7 @@ def _build_logger(
         return csv_curves.start(directory, step)
     if config.logger.name == "none":
         return False
-    here = directory / "checkpoints"
-    continues = config.resume == "auto" or (
-        resumed_from is not None and resumed_from.parent.resolve() == here.resolve()
-    )
+    continues = config.resume == "auto" or continues_in(directory, resumed_from)
     return wandb_curves.start(config, directory, n_parameters, step if continues else None, wandb_id)
 
 

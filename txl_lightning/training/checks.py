@@ -9,6 +9,7 @@ import torch
 
 from txl_lightning.config.schemas import (
     Config,
+    DataConfig,
     TransformerXLModelConfig,
     check_logger,
     check_seed,
@@ -35,7 +36,7 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
 # an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
-FIXED_OPTIONS = ["loss", "trainer.precision"]
+FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
 FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 
@@ -53,6 +54,10 @@ def check_config(config: Config) -> None:
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
     require(config.data.path is None or config.data.name == "file", "data.path", config.data.path, "needs data=file")
+    cut, allowed = config.data.fractions, "needs data=file: other corpora have their own splits"
+    require(config.data.name == "file" or cut == DataConfig().fractions, "data.fractions", cut, allowed)
+    kept, allowed = config.checkpoint.keep_every_n_steps, "needs checkpoint.enabled=true"
+    require(kept is None or config.checkpoint.enabled, "checkpoint.keep_every_n_steps", kept, allowed)
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
     require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
     require(

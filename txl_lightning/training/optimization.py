@@ -28,9 +28,10 @@ def check_optimizer(config: OptimizerConfig) -> None:
     )
     good_betas = len(config.betas) == 2 and all(0 <= beta < 1 for beta in config.betas)
     require(good_betas, "optimizer.betas", list(config.betas), "must be two numbers in [0, 1)")
-    for name in ("eps", "weight_decay"):
-        value = getattr(config, name)
-        require(0 <= value < math.inf, f"optimizer.{name}", value, "must be >= 0 and finite")
+    decay = config.weight_decay
+    require(0 <= decay < math.inf, "optimizer.weight_decay", decay, "must be >= 0 and finite")
+    # With 0 a parameter whose gradients were all 0, such as the row of a token not read yet, becomes 0 / 0.
+    require(0 < config.eps < math.inf, "optimizer.eps", config.eps, "must be > 0 and finite")
     together = not config.split_qkv and config.name != "muon"
     require(not together, "optimizer.split_qkv", config.split_qkv, "is for optimizer=muon only")
     ns_precisions = ("auto", *NS_PRECISIONS)
@@ -65,13 +66,16 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, max_steps: int, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Return the optimiser and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
+    """Return the optimiser and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed).
+
+    `ns_precision=auto` is what `resolve_precision` makes of it, or else that of `torch.optim.Muon`.
+    """
     b1, b2 = config.betas
     options: dict[str, Any] = {"lr": config.lr, "betas": (b1, b2), "eps": config.eps}
     options |= {"weight_decay": config.weight_decay, "fused": fused}
     optimizer: torch.optim.Optimizer
     if config.name == "muon":
-        ns_dtype = NS_PRECISIONS[config.ns_precision]
+        ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
         optimizer = MuonWithAdam(model, **options, split_qkv=config.split_qkv, ns_dtype=ns_dtype)
     else:
         optimizer = ADAM[config.name](model.parameters(), **options)

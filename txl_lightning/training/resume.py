@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from txl_lightning.config.schemas import Config
+from txl_lightning.config.lengths import evaluation_lengths
+from txl_lightning.config.schemas import Config, from_plain
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.runs.trained import read_checkpoint
@@ -36,10 +37,51 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
     return path, contents
 
 
-def report_replaced(config: Config, directory: Path) -> None:
-    """Tell the user if a run from scratch replaces the checkpoints of an earlier run in its directory."""
-    if config.resume is None and (directory / "checkpoints" / LAST).exists():
-        print(f"{directory} holds an earlier run, whose checkpoints this one replaces", file=sys.stderr, flush=True)
+def continues_in(directory: Path, resumed_from: Path | None) -> bool:
+    """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
+    return resumed_from is not None and resumed_from.parent.resolve() == (directory / "checkpoints").resolve()
+
+
+def clear_earlier_run(directory: Path) -> None:
+    """Remove metrics and curves of an earlier run in the directory of a new one, and tell the user.
+
+    Its checkpoints are removed by the new run's first one.
+    """
+    if (directory / "checkpoints" / LAST).exists():
+        print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
+    for name in ("metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def validation_protocol(config: Config) -> dict[str, Any]:
+    """Return the options that decide which tokens a validation during training scores, and with which context."""
+    evaluation = config.evaluation
+    options = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
+    named = {f"evaluation.{name}": value for name, value in {**evaluation_lengths(config), **options}.items()}
+    return {**named, "trainer.val_max_segments": config.trainer.val_max_segments}
+
+
+def is_validated_alike(config: Config, path: Path, record: dict[str, Any], ranks: Ranks) -> bool:
+    """Return whether the losses of the resumed run's validations can be compared with those from now on.
+
+    Otherwise rank 0 names the first option that differs.
+
+    Args:
+        config: config of the resumed run.
+        path: path of the checkpoint.
+        record: `txl_lightning` of the checkpoint.
+        ranks: the processes of the run.
+    """
+    before, now = validation_protocol(from_plain(record["config"])), validation_protocol(config)
+    different = [name for name in now if before.get(name) != now[name]]
+    if different:
+        name = different[0]
+        _report(
+            ranks,
+            f"{name} is {now[name]}, and {before.get(name)} in resume={path}: losses of validation cannot be compared, "
+            "so the next validation makes a new best.ckpt",
+        )
+    return not different
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:

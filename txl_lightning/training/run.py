@@ -96,6 +96,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
     run.trainer.test(run.module, datamodule=run.data, verbose=False)
     return {
         "weights": "last" if best is None else "best",
+        "weights_step": run.checkpoints.best_step if run.checkpoints and best else run.trainer.global_step,
         **run.module.metrics,
         "evaluation": {
             "protocol": protocol_word(run.module.evaluation_lengths),

@@ -28,6 +28,12 @@ def written(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
+def test_a_memory_of_one_token_has_its_figures(runs: SmallRuns, tmp_path: Path) -> None:
+    """With same_length the only key of a query is its own token, which Figure 6 does not show."""
+    run(options(runs, "relative", mem_len=1), tmp_path)
+    assert {f"{name}.png" for name in FIGURES} <= written(tmp_path)
+
+
 def test_figures_table_and_json_of_a_recurrent_transformer(runs: SmallRuns, tmp_path: Path) -> None:
     lines = run(options(runs, "relative", mem_len=12), tmp_path)
     results = json.loads((tmp_path / "attention.json").read_text())
@@ -110,6 +116,7 @@ def test_thefarthest_heads_are_those_of_the_first_the_middle_and_the_last_layer(
         ("relative", {"heads": ["1.1"]}, "heads=1.1: must be LAYER:HEAD"),
         ("relative", {"text_position": 2}, "text_position=2: must be in"),
         ("relative", {"text_tokens": 9}, r"text_tokens=9: must be in 1 … 8 \(segment_len=8\)"),
+        ("relative", {"mem_len": 0, "segment_len": 1}, "segment_len=1: must be >= 2 without memory"),
         ("relative", {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
         ("relative", {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
         ("relative", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),

@@ -42,6 +42,18 @@ def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, k
     )
 
 
+def test_shorter_segments_score_as_many_tokens_of_a_run_with_a_limit(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "evaluation.max_segments=3", "trainer.max_steps=5"), tmp_path / "run")
+    checkpoint = str(tmp_path / "run/checkpoints/best.ckpt")
+    found = {}
+    for segment_len in (None, 1, 4):
+        run(EvaluateOptions(checkpoint, splits=["valid"], segment_len=segment_len), tmp_path)
+        found[segment_len] = json.loads((tmp_path / "evaluation.json").read_text())["valid"]["tokens"]
+    assert len(set(found.values())) == 1
+    run(EvaluateOptions(checkpoint, splits=["valid"], segment_len=1, max_segments=3), tmp_path)
+    assert json.loads((tmp_path / "evaluation.json").read_text())["valid"]["tokens"] < found[1]
+
+
 def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_path: Path) -> None:
     scores = []
     for mem_len in (0, 8, 40):

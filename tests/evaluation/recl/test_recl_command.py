@@ -230,7 +230,7 @@ def test_runs_are_named_after_their_directories() -> None:
         (["lstm", "lstm"], {}, "checkpoints=.*is named twice"),
         (["lstm", "nothing"], {}, r"checkpoints=.*nothing.*: no such file"),
         (["lstm", ELSEWHERE], {}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
-        (["lstm", "characters"], {}, r"checkpoints=.*characters.*: was trained on another"),
+        (["lstm", "characters"], {}, r"characters.*: reads char tokens, .*lstm.* byte tokens: use context_unit=byte"),
         (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
         (["lstm", "qrnn"], {"names": ["a", "a"]}, r"names=.*must be 2 different names"),
         (["lstm"], {"split": "dev"}, "split=dev: must be one of"),

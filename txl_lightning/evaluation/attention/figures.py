@@ -116,7 +116,7 @@ def text_figure(
     height = len(weights) * (panel_height + 0.55 + 0.075 * (letters if letters > 1 else 1)) + 2.4
     figure = new_figure(width, height)
     all_axes = figure.subplots(len(weights), 1, squeeze=False)[:, 0]
-    largest = max(float(of_head.max()) for of_head in weights.values())
+    largest = max(float(of_head.max()) for of_head in weights.values()) or 1.0  # 0: no target sees a token
     least = largest / 1e3
     norm = LogNorm(least, largest)
     images: list[Any] = []

@@ -24,7 +24,8 @@ class AttentionOptions:
         same_length: whether every query attends to exactly mem_len keys, as in the paper's evaluation.
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
             longest distance of its training; -1 for no limit.
-        max_segments: stop after this many segments; null for the whole split.
+        max_segments: stop after this many segments; null for as many as the run's own evaluation, without limit if it
+            had none.
         heads: heads of Figure 6 as LAYER:HEAD, counted from 1; null for the head with the largest mean distance in
             the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.

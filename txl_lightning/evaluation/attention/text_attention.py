@@ -72,6 +72,7 @@ def text_attention(
     """
     config, device = model.config, next(model.parameters()).device
     longest = segment_len if config.mem_len else segment_len - 1
+    require(longest >= 1, "segment_len", segment_len, "must be >= 2 without memory: a target needs context")
     if n_targets is None:
         n_targets = min(DEFAULT_TARGETS, longest if config.mem_len else (segment_len + 1) // 2)
     require(

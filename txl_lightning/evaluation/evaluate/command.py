@@ -65,7 +65,12 @@ from txl_lightning.evaluation.evaluate.report import log_results, precision_line
 from txl_lightning.evaluation.evaluate.selection import Selection, first_tokens, memory_at_evaluation, write_losses
 from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
-from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, SlidingWindowProtocol, StateReuse
+from txl_lightning.evaluation.scoring.protocols import (
+    ScoringProtocol,
+    SlidingWindowProtocol,
+    StateReuse,
+    with_segment_len,
+)
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error, text_units
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_json
@@ -223,7 +228,8 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         return SlidingWindowProtocol(trained, corpus, *sizes, **common)
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    evaluation = replace(trained.config.evaluation, **chosen)
+    own = trained.config.evaluation
+    evaluation = replace(with_segment_len(own, chosen.get("segment_len", own.segment_len)), **chosen)
     clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
     return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 

@@ -44,7 +44,8 @@ class EvaluateOptions:
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
         data_path: text file to score instead of the run's corpus, in the vocabulary of the checkpoint.
-        max_segments: stop after this many segments or windows; null for the whole split.
+        max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
+            without limit if it had none or with protocol=sliding.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
         accelerator: cpu or gpu.
         precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both

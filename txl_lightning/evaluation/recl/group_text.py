@@ -106,6 +106,10 @@ def common_corpora(members: Sequence[Member], data_path: str | None) -> list[Cor
     corpora = [checkpoint_corpus(t, member.path, data_path, option="checkpoints") for member, t in trained]
     first = corpora[0]
     for member, corpus in zip(members, corpora, strict=True):
+        levels = corpus.vocabulary.level, first.vocabulary.level
+        if levels[0] != levels[1]:
+            allowed = f"reads {levels[0]} tokens, {members[0].path} {levels[1]} tokens: use context_unit=byte"
+            raise OptionError("checkpoints", member.path, allowed)
         if corpus.checksum != first.checksum:
             allowed = f"was trained on another corpus ({corpus.name}) than {members[0].path} ({first.name})"
             raise OptionError("checkpoints", member.path, allowed)

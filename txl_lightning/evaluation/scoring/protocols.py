@@ -212,7 +212,7 @@ class StateReuse(ScoringProtocol):
         return replace(self, evaluation=evaluation, clamped=True)
 
     def _with_window(self, length: int) -> StateReuse:
-        shorter = _with_segment_len(self.evaluation, max(1, length // 4))
+        shorter = with_segment_len(self.evaluation, max(1, length // 4))
         evaluation = replace(shorter, mem_len=0, ext_len=length - shorter.segment_len, same_length=False)
         return replace(self, evaluation=evaluation, clamped=True)
 
@@ -224,12 +224,12 @@ class StateReuse(ScoringProtocol):
         config = self.trained.config
         model: Any = config.model
         if not isinstance(model, TransformerXLModelConfig):
-            return replace(self, evaluation=_with_segment_len(self.evaluation, config.data.segment_len))
+            return replace(self, evaluation=with_segment_len(self.evaluation, config.data.segment_len))
         if self.length_option == "ext_len":
             window = self._with_window(self.training_attention_length)
             return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len), interpolation=None)
         lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
-        evaluation = _with_segment_len(self.evaluation, config.data.segment_len)
+        evaluation = with_segment_len(self.evaluation, config.data.segment_len)
         evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, **lengths)
         return replace(self, evaluation=evaluation, clamped=False, interpolation=None)
 
@@ -360,8 +360,8 @@ class SlidingWindowProtocol(ScoringProtocol):
         return f"sliding window {window}, stride {stride}, one stream {self.streams_start}"
 
 
-def _with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
-    """Change the segment length; `max_segments` still covers at least the tokens it covered before."""
+def with_segment_len(evaluation: EvaluationConfig, segment_len: int) -> EvaluationConfig:
+    """Return the options with another segment length; `max_segments` still covers at least the tokens as before."""
     stop = evaluation.max_segments
     if stop is not None:
         stop = -(-stop * evaluation.segment_len // segment_len)

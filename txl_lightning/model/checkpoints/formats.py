@@ -160,7 +160,7 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     if config.memory_start != "zeros" and config.mem_len:
         raise CheckpointError(
             f"memory_start={config.memory_start}: Hugging Face's class always starts from attended zeros; "
-            "convert model.with_lengths(memory_start='zeros') if that is what you want"
+            "convert with memory_start=zeros if that is what you want"
         )
     return _weights(model, "Hugging Face"), {
         **_config_to(config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,9 +35,14 @@ def products_with_table(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S
         if is_view and rows_HXE.shape[1] < S:
             # A batched product would first copy the part of the table that the view shows.
             return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
-        if rows_HXE.shape[1] == 1:  # a single column reads the table faster than a single row
+        if rows_HXE.shape[1] == 1 and _has_amx():  # there a single column reads the table faster than a single row
             return torch.bmm(r_HSE, rows_HXE.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
+
+
+@cache
+def _has_amx() -> bool:
+    return bool(torch.cpu._is_amx_tile_supported())
 
 
 def softmax_of(scores_XTK: Tensor, read_by: nn.Module) -> Float[Tensor, "X T K"]:

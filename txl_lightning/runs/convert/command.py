@@ -205,6 +205,7 @@ def _write_run(model: TransformerXL, run_of_model: TrainedModel, target: Path) -
                 "config": plain(_run_config(model, run_of_model.config)),
                 "vocabulary": run_of_model.vocabulary.state_dict(),
                 "vocabulary_given": run_of_model.vocabulary_given,
+                **({"corpus": run_of_model.corpus} if run_of_model.corpus else {}),
             },
         },
         target,

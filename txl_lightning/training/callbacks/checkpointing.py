@@ -39,6 +39,8 @@ class Checkpoints(Callback):
         ranks: the processes of the run.
         resumed_from: the checkpoint that the run continues; its best checkpoint is next to it.
         step: number of steps in that checkpoint.
+        best_counts: the losses of its validations can be compared with those of this run. Otherwise the next
+            validation is the best.
 
     Attributes:
         best: nll and step of the best validation so far.
@@ -53,7 +55,9 @@ class Checkpoints(Callback):
         ranks: Ranks,
         resumed_from: Path | None,
         step: int,
+        best_counts: bool = True,
     ) -> None:
+        self.best_counts = best_counts
         self.directory, self.ranks, self.resumed_from = directory, ranks, resumed_from
         self.every_n_steps, self.val_every_n_steps = every_n_steps, val_every_n_steps
         self.best: dict[str, float] = {"nll": math.inf, "step": -1}
@@ -76,6 +80,11 @@ class Checkpoints(Callback):
     def best_path(self) -> Path | None:
         """Path of the best checkpoint; None before the first validation."""
         return self.directory / BEST if math.isfinite(self.best["nll"]) else None
+
+    @property
+    def best_step(self) -> int:
+        """Step of the best checkpoint; -1 before the first validation."""
+        return int(self.best["step"])
 
     def save(self, trainer: L.Trainer) -> bool:
         """Write `last.ckpt`; all ranks must call this. Return whether it was written.
@@ -141,13 +150,15 @@ class Checkpoints(Callback):
             return
         assert isinstance(pl_module, LanguageModelModule)
         before, nll = self.best, pl_module.metrics["val/nll"]
-        if nll < before["nll"]:
+        if nll < before["nll"] or (math.isfinite(nll) and not self.best_counts):
             self.best = {"nll": nll, "step": trainer.global_step}
         kept = self.save(trainer)
         if kept and self.best is not before:
             kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.last))
         if not kept:
             self.best = before
+        elif self.best is not before:
+            self.best_counts = True
 
     def _copy_best(self, source: Path) -> bool:
         try:
@@ -172,7 +183,8 @@ class Checkpoints(Callback):
         self.save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return {"best": self.best, "best_counts": self.best_counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
+        self.best_counts = self.best_counts and state_dict.get("best_counts", True)

@@ -60,16 +60,23 @@ class SkippedSteps(Callback):
                 continue
             self.total, self.in_a_row = self.total + 1, self.in_a_row + 1
             if self.in_a_row >= self.limit:
-                good = "no checkpoint was written yet"
-                if self.checkpoints is not None and self.checkpoints.saved_step >= 0:
-                    good = f"the last good checkpoint is {self.checkpoints.last} (step {self.checkpoints.saved_step})"
                 raise UserError(
                     f"the loss or its gradient was not finite in {self.in_a_row} consecutive steps up to step "
-                    f"{step}; {good}; try initial_weights= with it and a lower optimizer.lr"
+                    f"{step}; {self._good_checkpoint()}"
                 )
             if self.rank == 0:
                 norm_text = f"the gradient norm is {float(norm):.4g}"
                 print(f"step {step} skipped: {norm_text}", file=sys.stderr, flush=True)
+
+    def _good_checkpoint(self) -> str:
+        """Checkpoint to go on from: later ones than the best may be of weights that had begun to diverge."""
+        advice = "try initial_weights= with it and a lower optimizer.lr"
+        if self.checkpoints is not None and self.checkpoints.best_path is not None:
+            best = f"{self.checkpoints.best_path} (step {self.checkpoints.best_step})"
+            return f"the last good checkpoint is {best}, of the lowest validation loss; {advice}"
+        if self.checkpoints is not None and self.checkpoints.saved_step >= 0:
+            return f"the last checkpoint is {self.checkpoints.last} (step {self.checkpoints.saved_step}); {advice}"
+        return "no checkpoint was written yet; try a lower optimizer.lr"
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total + sum(int(flag) for _, flag, _ in self._unread)}
