@@ -82,7 +82,7 @@ def files(directory: Path) -> None:
         (["train", "data.document_start=("], "data.document_start=(: cannot be parsed; a value with"),
         (["train", "data.segment_len=0"], "data.segment_len=0: must be an integer >= 1"),
         (["train", "optimizer.lr=inf"], "optimizer.lr=inf: must be > 0 and finite"),
-        (["train", "optimizer.eps=inf"], "optimizer.eps=inf: must be >= 0 and finite"),
+        (["train", "optimizer.eps=inf"], "optimizer.eps=inf: must be > 0 and finite"),
         (["train", "model.layer_norm_epsilon=inf"], "model.layer_norm_epsilon=inf: must be a number > 0 and finite"),
         (["train", "encoding=rope", "encoding.interpolation=inf"], "interpolation=inf: must be a number >= 1 and"),
         (["train", "seed=4294967296"], "seed=4294967296: must be an integer >= 0 and below 2^32"),

@@ -5,9 +5,9 @@ A new command is a package with the modules `options` and `command`, a file in `
 
 from __future__ import annotations
 
-import os
 import sys
 
+from txl_lightning.command_line.output import show
 from txl_lightning.command_line.row import Command
 
 ROWS = (
@@ -97,16 +97,9 @@ def main() -> None:
     Exit status: 0 on success, 2 with one line on bad input, 143 or 130 after SIGTERM or Ctrl-C, for a multirun the
     number of failed jobs (at most 100). `sys.argv` and the environment are left as they were.
     """
-    try:
-        _run(sys.argv[1:])
-    except BrokenPipeError:  # the reader of the output, such as `head`, has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-
-
-def _run(words: list[str]) -> None:
+    words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage(), flush=True)
+        show(usage())
         sys.exit(0 if words else 2)
     if words[0] not in COMMANDS:
         print(f"txl: unknown command {words[0]!r}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)

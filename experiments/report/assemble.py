@@ -15,6 +15,7 @@ from experiments.engine.runner import Runner
 from experiments.engine.session import Stopwatch
 from experiments.engine.setup import Setup
 from experiments.report.sections import Section, to_json
+from experiments.report.view import RULE
 from txl_lightning.reporting.machine import cores, processor
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
@@ -59,6 +60,7 @@ def assemble(
         "settings": _settings(jobs, outcomes, setup),
         "runs": runs,
         "sections": to_json(sections),
+        "rule": RULE,
         "claims": claims,
     }
 

@@ -104,7 +104,7 @@ def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
         "short": {section.id: section.title.partition(":")[0] for section in sections},
         "captions": {table.id: table.caption for section in sections for table in section.tables},
         "facts": _facts(results),
-        "rule": report_view.RULE,
+        "rule": results.get("rule", report_view.FORMER_RULE),
         "summary": report_view.summary(results["claims"]),
         "claim_rows": [report_view.claim_view(claim) for claim in results["claims"]],
         "picture": _claims_picture(results["claims"], directory),

@@ -14,15 +14,22 @@ from experiments.report.cells import Cell, Number, Text
 from experiments.report.sections import Table
 
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
-RULE = (
+_MARKS = (
     "One rule for all: a claim rests on one difference or several, positive if the claim is right. It holds if every "
     "95 % interval lies above zero, even if the effect is small. It does not hold if one lies below zero, or if one "
     "that includes zero lies in percent below half of the effect in the paper: the run excludes even half of it. "
-    "Otherwise it is within noise. Of several differences, the one that "
-    "supports the claim least is shown. Intervals of losses are over seeds and blocks of the test text, at "
-    "least 30 of 1,000 to 20,000 tokens, those of context lengths over positions, of speed over rounds, of attention "
-    "over heads. An interval has no end on the side where a context length may be beyond those measured. The smallest "
-    "visible effect is half the width of the interval, of context lengths at least one step of those measured."
+    "Otherwise it is within noise. Of several differences, the one that supports the claim least is shown. "
+)
+RULE = (
+    f"{_MARKS}Intervals of losses are over seeds and blocks of 1,000 to 20,000 tokens of the test text, 30 or more if "
+    "it has as many thousands, those of context lengths over positions, of speed over rounds, of attention over heads. "
+    "An interval has no end on the side where a context length may be beyond those measured. The smallest visible "
+    "effect is half the width of the interval, of context lengths at least one step of those measured."
+)
+FORMER_RULE = (  # of results that do not state theirs
+    f"{_MARKS}Intervals of losses are over seeds and blocks of 1,000 tokens of the test text, those of context lengths "
+    "over positions, of speed over rounds, of attention over heads. The smallest visible effect is half the width of "
+    "the interval."
 )
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page cannot show

@@ -29,6 +29,7 @@ from txl_lightning.command_line.messages import (
 )
 from txl_lightning.command_line.multirun_table import MultirunTable, write_results
 from txl_lightning.command_line.options_help import options_help
+from txl_lightning.command_line.output import show
 from txl_lightning.command_line.row import Command
 from txl_lightning.config.schemas import CONF
 from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
@@ -52,7 +53,7 @@ def run_command(command: Command, words: list[str]) -> None:
         refuse_dashes(words, command.schema)
         refuse_several_choices(words)
         if {"-h", "--help"} & set(words):
-            print(options_help(command, _overrides(words)))
+            show(options_help(command, _overrides(words)))
             return
         if command.shared_by_ranks and _is_further_rank():
             _run_further_rank(command, _overrides(words))

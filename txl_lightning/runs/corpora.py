@@ -10,6 +10,8 @@ from txl_lightning.data.corpora.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.trained import TrainedModel
 
+REPORTED: set[tuple[str | None, str]] = set()  # checksums of texts at training and now, in this process
+
 
 def checkpoint_corpus(
     trained: TrainedModel, checkpoint: str | Path, data_path: str | None = None, option: str = "checkpoint"
@@ -42,13 +44,16 @@ def checkpoint_corpus(
     if corpus.vocabulary != trained.vocabulary:
         raise OptionError(option, checkpoint, f"was trained with another vocabulary than that of {corpus.name}")
     if trained.corpus not in (None, corpus.checksum):
-        print(
-            f"{option}={checkpoint} was trained on another text than {corpus.name} has now: "
-            "parts of its validation and test split may have been in the training text",
-            file=sys.stderr,
-            flush=True,
-        )
+        _report_change(f"{option}={checkpoint}", corpus.name, trained.corpus, corpus.checksum)
     return corpus
+
+
+def _report_change(given: str, name: str, before: str | None, now: str) -> None:
+    """Report a text that has changed, once for all checkpoints of runs on it."""
+    if (before, now) not in REPORTED:
+        REPORTED.add((before, now))
+        reason = "parts of its validation and test split may have been in the training text"
+        print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
 
 
 def _resets(trained: TrainedModel) -> bool:

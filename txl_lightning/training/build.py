@@ -106,7 +106,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
     logger: Logger | bool = False
     if ranks.rank == 0:
         if not continues_in(directory, resumed_from):
-            clear_earlier_run(directory)
+            clear_earlier_run(config, directory)
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
         if data.corpus.vocabulary.tokenizer:

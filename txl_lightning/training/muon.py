@@ -168,7 +168,8 @@ def orthogonalize(
         X ← X / |X|        X ← a X + (b X Xᵀ + c (X Xᵀ)²) X = P X,    P = a I + b G + c G²,    G = X Xᵀ
 
     In bfloat16 the products are those of `torch.optim.Muon`. In float32 matrices of at least twice as many columns as
-    rows are multiplied by all P at once: G ← P G P gives the next P without X. The result is the same up to rounding.
+    rows are multiplied by all P at once: G ← P G P gives the next P without X. The result is the same up to rounding,
+    which this form enlarges, so it is not used with TensorFloat-32.
 
     Args:
         matrices_NAB: N matrices with no more rows than columns.
@@ -179,7 +180,8 @@ def orthogonalize(
     a, b, c = coefficients
     norms = torch.stack([matrix.norm() for matrix in matrices_NAB])
     X = matrices_NAB / norms.clamp(min=eps)[:, None, None]
-    if X.dtype == torch.float32 and X.shape[2] >= 2 * X.shape[1]:
+    exact = X.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if exact and X.shape[2] >= 2 * X.shape[1]:
         return _product_of_polynomials(X @ X.mT, coefficients, steps) @ X
     for _ in range(steps):
         gram = X @ X.mT
@@ -192,13 +194,17 @@ def _product_of_polynomials(
 ) -> Float[Tensor, "N A A"]:
     """Return the product of the P of all steps; they are symmetric and commute."""
     a, b, c = coefficients
-    product = torch.eye(gram_NAA.shape[1], dtype=gram_NAA.dtype, device=gram_NAA.device).expand_as(gram_NAA)
-    for step in range(steps):
+
+    def polynomial(gram_NAA: Tensor) -> Tensor:
         P = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
         P.diagonal(dim1=1, dim2=2).add_(a)
-        product = P @ product if step else P
-        if step < steps - 1:
-            gram_NAA = P @ gram_NAA @ P
+        return P
+
+    product = P = polynomial(gram_NAA)
+    for _ in range(steps - 1):
+        gram_NAA = P @ gram_NAA @ P
+        P = polynomial(gram_NAA)
+        product = P @ product
     return product
 
 

@@ -50,7 +50,7 @@ def check_accelerator(trainer: TrainerConfig) -> None:
 
 def resolve_precision(config: Config) -> Config:
     """Return the config with `auto` replaced in `trainer.precision` (see `fastest_precision`) and in
-    `optimizer.ns_precision`: bf16-true for Muon under mixed precision, else 32-true.
+    `optimizer.ns_precision`: 32-true for Muon without mixed precision, else bf16-true.
 
     A resolved value is part of the run's identity: it stands in `config.yaml` and in checkpoints, and a run resumes
     with the same one only.

@@ -12,6 +12,7 @@ from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.training.callbacks.checkpointing import BEST, LAST, PREVIOUS
+from txl_lightning.training.loggers.wandb_history import HISTORY
 
 
 def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any] | None]:
@@ -42,15 +43,22 @@ def continues_in(directory: Path, resumed_from: Path | None) -> bool:
     return resumed_from is not None and resumed_from.parent.resolve() == (directory / "checkpoints").resolve()
 
 
-def clear_earlier_run(directory: Path) -> None:
+def clear_earlier_run(config: Config, directory: Path) -> None:
     """Remove metrics and curves of an earlier run in the directory of a new one, and tell the user.
 
-    Its checkpoints are removed by the new run's first one.
+    Its checkpoints are removed by the new run's first one. With `resume=auto` the rows of W&B stay: a session that was
+    killed before its first checkpoint is the same run.
     """
-    if (directory / "checkpoints" / LAST).exists():
-        print(f"{directory} holds an earlier run, which this one replaces", file=sys.stderr, flush=True)
-    for name in ("metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl"):
-        (directory / name).unlink(missing_ok=True)
+    names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl"]
+    names += [HISTORY] if config.resume != "auto" else []
+    found = [directory / name for name in names if (directory / name).exists()]
+    if found or (directory / "checkpoints" / LAST).exists():
+        what = "which this one replaces"
+        if not config.checkpoint.enabled:
+            what = "whose curves this one replaces; its checkpoints stay (checkpoint.enabled=false)"
+        print(f"{directory} holds an earlier run, {what}", file=sys.stderr, flush=True)
+    for path in found:
+        path.unlink()
 
 
 def validation_protocol(config: Config) -> dict[str, Any]:

@@ -21,8 +21,9 @@ def copied_figure(outcomes: Outcomes, job: Job, name: str, caption: str, alt: st
 
 
 def recl_cell(recl: Mapping[str, Any]) -> Cell:
-    """Return a RECL of `recl.json` in tokens with its interval; empty where it has none."""
+    """Return a RECL of `recl.json` in tokens with its interval, open above the grid; empty where it has none."""
     value, low, high = recl["value"], recl.get("low"), recl.get("high")
+    high = None if recl.get("high_at_least") else high
     return None if value is None else Number(value, 0, low=low, high=high, at_least=recl["at_least"])
 
 

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.paper import TABLE_6, TABLE_8
+from experiments.report.view import RULE
 from txl_lightning.reporting.canvas import COLOURS, save_figure
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
@@ -24,6 +25,7 @@ def sample_results(directory: Path) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "profile": "laptop",
+        "rule": RULE,
         "note": "These are small models; their metrics are not the paper's.",
         "command": "make reproduce ARGS='data=file data.path=a|b.txt'",
         "started": "2026-11-20T16:00:00+00:00",

@@ -1,5 +1,6 @@
 """Claims as both pages show them: a line for each mark, one row per claim, the rule once, and tables for phones."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,9 @@ import pytest
 
 from experiments.report.cells import Number, Text
 from experiments.report.claims_picture import FILE
-from experiments.report.rendering import MOST_STACKED, write_report
+from experiments.report.rendering import MOST_STACKED, render_again, write_report
 from experiments.report.sections import Section, Table, label, ours, to_json
-from experiments.report.view import RULE, claim_view, summary
+from experiments.report.view import FORMER_RULE, RULE, claim_view, summary
 from tests.experiments.report.sample_results import sample_results
 
 
@@ -79,6 +80,15 @@ def test_a_row_has_effect_interval_smallest_effect_and_the_papers_effect() -> No
     open_below = claim_view(claim("does not hold") | dict.fromkeys(("low", "smallest", "relative_low")))
     assert (open_below.interval, open_below.smallest) == ("[−∞, +0.15]", "")
     assert open_below.relative_interval == "[−∞, +5.2]"
+
+
+def test_results_of_older_versions_keep_their_rule(tmp_path: Path) -> None:
+    results = sample_results(tmp_path) | {"claims": CLAIMS}
+    del results["rule"]
+    write_report(results, tmp_path)
+    assert (tmp_path / "report.md").read_text().replace("\u00a0", " ").count(FORMER_RULE) == 1
+    (tmp_path / "results.json").write_text(json.dumps(results | {"rule": "A rule of its own."}))
+    assert "A rule of its own." in render_again(tmp_path).with_suffix(".md").read_text()
 
 
 def test_both_pages_show_lines_rows_and_the_rule_once(pages: tuple[str, str]) -> None:

@@ -1,7 +1,6 @@
 """Evaluation of runs: lengths chosen on validation, what is scored, tokens that a difference rests on."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,20 +63,22 @@ def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> Non
     write_losses(setup, runs, {ON: 100, OFF: 0})
     found = scored_runs(runs, setup, Outcomes(setup.runs, setup.figures))
     (on_SB, off_SB, best_SB), weights_B = shared_blocks(found[ON].init, found[OFF].init, found[ON].best)
-    assert weights_B.tolist() == [900, 1000, 500]
-    assert on_SB.tolist() == off_SB.tolist() == [[1, 2, 2], [2, 3, 3]]
-    assert best_SB.tolist() == [[1.5, 2.5, 2.5], [2.5, 3.5, 3.5]]
-    assert found[ON].gain_SB(on_SB, best_SB).tolist() == [[-0.5] * 3] * 2
+    assert weights_B.tolist() == [1200, 1200]  # of the positions 100 … 1299 and 1300 … 2499; losses rise at 1000
+    assert on_SB.tolist() == off_SB.tolist() == [[1.25, 2], [2.25, 3]]
+    assert best_SB.tolist() == [[1.75, 2.5], [2.75, 3.5]]
+    assert found[ON].gain_SB(on_SB, best_SB).tolist() == [[-0.5] * 2] * 2
     assert not found[OFF].gain_SB(off_SB, best_SB).any()
-    assert shared_blocks(found[OFF].init)[1].tolist() == [1000, 1000, 500]
+    assert shared_blocks(found[OFF].init)[1].tolist() == [1250, 1250]
 
 
-@pytest.mark.parametrize(("n_tokens", "block_len"), [(2500, 1000), (30_000, 1000), (240_000, 8000), (700_000, 20_000)])
-def test_blocks_are_as_long_as_thirty_of_them_allow(n_tokens: int, block_len: int, tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", nll=np.ones(n_tokens), positions=np.arange(n_tokens))
+@pytest.mark.parametrize(
+    ("n_tokens", "n_blocks"), [(400, 1), (2500, 2), (30_000, 30), (245_550, 30), (245_579, 30), (669_440, 33)]
+)
+def test_blocks_are_as_long_as_thirty_of_them_allow(n_tokens: int, n_blocks: int, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", nll=np.ones(n_tokens), positions=np.arange(1, n_tokens + 1))
     _, weights_B = shared_blocks([tmp_path / "a.npz"])
-    assert weights_B[0] == block_len
-    assert len(weights_B) == math.ceil(n_tokens / block_len)
+    assert (len(weights_B), weights_B.sum()) == (n_blocks, n_tokens)
+    assert weights_B.max() - weights_B.min() <= 1
 
 
 def test_a_difference_rests_on_the_tokens_of_its_own_two_arms(setup: Setup) -> None:

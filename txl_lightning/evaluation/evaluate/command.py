@@ -229,7 +229,11 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
     own = trained.config.evaluation
-    evaluation = replace(with_segment_len(own, chosen.get("segment_len", own.segment_len)), **chosen)
+    limited = with_segment_len(own, chosen.get("segment_len", own.segment_len))
+    if limited.max_segments is not None:  # as many tokens with other streams, too
+        batch_size = chosen.get("batch_size", own.batch_size)
+        limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
+    evaluation = replace(limited, **chosen)
     clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
     return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 

@@ -77,6 +77,11 @@ class Checkpoints(Callback):
         return self.directory / LAST
 
     @property
+    def newest(self) -> Path | None:
+        """The checkpoint of `saved_step`: the last one, or before the first save here the one that was resumed."""
+        return self.last if self.last_is_good else self.resumed_from
+
+    @property
     def best_path(self) -> Path | None:
         """Path of the best checkpoint; None before the first validation."""
         return self.directory / BEST if math.isfinite(self.best["nll"]) else None
@@ -149,16 +154,14 @@ class Checkpoints(Callback):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         assert isinstance(pl_module, LanguageModelModule)
-        before, nll = self.best, pl_module.metrics["val/nll"]
-        if nll < before["nll"] or (math.isfinite(nll) and not self.best_counts):
-            self.best = {"nll": nll, "step": trainer.global_step}
+        before, nll = (self.best, self.best_counts), pl_module.metrics["val/nll"]
+        if nll < self.best["nll"] or (math.isfinite(nll) and not self.best_counts):
+            self.best, self.best_counts = {"nll": nll, "step": trainer.global_step}, True
         kept = self.save(trainer)
-        if kept and self.best is not before:
+        if kept and self.best is not before[0]:
             kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.last))
         if not kept:
-            self.best = before
-        elif self.best is not before:
-            self.best_counts = True
+            self.best, self.best_counts = before
 
     def _copy_best(self, source: Path) -> bool:
         try:

@@ -74,8 +74,8 @@ class SkippedSteps(Callback):
         if self.checkpoints is not None and self.checkpoints.best_path is not None:
             best = f"{self.checkpoints.best_path} (step {self.checkpoints.best_step})"
             return f"the last good checkpoint is {best}, of the lowest validation loss; {advice}"
-        if self.checkpoints is not None and self.checkpoints.saved_step >= 0:
-            return f"the last checkpoint is {self.checkpoints.last} (step {self.checkpoints.saved_step}); {advice}"
+        if self.checkpoints is not None and self.checkpoints.newest is not None:
+            return f"the last checkpoint is {self.checkpoints.newest} (step {self.checkpoints.saved_step}); {advice}"
         return "no checkpoint was written yet; try a lower optimizer.lr"
 
     def state_dict(self) -> dict[str, Any]:
