@@ -30,8 +30,8 @@ TRAINING = (
 )
 EVALUATION = (
     "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "
-    f"memory holds keys and values (`CachedTransformerXL`). {TURNS} Autocast casts the weights once a turn; a "
-    "turn starts with cold caches, because the others ran before it."
+    f"memory holds keys and values (`CachedTransformerXL`). {TURNS} Autocast casts the weights once a turn. Where "
+    "steps of a turn are not timed, they are its first, which do this and warm the caches that the others cooled."
 )
 TOKEN = (
     'Evaluation with segments of one token. "Of the limit" is the rate of the bytes that a step reads at least (all '
@@ -131,6 +131,7 @@ def sizes_of(cases: Records) -> list[str]:
     lines = []
     for name, record in cases.items():
         sizes = record["identity"]["sizes"]
+        untimed = sizes.get("untimed", 0)
         counts = sorted({w["parameters"] for w in record["workers"].values() if "parameters" in w})
         lines.append(
             f"- {name}: "
@@ -138,7 +139,7 @@ def sizes_of(cases: Records) -> list[str]:
             "memory {memory}, batch {batch_size}, ".format(**sizes)
             + (f"adaptive softmax of {sizes['vocab_size']:,} tokens, " if sizes["cutoffs"] else "")
             + f"{' and '.join(f'{count:,}' for count in counts)} parameters; {record['identity']['rounds']} rounds of "
-            f"{sizes['steps']} steps"
+            f"{sizes['steps']} steps" + (f" after {untimed} that is not timed" if untimed else "")
         )
     return lines
 

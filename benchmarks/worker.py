@@ -13,6 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -188,12 +189,17 @@ class Workload(ABC):
 
     def run(self, steps: int) -> float:
         """Run steps and return their seconds."""
-        work = self.prepare(steps)
-        self.synchronize()
-        start = time.perf_counter()
-        work()
-        self.synchronize()
-        return time.perf_counter() - start
+        with self.context():
+            work = self.prepare(steps)
+            self.synchronize()
+            start = time.perf_counter()
+            work()
+            self.synchronize()
+            return time.perf_counter() - start
+
+    def context(self) -> AbstractContextManager[object]:
+        """Return the context in which a turn is prepared and run."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Wait for the GPU, if there is one."""
@@ -259,46 +265,39 @@ class TrainingWorkload(SegmentWorkload):
         self.optimizer.step()
 
 
-class EvaluationWorkload(SegmentWorkload):
-    """Forward passes with a memory that starts full of zeros."""
-
-    implementations: ClassVar[dict[str, Any]] = {"ours": evaluate_ours, "huggingface": evaluate_theirs}
+class InferenceWorkload(ModelWorkload):
+    """Work without gradients."""
 
     def __init__(self, implementation: str, case: BenchmarkCase) -> None:
         super().__init__(implementation, case)
         self.model.eval()
 
+    def context(self) -> AbstractContextManager[object]:
+        return autocast(self.case)  # as in `txl evaluate`: weights are cast once, not in every segment
+
+
+class EvaluationWorkload(InferenceWorkload, SegmentWorkload):
+    """Forward passes with a memory that starts full of zeros."""
+
+    implementations: ClassVar[dict[str, Any]] = {"ours": evaluate_ours, "huggingface": evaluate_theirs}
+
     def prepare(self, steps: int) -> Callable[[], object]:
-        work = super().prepare(steps)
-
-        def in_one_autocast() -> object:
-            with autocast(self.case):  # as in `txl evaluate`: weights are cast once, not in every segment
-                return work()
-
-        return in_one_autocast
+        super().prepare(self.case.untimed)()
+        return super().prepare(steps)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> None:
         self.infer(tokens)
 
 
-class GenerationWorkload(ModelWorkload):
+class GenerationWorkload(InferenceWorkload):
     """Tokens drawn one at a time, after a prompt of one token and a memory full of zeros; a step is one token."""
 
     implementations: ClassVar[dict[str, Any]] = {"ours": draw_ours, "huggingface": draw_theirs}
 
-    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
-        super().__init__(implementation, case)
-        self.model.eval()
-
     def prepare(self, steps: int) -> Callable[[], object]:
         prompt_BT = random_tokens(self.case, self.case.batch_size, 1)
-
-        def work() -> None:
-            with autocast(self.case):
-                self.forward(prompt_BT, steps)
-
-        return work
+        return lambda: self.forward(prompt_BT, steps)
 
 
 class LoaderWorkload(Workload):

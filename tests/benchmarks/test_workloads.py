@@ -110,3 +110,13 @@ def test_the_cost_of_checkpoints_is_measured_in_turns(tmp_path: Path) -> None:
     measured = checkpoint_cost(tmp_path, 2, *data, *sizes, every=2, steps=4)
     assert len(measured["with"]) == len(measured["without"]) == 2
     assert measured["bytes"] > 1000
+
+
+def test_untimed_steps_come_first_in_a_turn():
+    running = make_workload("evaluation", "ours", replace(TINY, untimed=2))
+    steps = []
+    running.step = lambda tokens: steps.append(tokens.shape)
+    running.prepare(3)
+    assert steps == [(TINY.batch_size, TINY.segment + 1)] * 2
+    assert running.run(3) > 0
+    assert len(steps) == 2 + 2 + 3
