@@ -191,7 +191,7 @@ def test_a_checkpoint_cannot_import_code(tmp_path: Path, monkeypatch: pytest.Mon
         load_trained(tmp_path / "run/checkpoints/last.ckpt")
 
 
-def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialise_itself(tmp_path: Path) -> None:
+def test_a_custom_encoding_can_be_absolute_with_a_table_and_initialize_itself(tmp_path: Path) -> None:
     @register_encoding("own", absolute=True, table="positions")
     class Own(AlRfouEncoding):
         def initialize(self) -> None:

@@ -129,7 +129,7 @@ def _settings(jobs: list[Job], outcomes: Outcomes, setup: Setup) -> list[list[st
             f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
         ],
         ["memory", f"{config.memory.mem_len} tokens in training (0 without recurrence)"],
-        ["optimiser", _optimizers(jobs)],
+        ["optimizer", _optimizers(jobs)],
         [
             "evaluation",
             f"{evaluation['batch_size']} streams that start without context; with recurrence a memory, without it a "

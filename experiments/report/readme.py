@@ -36,10 +36,10 @@ def run_part(results: dict[str, Any]) -> str:
         png, alt = FILE, ALT
         names = [claim.get("short", claim["claim"]) for claim in results["claims"]]
         cells = [
-            [SIGNS[claim["mark"]], name, f"{row.relative} {row.relative_interval}".strip(), row.theirs]
-            for claim, name, row in zip(results["claims"], names, rows, strict=True)
+            [str(number), SIGNS[claim["mark"]], name, f"{row.relative} {row.relative_interval}".strip(), row.theirs]
+            for number, (claim, name, row) in enumerate(zip(results["claims"], names, rows, strict=True), 1)
         ]
-        claims = pipe_table(["", "claim of the paper", "effect here [95 % interval]", "in the paper"], cells)
+        claims = pipe_table(["", "", "claim of the paper", "effect here [95 % interval]", "in the paper"], cells)
         claims += "\n\n" + " · ".join(f"{sign} {mark}" for mark, sign in SIGNS.items())
     else:  # a run of an older version
         figure = _table_6(results).figures[0]

@@ -14,7 +14,7 @@ from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
 
-ENCODINGS = {"relative": "ours", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
+ENCODINGS = {"relative": "relative", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
 LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: longer segments use the GPU memory of recurrence
 RESERVED_OPTIONS = (
     *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),

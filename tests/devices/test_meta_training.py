@@ -40,7 +40,7 @@ def _check_devices(*lists: list[Tensor], found_inf: Tensor | None = None, **opti
 
 
 def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim.Optimizer]:
-    """A module on meta with a full memory before segment 1, and its optimiser."""
+    """A module on meta with a full memory before segment 1, and its optimizer."""
     optimizer = OptimizerConfig(name=options.pop("optimizer", "adam"), lr=1e-3, clip_norm=0.25)
     module = LanguageModelModule(make(arm), optimizer, 10, **options).to("meta")
     made = module.configure_optimizers()["optimizer"]

@@ -102,7 +102,7 @@ def test_a_planted_read_is_found(planted: str, tmp_path: Path, monkeypatch: pyte
 def test_a_step_is_skipped_on_the_device_as_on_the_host(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, optimiser, memory and counts of two runs with the same broken gradients are equal, bit by bit."""
+    """Weights, optimizer, memory and counts of two runs with the same broken gradients are equal, bit by bit."""
     options = ("trainer.log_every_n_steps=4", f"optimizer={optimizer}", "optimizer.weight_decay=0.1")
     original = LanguageModelModule.training_step
 

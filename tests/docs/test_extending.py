@@ -1,18 +1,22 @@
-"""The measurement of docs/extending.md, as it stands there."""
+"""The encoding of the README and the measurement of docs/extending.md, as they stand there."""
 
 import ast
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from tests.docs.pages import ROOT, blocks
 from tests.training.small_run import tiny_config
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.command_line.row import Command
 from txl_lightning.config.composition import register_command
+from txl_lightning.config.encoding_kinds import KINDS
 from txl_lightning.config.schemas import CONF
+from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.training.run import train
 
 FOLDER = "txl_lightning.evaluation.share"
@@ -44,3 +48,16 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     (line,) = share.command.run(OmegaConf.to_object(given), tmp_path / "out")
     assert line.endswith("of tokens have a loss above 3.0 nats")
     assert (tmp_path / "out/share.json").is_file()
+
+
+def test_the_encoding_of_the_readme_subtracts_the_logarithm_of_the_distance() -> None:
+    (code,) = (code for code in blocks(ROOT / "README.md", "python") if "@register_encoding" in code)
+    try:
+        exec(compile(code, "README.md", "exec"), {})
+        model = TransformerXL(TransformerXLConfig(7, n_layer=2, d_model=8, n_head=2, d_head=4, encoding="logarithm"))
+        (of_first, _) = model.encoding.positions(3, -1, torch.zeros(()))
+        assert torch.allclose(of_first.bias_HS.exp(), torch.tensor([1 / 4, 1 / 3, 1 / 2, 1]).expand(2, -1))
+        assert model.score(torch.zeros(1, 3).long(), torch.zeros(1, 3).long())[0].isfinite().all()
+    finally:
+        KINDS.pop("logarithm", None)
+        ENCODINGS.pop("logarithm", None)

@@ -1,4 +1,4 @@
-"""Options, sizes, initialisation, dropout and compilation of the model."""
+"""Options, sizes, initialization, dropout and compilation of the model."""
 
 import importlib
 import sys
@@ -87,7 +87,7 @@ def test_enwik8_base_has_the_papers_size():
     assert n_parameters == pytest.approx(41.06e6, rel=0.005)
 
 
-def test_initialisation_is_the_papers():
+def test_initialization_is_the_papers():
     model = TransformerXL(TransformerXLConfig(vocab_size=300, n_layer=2, d_model=128, n_head=4, d_inner=256))
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -121,7 +121,7 @@ def test_a_token_outside_the_vocabulary_is_refused(options, token):
 
 
 def test_a_cluster_without_a_token_gets_a_gradient_of_zeros():
-    """A gradient of None on one rank only would make the ranks take different optimiser steps."""
+    """A gradient of None on one rank only would make the ranks take different optimizer steps."""
     model = tiny_model(cutoffs=(4, 8), div_val=2)
     tokens = torch.tensor([[0, 1, 9, 2]])
     model.score(tokens[:, :-1], tokens[:, 1:])[0].sum().backward()

@@ -1,4 +1,4 @@
-"""The paper's optimiser and schedule."""
+"""The paper's optimizer and schedule."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_a_floor_and_a_constant() -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
-def test_the_schedule_drives_the_optimiser(name: str, kind: type) -> None:
+def test_the_schedule_drives_the_optimizer(name: str, kind: type) -> None:
     model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3))])
     parameter = model[0]
     optimizer, schedule = make_optimizer(model, replace(ADAM, name=name), max_steps=4, fused=True)

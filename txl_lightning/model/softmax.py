@@ -49,7 +49,7 @@ class TokenSoftmax(nn.Module):
         """Return -log P(target | h) in nats, in token order.
 
         Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
-        so an optimiser step does not depend on how columns are divided into processes and chunks.
+        so an optimizer step does not depend on how columns are divided into processes and chunks.
 
         With cut-offs the CPU waits for a GPU once in every call: the shapes depend on the numbers of targets.
         """

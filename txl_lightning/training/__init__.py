@@ -1,1 +1,1 @@
-"""Training: the LightningModule, optimiser, callbacks and loggers, and a run from its config."""
+"""Training: the LightningModule, optimizer, callbacks and loggers, and a run from its config."""

@@ -189,7 +189,7 @@ def check_weights(
 
 
 def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
-    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimiser.
+    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimizer.
 
     Raises:
         OptionError: an option differs (names the first one), or the file holds weights only.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from txl_lightning.config.no_effect import options_without_effect
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
 from txl_lightning.reporting.machine import has_slow_bfloat16
@@ -16,10 +17,14 @@ from txl_lightning.training.run import train
 def run(options: Config, directory: Path) -> list[str]:
     """Train one model and return its metrics on one line, and how to upload an offline W&B run.
 
+    Options without effect are printed at once.
+
     Raises:
         UserError: as `train` does.
     """
     resolved = resolve_precision(resolve_accelerator(options))
+    for sentence in options_without_effect(options):
+        print(sentence, flush=True)
     with leaving():
         metrics = train(resolved, directory)
     units = [f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", *shown_units(metrics, f"{split}/"))]

@@ -34,11 +34,11 @@ class LanguageModelModule(L.LightningModule):
 
     Args:
         model: scores tokens, see `LanguageModel`.
-        optimizer: options of optimiser and schedule.
+        optimizer: options of optimizer and schedule.
         max_steps: length of the schedule in updates.
         level: `byte`, `char`, `word` or `bpe`; decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
-        fused: use the fused optimiser step.
+        fused: use the fused optimizer step.
         loss: `full`, or `half` to count only the last half of a training segment's positions (Table 6).
         compile: score training segments through `torch.compile`, with a memory of static shape. While the memory
             fills, segments are scored uncompiled.
@@ -135,17 +135,17 @@ class LanguageModelModule(L.LightningModule):
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether a step is skipped without asking the device: on a GPU, with a fused optimiser."""
+        """Whether a step is skipped without asking the device: on a GPU, with a fused optimizer."""
         return self.fused and self.device.type != "cpu"
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         """Clip by global norm, a compressor by a norm of its own; skip the step if a norm is not finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
-        rank is not. A skipped step leaves weights, the optimiser's state and memory unchanged. With a gradient scaler
+        rank is not. A skipped step leaves weights, the optimizer's state and memory unchanged. With a gradient scaler
         (16-mixed) gradients overflow regularly and the scaler skips those steps itself; only the loss counts then.
 
-        On a GPU the CPU does not wait for the norm: the fused optimiser leaves out its update where its `found_inf`
+        On a GPU the CPU does not wait for the norm: the fused optimizer leaves out its update where its `found_inf`
         is 1, and the memory is chosen on the device. Only while the memory still grows, in the first steps of an
         epoch, does the CPU read the norm.
         """

@@ -1,4 +1,4 @@
-"""Optimiser and learning-rate schedule of the paper."""
+"""Optimizer and learning-rate schedule of the paper."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, max_steps: int, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Return the optimiser and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed).
+    """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed).
 
     `ns_precision=auto` is what `resolve_precision` makes of it, or else that of `torch.optim.Muon`.
     """

@@ -92,7 +92,7 @@ def difference(
         better_SB: the same of the other arm; with `paired`, the same seeds in the same order.
         weights_B: tokens of each block.
         spread: between seeds, of all arms.
-        paired: equal seeds share initialisation and data. With fewer than three pairs the unpaired rule is used.
+        paired: equal seeds share initialization and data. With fewer than three pairs the unpaired rule is used.
         seed: of the resampling.
 
     Returns:

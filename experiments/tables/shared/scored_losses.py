@@ -133,7 +133,7 @@ def compare(
 ) -> Comparison:
     """Return how much lower the loss of one arm is than that of another, on the tokens that all their runs scored.
 
-    Seeds are paired where both arms share initialisation and data: recurrence on and off, all else equal.
+    Seeds are paired where both arms share initialization and data: recurrence on and off, all else equal.
     """
     one, other = losses[worse], losses[better]
     (one_SB, other_SB), weights_B = shared_blocks(one.at(lengths), other.at(lengths))
@@ -179,7 +179,7 @@ def _comparison(
 
 
 def _versus(one: Arm, other: Arm) -> str:
-    """Title of a difference with what both arms share in parentheses: `Shaw − ours (recurrence, full loss)`."""
+    """Title of a difference with what both arms share in parentheses: `Shaw − relative (recurrence, full loss)`."""
     words, others = one.title.split(", "), other.title.split(", ")
     shared = [word for word in words if word in others]
     sides = [", ".join(word for word in side if word not in shared) for side in (words, others)]

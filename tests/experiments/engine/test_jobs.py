@@ -81,12 +81,12 @@ def test_seeds_by_kind_of_arm_at_laptop_size(tmp_path: Path) -> None:
     three = {arm for arm, numbers in seeds.items() if numbers == {1, 2, 3}}
     two = {arm for arm, numbers in seeds.items() if numbers == {1, 2}}
     assert three == {
-        *(f"{name}, ours, full loss" for name in ("recurrence", "no recurrence")),
-        *(f"no recurrence, {name}, half loss" for name in ("ours", "Shaw")),
+        *(f"{name}, relative, full loss" for name in ("recurrence", "no recurrence")),
+        *(f"no recurrence, {name}, half loss" for name in ("relative", "Shaw")),
         "recurrence, Shaw, full loss",
     }
-    assert two == {"no recurrence, ours, full loss, longer segments, equal tokens"}
-    four = {f"{name}, ours, full loss, shuffled lines" for name in ("recurrence", "no recurrence")}
+    assert two == {"no recurrence, relative, full loss, longer segments, equal tokens"}
+    four = {f"{name}, relative, full loss, shuffled lines" for name in ("recurrence", "no recurrence")}
     assert all(seeds[arm] == {1, 2, 3, 4} for arm in four)
     assert len(two | four) == len(profile.seeds_of)
     assert set(seeds) - four - three - two == {

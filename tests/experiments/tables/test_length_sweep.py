@@ -102,10 +102,10 @@ def test_a_difference_rests_on_the_tokens_of_its_own_two_arms(setup: Setup) -> N
         "more gain": 500,
     }
     assert [comparison.title for comparison in found.values()] == [
-        "no recurrence − recurrence (ours, full loss), training’s lengths",
-        "no recurrence, ours − recurrence, Shaw (full loss), training’s lengths",
-        "gain of longer attention: recurrence, ours, full loss",
-        "gain of longer attention: ours − Shaw (recurrence, full loss)",
+        "no recurrence − recurrence (relative, full loss), training’s lengths",
+        "no recurrence, relative − recurrence, Shaw (full loss), training’s lengths",
+        "gain of longer attention: recurrence, relative, full loss",
+        "gain of longer attention: relative − Shaw (recurrence, full loss)",
     ]
     table = comparisons_table("table_6", "Table 6: title", "bpc", 3, list(found.values()))
     assert [table.number(name, "tokens").value for name in found] == [2400, 500, 2400, 500]
@@ -137,7 +137,7 @@ def test_half_loss_without_recurrence_is_scored_where_it_was_trained(setup: Setu
     assert (half.evaluation.segment_len, half.evaluation.ext_len) == (segment // 2, segment - segment // 2)
 
 
-def test_pairs_share_initialisation_and_data() -> None:
+def test_pairs_share_initialization_and_data() -> None:
     assert OFF.differs_in_recurrence_only(ON)
     assert not ON.differs_in_recurrence_only(ON)
     assert not Arm(False, "shaw").differs_in_recurrence_only(ON)

@@ -57,7 +57,7 @@ def test_sections_and_claims_follow_the_schema_and_are_shown(setup: Setup, secti
     assert page.count("### sample") == 2
     loss = next(t for section in sections for t in section.tables if t.id == "table_7").number(Arm().key, "loss")
     assert list(loss.by_seed or {}) == ["1", "2", "3", "4"]
-    assert f"| recurrence, ours, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
+    assert f"| recurrence, relative, full loss | {loss.value:.3f} ± {loss.standard_error:.3f} | 0.000 |" in page
 
 
 def test_the_papers_differences_make_every_claim_hold(sections: list[Section]) -> None:

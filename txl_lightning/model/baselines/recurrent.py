@@ -131,7 +131,7 @@ class RecurrentLanguageModel(nn.Module):
         nll, state = model.score(tokens, targets, state)
 
     Backpropagation is truncated at the start of the segment: no gradient enters a carried state. Embedding
-    and softmax are initialised as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
+    and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
 
     Args:
         config: architecture.

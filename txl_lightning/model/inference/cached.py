@@ -44,7 +44,7 @@ class CachedTransformerXL:
         nll, memory = cached.score(tokens, targets, memory)
 
     Make a new one for every evaluation: it raises if the weights, their device or autocast changed after it was
-    made. `WeightsSnapshot` lists the changes that it cannot detect, such as a step of a fused optimiser. Each
+    made. `WeightsSnapshot` lists the changes that it cannot detect, such as a step of a fused optimizer. Each
     memory can be given to a call once (`KeyValueMemory`).
 
     Args:

@@ -11,8 +11,8 @@ from torch import nn
 class WeightsSnapshot:
     """Addresses and version counts of a model's parameters, and the type of autocast, at one moment.
 
-    Detected: changes in place (an optimiser step, `load_state_dict`), replaced parameters, another device or
-    type, autocast switched on or off. Not detected, because torch does not count them: the step of an optimiser
+    Detected: changes in place (an optimizer step, `load_state_dict`), replaced parameters, another device or
+    type, autocast switched on or off. Not detected, because torch does not count them: the step of an optimizer
     with `fused=True`, and writes through `parameter.data`.
 
     Args:

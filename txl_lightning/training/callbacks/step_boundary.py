@@ -12,7 +12,7 @@ from txl_lightning.training.module import LanguageModelModule
 class StepBoundary:
     """State after a completed step, to undo an unfinished one.
 
-    Memory, streams, random state and Lightning's counters change during a step. Weights and optimiser change at
+    Memory, streams, random state and Lightning's counters change during a step. Weights and optimizer change at
     its very end only, so they need no copy; the memory is an immutable value and needs none either.
     """
 

@@ -86,7 +86,7 @@ def finish(logger: WandbLogger, config: Config, metrics: Mapping[str, Any], best
 def log_weights(logger: WandbLogger, best: Path, metadata: Mapping[str, Any]) -> None:
     """Log the artifact `model-RUN`: the best weights with config and vocabulary, usable as `checkpoint=`.
 
-    Without the optimiser's state the file has a third of the checkpoint's size. Its name contains the step: an
+    Without the optimizer's state the file has a third of the checkpoint's size. Its name contains the step: an
     offline run refers to the file until `wandb sync`, so a resumed run must not overwrite it.
     """
     from txl_lightning.reporting.wandb_panels import log_files
