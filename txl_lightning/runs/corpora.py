@@ -43,14 +43,21 @@ def checkpoint_corpus(
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:
         raise OptionError(option, checkpoint, f"was trained with another vocabulary than that of {corpus.name}")
-    if trained.corpus not in (None, corpus.checksum):
-        _report_change(f"{option}={checkpoint}", corpus.name, trained.corpus, corpus.checksum)
+    report_if_changed(trained, f"{option}={checkpoint}", corpus.name, corpus.checksum)
     return corpus
 
 
-def _report_change(given: str, name: str, before: str | None, now: str) -> None:
-    """Report a text that has changed, once for all checkpoints of runs on it."""
-    if (before, now) not in REPORTED:
+def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) -> None:
+    """Report a text that has changed since training, once for all checkpoints of runs on it.
+
+    Args:
+        trained: contents of a checkpoint.
+        given: the option that named it, with its value.
+        name: name of the corpus.
+        now: its checksum.
+    """
+    before = trained.corpus
+    if before not in (None, now) and (before, now) not in REPORTED:
         REPORTED.add((before, now))
         reason = "parts of its validation and test split may have been in the training text"
         print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)

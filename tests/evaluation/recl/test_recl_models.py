@@ -84,6 +84,18 @@ def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, 
         np.testing.assert_allclose(result["models"][0]["nll"], by_tokens["models"][0]["nll"], rtol=1e-6)
 
 
+@pytest.mark.parametrize("unit", ["token", "byte"])
+def test_a_corpus_that_has_changed_since_training_is_reported(
+    unit: str, runs: SmallRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = torch.load(runs.checkpoint("relative"), weights_only=True)
+    contents["txl_lightning"]["corpus"] = unit  # a checksum of no text
+    torch.save(contents, tmp_path / "old.ckpt")
+    recl(tmp_path / "run", checkpoints=[str(tmp_path / "old.ckpt")], context_unit=unit)
+    words = f"checkpoints={tmp_path}/old.ckpt was trained on another text than text.txt has now"
+    assert capsys.readouterr().err.count(words) == 1
+
+
 def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: SmallRuns, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()

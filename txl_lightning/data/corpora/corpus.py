@@ -109,8 +109,8 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
     )
 
 
-def split_bytes(config: DataConfig, split: str) -> tuple[str, bytes]:
-    """Return the name of the corpus that `config` names, and the whole text of a split as it is before encoding.
+def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
+    """Return name and checksum of the corpus that `config` names, and the text of a split as it is before encoding.
 
     Raises:
         OptionError: the corpus or level is unknown, or `data.path` cannot be used.
@@ -118,9 +118,10 @@ def split_bytes(config: DataConfig, split: str) -> tuple[str, bytes]:
     """
     require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
     source = CORPORA[config.name](config)
+    checksum = _checksum(source, Path(config.cache_dir).expanduser() / "fingerprints")
     with tempfile.TemporaryDirectory() as folder:
         (parts,) = (parts for name, parts in source.parts.items() if name == split)
-        return source.name, b"".join(read(unpacked(parts, Path(folder))))
+        return source.name, checksum, b"".join(read(unpacked(parts, Path(folder))))
 
 
 def _checksum(source: Source, known_checksums: Path) -> str:

@@ -18,7 +18,7 @@ from txl_lightning.evaluation.language_models.outside import OPTION
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, common_pieces, whole_characters
 from txl_lightning.evaluation.recl.group import HUGGING_FACE, Member
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.runs.corpora import checkpoint_corpus
+from txl_lightning.runs.corpora import checkpoint_corpus, report_if_changed
 
 CONTEXT_UNITS = ("token", "byte")
 TOKENS_AT_ONCE = 1 << 20
@@ -136,10 +136,13 @@ def _content(members: Sequence[Member], options: ReclOptions) -> tuple[str, byte
     texts = []
     for member, data in configs:
         try:
-            texts.append((member, *split_bytes(data, options.split)))
+            name, checksum, content = split_bytes(data, options.split)
         except OptionError as error:
             option = "data_path" if error.option == "data.path" else error.option
             raise OptionError(option, error.value, error.allowed) from error
+        if options.data_path is None and member.trained:
+            report_if_changed(member.trained, f"checkpoints={member.path}", name, checksum)
+        texts.append((member, name, content))
     first, name, content = texts[0]
     for member, other_name, other in texts:
         allowed = f"was trained on another corpus ({other_name}) than {first.path} ({name})"
