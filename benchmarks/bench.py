@@ -10,6 +10,7 @@ import argparse
 import datetime
 import hashlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench_sections import SECTIONS, of_section, section
+from benchmarks.bench_sections import PICTURE, SECTIONS, of_section, section
 from benchmarks.cases import AXES, COMPARISONS, TurnTaking
 from benchmarks.commands import COMMANDS
 from benchmarks.page import PAGE, ROOT, write_section
@@ -137,11 +138,13 @@ def measure_all(left: Mapping[str, Task], records: dict[str, Any], path: Path, b
 
 
 def write_page(records: Mapping[str, Any], page: Path, results: Path) -> None:
-    """Write every section that has records, and the picture of the costs."""
+    """Write every section that has records, and beside the results the picture of the costs."""
+    picture = results.with_name(f"{results.stem}_{PICTURE}")
     if of_section(records, "scaling"):
-        draw(of_section(records, "scaling"), results.with_name("scaling.png"))
+        draw(of_section(records, "scaling"), picture)
+    link = Path(os.path.relpath(picture, page.parent)).as_posix()
     for name in SECTIONS:
-        if text := section(name, records):
+        if text := section(name, records).replace(f"({PICTURE})", f"({link})"):
             write_section(page, name, text)
             print(f"{text}\n", flush=True)
 
@@ -186,7 +189,8 @@ def main() -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU")
     path = options.results or RESULTS / f"{options.device}.json"
-    page = options.markdown or (PAGE if options.device == "cpu" else path.with_suffix(".md"))
+    is_main = options.results is None and options.device == "cpu"
+    page = options.markdown or (PAGE if is_main else path.with_suffix(".md"))
     records = json.loads(path.read_text()) if path.exists() else {}
     left = {
         name: task

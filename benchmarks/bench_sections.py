@@ -20,6 +20,7 @@ TURNS = (
     "Each implementation in each precision is a process; they take turns. Speeds are medians over rounds, ratios are "
     "medians of the ratios within a round (min–max); above 1, ours is faster. bf16 is autocast for both."
 )
+PICTURE = "scaling.png"
 TRAINING = (
     "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
     f'{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} "Of the limit" is the rate of the matrix products that '
@@ -30,8 +31,8 @@ TRAINING = (
 )
 EVALUATION = (
     "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "
-    f"memory holds keys and values (`CachedTransformerXL`). {TURNS} Autocast casts the weights once a turn. Where "
-    "steps of a turn are not timed, they are its first, which do this and warm the caches that the others cooled."
+    f"memory holds keys and values (`CachedTransformerXL`). {TURNS} The first step of a turn casts the weights and "
+    'begins with cold caches; cases marked "after 1 that is not timed" leave it out.'
 )
 TOKEN = (
     'Evaluation with segments of one token. "Of the limit" is the rate of the bytes that a step reads at least (all '
@@ -166,7 +167,7 @@ def scaling_section(records: Records) -> list[str]:
         slopes = [f"{slope(sizes[i:], seconds[i:]):.2f} ({slope(sizes[i:], flops[i:]):.2f})" for i in (0, -2)]
         values = [", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)]
         rows.append([cost_name(axis), *values, *slopes])
-    picture = "![Cost of a training step against each size](benchmarks/results/scaling.png)"
+    picture = f"![Cost of a training step against each size]({PICTURE})"
     return ["## Cost against size", "", textwrap.fill(SCALING, 118), "", picture, "", aligned(rows)]
 
 

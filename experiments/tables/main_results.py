@@ -25,7 +25,7 @@ PAPER = (
 )
 ARMS = {
     "Transformer-XL": Arm(),
-    "Transformer without recurrence, our encoding": Arm(False),
+    "Transformer without recurrence, relative encoding": Arm(False),
     "Transformer, Al-Rfou's encoding, half loss": Arm(False, "al_rfou", "half"),
     "QRNN": Arm(baseline="qrnn"),
     "LSTM": Arm(baseline="lstm"),

@@ -1,6 +1,7 @@
 """The bench: its command line, what it keeps, how it continues, and its sections."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,19 +155,25 @@ def test_a_budget_leaves_cases_for_the_next_call(
     assert measured == ["training/a"]
 
 
-def test_a_bench_of_the_gpu_leaves_the_page_of_the_cpu(
+def test_a_bench_of_the_gpu_or_with_other_results_leaves_the_page_of_the_cpu(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "PAGE", tmp_path / "cpu.md")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    for device, page in (("cuda", tmp_path / "results.md"), ("cpu", tmp_path / "cpu.md")):
-        words = ["--results", str(tmp_path / "results.json"), "--no-huggingface", "--device", device, "--again"]
-        monkeypatch.setattr("sys.argv", ["bench", *words])
-        assert not page.exists()
+    monkeypatch.setattr(bench, "RESULTS", tmp_path)
+    other = tmp_path / "other.json"
+    for device, results, page in (
+        ("cuda", "cuda.json", "cuda.md"),
+        ("cpu", "other.json", "other.md"),
+        ("cpu", "cpu.json", "cpu.md"),
+    ):
+        words = ["--results", str(other)] if results == other.name else []
+        monkeypatch.setattr("sys.argv", ["bench", *words, "--no-huggingface", "--device", device])
+        assert not (tmp_path / page).exists()
         assert bench.main() == 0
-        assert "## Training speed" in page.read_text()
-        identities = (record["identity"] for record in json.loads((tmp_path / "results.json").read_text()).values())
+        assert "## Training speed" in (tmp_path / page).read_text()
+        identities = (record["identity"] for record in json.loads((tmp_path / results).read_text()).values())
         assert ("a GPU" in {identity["processor"] for identity in identities}) == (device == "cuda")
 
 
@@ -202,6 +209,16 @@ def test_the_slope_of_a_power_is_its_exponent_and_the_picture_is_drawn(tmp_path:
     assert list(curves(records)) == ["segment"]
     draw(records, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 1000
+
+
+def test_the_picture_stands_beside_its_results_and_the_page_shows_it(tmp_path: Path) -> None:
+    records = {f"scaling/{case_name('segment', value)}": record() for value in (32, 64)}
+    for results, page in (("a/one.json", "page.md"), ("a/two.json", "a/two.md")):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        bench.write_page(records, tmp_path / page, tmp_path / results)
+        (link,) = re.findall(r"!\[.*\]\((.*)\)", (tmp_path / page).read_text())
+        assert (tmp_path / page).parent.joinpath(link).resolve() == tmp_path / results.replace(".json", "_scaling.png")
+        assert (tmp_path / page).parent.joinpath(link).is_file()
 
 
 def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
