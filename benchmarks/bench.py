@@ -1,7 +1,7 @@
 """Measure speed and memory beside Hugging Face's TransfoXL, and write BENCHMARKS.md (`make bench`).
 
 Results are kept after every case: a bench that was stopped continues where it was. A case is measured again if its
-sizes, its rounds, the package, torch or the machine changed.
+sizes, its rounds, the package, torch or the machine changed; one of a command also if conf/ changed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from txl_lightning.reporting.machine import processor
 
 ROUNDS, WARMUP = 7, 1
 RESULTS = ROOT / "benchmarks" / "results"
+CONF = ROOT / "conf"
+COMMAND_FILES = ("commands", "training_costs")  # what is measured by commands depends on these and on conf/
 CUDA_STEPS = 20  # a turn on CUDA has this many times the steps
 
 
@@ -76,10 +78,11 @@ def tasks(options: argparse.Namespace) -> dict[str, Task]:
         identity = {**common, "rounds": rounds, "turns": turns, "sizes": asdict(sizes)}
         found[name] = Task(own, case.minutes * (rounds + WARMUP) / (most + WARMUP), as_json(identity))
     if options.device == "cpu":
+        commands = checksum([*(ROOT / "benchmarks" / f"{name}.py" for name in COMMAND_FILES), *CONF.rglob("*.yaml")])
         for name, (command, most, minutes) in COMMANDS.items():
             rounds = min(options.rounds, most)
             own = partial(in_scratch, command, rounds)
-            found[name] = Task(own, minutes * rounds / most, {**common, "rounds": rounds})
+            found[name] = Task(own, minutes * rounds / most, {**common, "rounds": rounds, "commands": commands})
     order = sorted(found, key=lambda name: name.startswith("scaling/"))  # the picture is the least urgent
     return {name: found[name] for name in order if chosen(name, options.only)}
 
@@ -102,8 +105,12 @@ def in_scratch(command: Callable[[Path, int], dict[str, Any]], rounds: int) -> d
 
 def package_checksum() -> str:
     """Return a checksum of the code that is measured."""
-    files = [*sorted((ROOT / "txl_lightning").rglob("*.py")), ROOT / "benchmarks" / "worker.py"]
-    return hashlib.sha256("".join(map(file_checksum, files)).encode()).hexdigest()
+    return checksum([*(ROOT / "txl_lightning").rglob("*.py"), ROOT / "benchmarks" / "worker.py"])
+
+
+def checksum(files: Sequence[Path]) -> str:
+    """Return a checksum of files, in whatever order they are given."""
+    return hashlib.sha256("".join(map(file_checksum, sorted(files))).encode()).hexdigest()
 
 
 def expected_minutes(task: Task, record: Mapping[str, Any] | None) -> float:

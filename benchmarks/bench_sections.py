@@ -189,19 +189,19 @@ def commands_section(records: Records) -> list[str]:
     return ["## Whole commands", "", "Each in a fresh process; imports are included.", "", aligned(rows)]
 
 
-def checkpoints_section(records: Records) -> list[str]:
-    """Return title and table of the cost of checkpoints."""
-    record = records["checkpoints"]
-    row = [f"{median(record[name]):.2f}" for name in ("without", "with")]
-    header = ["checkpoints", "seconds without", "seconds with", "with / without (min–max)", "MB a checkpoint"]
-    shares = [a / b for a, b in zip(record["with"], record["without"], strict=True)]
-    what = f"every {record['every']} of {record['steps']} steps"
-    rows = [header, [what, *row, spread(shares), f"{record['bytes'] / 1e6:.1f}"]]
+def training_costs_section(records: Records) -> list[str]:
+    """Return title and table of the cost of checkpoints and of validation."""
+    rows = [["what", "seconds without", "seconds with", "with / without (min–max)", "MB a checkpoint"]]
+    for what, record in records.items():
+        seconds = [f"{median(record[name]):.2f}" for name in ("without", "with")]
+        shares = [a / b for a, b in zip(record["with"], record["without"], strict=True)]
+        size = f"{record['bytes'] / 1e6:.1f}" if "bytes" in record else NONE
+        rows.append([f"{what} every {record['every']} of {record['steps']} steps", *seconds, spread(shares), size])
     method = (
-        "`txl train model=txl_laptop`, 16 streams, segments of 64, with and without checkpoints, in turns. Each "
-        "checkpoint is written whole, flushed to disk and checksummed."
+        "Training steps with and without, in turns. Checkpoints: `txl train model=txl_laptop`, 16 streams, segments of "
+        "64; each is written whole, flushed to disk and checksummed. Validation: `txl train profile=laptop`."
     )
-    return ["## Cost of checkpoints", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return ["## Cost of checkpoints and validation", "", textwrap.fill(method, 118), "", aligned(rows)]
 
 
 def recl_losses_section(records: Records) -> list[str]:
@@ -227,7 +227,7 @@ SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = { 
     "scaling": (scaling_section, ("scaling",)),
     "commands": (commands_section, ("startup", "recl", "preparation")),
     "recl_losses": (recl_losses_section, ("recl_losses",)),
-    "checkpoints": (checkpoints_section, ("checkpoints",)),
+    "checkpoints": (training_costs_section, ("checkpoints", "validation")),
 }
 
 

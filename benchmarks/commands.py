@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoint_cost import checkpoint_cost
 from benchmarks.page import ROOT
+from benchmarks.training_costs import checkpoint_cost, validation_cost
 
 TXL = (sys.executable, "-m", "txl_lightning.cli")
 MODEL = ("profile=laptop", "data=python-stdlib", "logger=none", "trainer.progress_bar=false")
@@ -170,4 +170,5 @@ COMMANDS: dict[str, tuple[Callable[[Path, int], dict[str, Any]], int, float]] = 
     "recl_losses": (recl_losses, 1, 2.0),
     "preparation": (preparation, 2, 0.8),
     "checkpoints": (checkpoint_cost, 2, 0.8),
+    "validation": (validation_cost, 3, 1.5),
 }

@@ -3,12 +3,14 @@
 The parts, each a process with its log in the output folder:
 
     tests       the tests that need a GPU
-    bench       training beside Hugging Face's TransfoXL, where its environment exists
+    bench       training, evaluation and one-token steps beside Hugging Face's TransfoXL, where its environment exists
     steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
-    kernels     the attention kernels alone, beside eager attention
+    kernels     the attention kernels alone, beside eager attention; fails if one differs
+    gradients   the tests of the kernels, with as many of their variants as compile in the time
     training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
 
-`summary.json` is rewritten after every part, so that a session that is cut short leaves what it has measured.
+Each part has a limit, and none takes the time that is kept for the training. `summary.json` is rewritten after every
+part, so that a session that is cut short leaves what it has measured.
 """
 
 from __future__ import annotations
@@ -62,18 +64,20 @@ class GpuSession:
         seconds: time for all parts.
         dry_run: tiny sizes on the CPU.
         parts: record of every part that ended.
+        kept: seconds that are not given to a part, for the training.
     """
 
     output: Path
     seconds: float
     dry_run: bool
     parts: list[dict[str, Any]] = field(default_factory=list)
+    kept: float = LEAST_TRAINING_SECONDS
     started: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> float:
-        """Seconds that are left, without those that a stopped part needs to end."""
-        return self.started + self.seconds - GRACE_SECONDS - time.monotonic()
+        """Seconds that are left, without those that are kept and those that a stopped part needs to end."""
+        return self.started + self.seconds - GRACE_SECONDS - self.kept - time.monotonic()
 
     def run(self, name: str, words: Sequence[str], most: float = 1e9) -> dict[str, Any]:
         """Run `python WORDS…` for at most `most` seconds and return its record, which is kept in `summary.json`."""
@@ -163,8 +167,12 @@ def bench_words(session: GpuSession) -> list[str]:
     """Return the command of `make bench` for training on this device."""
     files = ["--markdown", str(session.output / "bench.md"), "--results", str(session.output / "bench.json")]
     tiny = ["--only", "training/tiny", "--rounds", "1", "--no-huggingface"]
-    full = ["--only", "training/base,training/words", "--device", "cuda", "--rounds", "3"]
+    cases = "training/base,training/words,evaluation/one stream,token/one stream"
+    full = ["--only", cases, "--device", "cuda", "--rounds", "3"]
     ours_alone = [] if TRANSFORMERS.exists() else ["--no-huggingface"]
+    if ours_alone:
+        without = f"{TRANSFORMERS.relative_to(ROOT)} is missing, so ours is measured alone; `make bench` makes it"
+        print(f"gpu.sh: {without}", file=sys.stderr, flush=True)
     return ["-m", "benchmarks.bench", *(tiny if session.dry_run else [*full, *ours_alone]), *files]
 
 
@@ -172,7 +180,7 @@ def measure(session: GpuSession) -> None:
     """Run all parts."""
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
     session.run("tests", [*tests, f"--junitxml={session.output / 'tests.xml'}"], 120)
-    session.run("bench", bench_words(session), 90)
+    session.run("bench", bench_words(session), 120)
     measured: dict[str, float] = {}
     options = arms(session.dry_run)
     for name, overrides in options.items():
@@ -182,7 +190,11 @@ def measure(session: GpuSession) -> None:
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
-    session.run("kernels", kernels, min(90, session.left - LEAST_TRAINING_SECONDS))
+    session.run("kernels", kernels, 90)
+    few = ["-k", "one_mask"] if session.dry_run else []
+    gradients = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not slow", *few, "tests/model/kernels"]
+    session.run("gradients", gradients, 60)
+    session.kept = 0
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])
     every = f"trainer.val_every_n_steps={max(1, steps // 5)}"

@@ -1,7 +1,8 @@
-"""Cost of checkpoints: the same training steps with and without them, in turns."""
+"""Cost of checkpoints and of validation: the same training steps with and without them, in turns."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,14 @@ from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.training.run import train
 
-OPTIONS = (
-    "model=txl_laptop",
-    "data.batch_size=16",
-    "data.segment_len=64",
-    "optimizer.lr=1e-3",
-    "logger=none",
-    "trainer.progress_bar=false",
-    "trainer.val_every_n_steps=null",
-    "trainer.num_threads=2",
-    "evaluation.max_segments=1",
+COMMON = ("logger=none", "trainer.progress_bar=false", "evaluation.max_segments=1")
+CHECKPOINTS = (
+    *("model=txl_laptop", "data.batch_size=16", "data.segment_len=64", "optimizer.lr=1e-3"),
+    *("trainer.val_every_n_steps=null", "trainer.num_threads=2"),
 )
 EVERY, STEPS = 50, 100
+WAYS = ("without", "with")
+VALIDATED_EVERY = 250  # as profile=laptop
 
 
 def checkpoint_cost(
@@ -30,20 +27,35 @@ def checkpoint_cost(
 ) -> dict[str, Any]:
     """Time training steps with a checkpoint every `every` steps and without, `rounds` times each.
 
-    Seconds are those of `metrics.json`: first step to last, with the final checkpoint, without start and evaluation.
-
     Returns:
         `with` and `without` (seconds of each round), `every`, `steps`, and the `bytes` of a checkpoint.
     """
+    ways = {name: (f"checkpoint.enabled={name == 'with'}", f"checkpoint.every_n_steps={every}") for name in WAYS}
+    seconds = in_turns(scratch, rounds, ways, *CHECKPOINTS, f"trainer.max_steps={steps}", *overrides)
+    size = (scratch / "with-0" / "checkpoints" / "last.ckpt").stat().st_size
+    return {**seconds, "every": every, "steps": steps, "bytes": size}
+
+
+def validation_cost(
+    scratch: Path, rounds: int, *overrides: str, every: int = VALIDATED_EVERY, steps: int = VALIDATED_EVERY
+) -> dict[str, Any]:
+    """Time training steps of the laptop profile with a validation every `every` steps and without.
+
+    Returns:
+        `with` and `without` (seconds of each round), `every` and `steps`.
+    """
+    ways = {name: (f"trainer.val_every_n_steps={every if name == 'with' else 'null'}",) for name in WAYS}
+    options = ("profile=laptop", "checkpoint.enabled=false", f"trainer.max_steps={steps}")
+    return {**in_turns(scratch, rounds, ways, *options, *overrides), "every": every, "steps": steps}
+
+
+def in_turns(scratch: Path, rounds: int, ways: Mapping[str, tuple[str, ...]], *options: str) -> dict[str, list[float]]:
+    """Return the seconds of `metrics.json` of each round and way: first step to last, without start and evaluation."""
     register_schemas()
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for i in range(rounds):
-            for saves in (True, False) if i % 2 else (False, True):
-                options = (f"checkpoint.enabled={saves}", f"checkpoint.every_n_steps={every}")
-                config = typed(
-                    compose("config", overrides=[*OPTIONS, *options, f"trainer.max_steps={steps}", *overrides])
-                )
-                seconds[saves].append(train(config, scratch / f"checkpoints-{i}-{saves}")["seconds"])
-    size = (scratch / "checkpoints-0-True" / "checkpoints" / "last.ckpt").stat().st_size
-    return {"with": seconds[True], "without": seconds[False], "every": every, "steps": steps, "bytes": size}
+            for name in ways if i % 2 == 0 else reversed(ways):
+                config = typed(compose("config", overrides=[*COMMON, *options, *ways[name]]))
+                seconds[name].append(train(config, scratch / f"{name}-{i}")["seconds"])
+    return seconds

@@ -5,7 +5,7 @@
 Prints JSON: the device, and for each case, precision and kernel the median milliseconds, those of eager divided by
 them (`speedup`, the median over rounds in which all kernels take turns), the peak of memory in MiB, and `error`: the
 largest difference of output and gradients from eager attention in float32, divided by the largest number there. A
-kernel that fails has the error's text in place of numbers.
+kernel that fails has the error's text in place of numbers. The exit status is 1 if an `error` exceeds `LARGEST_ERROR`.
 
 On a GPU the cases have the sizes of the published base models and every kernel runs; elsewhere they are tiny. The
 fastest on a device belongs into `txl_lightning.model.kernels.choice.FASTEST`.
@@ -53,6 +53,7 @@ GPU_CASES = (
     AttentionCase("wt103 base", 60, 150, 150, 10, 41),
 )
 TINY_CASES = (AttentionCase("tiny", 2, 20, 12, 2, 8),)
+LARGEST_ERROR = {"bfloat16": 0.05, "float32": 0.001}
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -164,6 +165,18 @@ def main() -> None:
         if options.output:  # after every case: the first call of a kernel compiles it, and a time limit may follow
             options.output.write_text(text + "\n")
     print(text)
+    if found := wrong(results):
+        raise SystemExit("differ from eager attention in float32: " + ", ".join(found))
+
+
+def wrong(results: list[dict[str, Any]]) -> list[str]:
+    """Return the kernels, with case and precision, whose error is too large or no number."""
+    return [
+        f"{kernel} ({of_case['case']['name']}, {of_case['precision']}: {values['error']:.2g})"
+        for of_case in results
+        for kernel, values in of_case["kernels"].items()
+        if "error" in values and not values["error"] <= LARGEST_ERROR[of_case["precision"]]
+    ]
 
 
 if __name__ == "__main__":

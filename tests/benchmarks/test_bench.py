@@ -12,7 +12,7 @@ import torch
 from benchmarks import bench
 from benchmarks.bench_sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
 from benchmarks.cases import TINY, TurnTaking
-from benchmarks.commands import LOSSES
+from benchmarks.commands import COMMANDS, LOSSES
 from benchmarks.page import aligned, spread, write_section
 from benchmarks.rounds import measure
 from benchmarks.scaling import case_name, curves, draw, scaled, slope
@@ -70,6 +70,7 @@ def test_every_section_is_made_of_its_records() -> None:
             **{**LOSSES, "seconds": {"one pass float32": [2.0], "one pass bf16": [1.0], "direct float32": [10.0]}}
         ),
         "checkpoints": record(every=2, steps=4, bytes=1e6, **{"with": [2.0], "without": [1.0]}),
+        "validation": record(every=3, steps=3, **{"with": [2.1], "without": [2.0]}),
     }
     shown = {name: section(name, records) for name in SECTIONS}
     assert "takes 1.000% and 1.500% of a step of one" in shown["training"]
@@ -78,7 +79,8 @@ def test_every_section_is_made_of_its_records() -> None:
     assert "| segment | 32, 64 |" in shown["scaling"]
     assert "5.50 (5.00–6.00)" in shown["commands"]
     assert "| prepare text, byte" in shown["commands"]
-    assert "| every 2 of 4 steps |" in shown["checkpoints"]
+    assert "| checkpoints every 2 of 4 steps |" in shown["checkpoints"]
+    assert "1.05 (1.05–1.05)" in shown["checkpoints"]
     assert "at 10,000 positions, with contexts 16–256 by 16, on 2 threads" in shown["recl_losses"]
     assert "0.20 (0.20–0.20)" in shown["recl_losses"]
     assert not section("training", {})
@@ -144,6 +146,20 @@ def test_a_case_is_measured_again_when_the_package_or_its_rounds_changed(
     monkeypatch.setattr(bench, "package_checksum", lambda: "other")
     assert run(monkeypatch, tmp_path, "--rounds", "3", "--only", "training/a") == 0
     assert len(measured) == 5
+
+
+def test_a_command_is_measured_again_when_a_file_of_conf_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def identities() -> dict[str, Any]:
+        return {name: task.identity for name, task in bench.tasks(bench.arguments().parse_args([])).items()}
+
+    monkeypatch.setattr(bench, "CONF", tmp_path)
+    (tmp_path / "profile.yaml").write_text("max_steps: 1")
+    before = identities()
+    assert identities() == before
+    (tmp_path / "profile.yaml").write_text("max_steps: 2")
+    assert {name for name, now in identities().items() if now != before[name]} == set(COMMANDS)
 
 
 def test_a_budget_leaves_cases_for_the_next_call(

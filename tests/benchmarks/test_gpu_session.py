@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu_session
-from benchmarks.bench import arguments
+from benchmarks.bench import arguments, tasks
 from benchmarks.gpu_session import GpuSession, arms, bench_words, measure, n_steps, speeds, table
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     statuses = {part["part"]: part["status"] for part in summary["parts"]}
-    parts = ("tests", "bench", "steps/float32", "kernels", "training")
+    parts = ("tests", "bench", "steps/float32", "kernels", "gradients", "training")
     assert statuses == dict.fromkeys(parts, "exit 0"), ended.stderr + (tmp_path / "out/tests.log").read_text()
     assert ended.returncode == 0
     assert all(part["tokens_per_second"] > 0 for part in summary["parts"] if "arm" in part)
@@ -31,7 +32,7 @@ def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_part_that_exceeds_its_time_is_stopped_and_later_ones_are_left_out(tmp_path: Path) -> None:
-    session = GpuSession(tmp_path, gpu_session.GRACE_SECONDS + 1.5, dry_run=True)
+    session = GpuSession(tmp_path, gpu_session.GRACE_SECONDS + 1.5, dry_run=True, kept=0)
     stopped = session.run("long", ["-c", "import time; time.sleep(60)"])
     assert stopped["status"] == "stopped after its time, exit -15"
     assert session.run("late", ["-c", "pass"])["status"] == "left out: no time"
@@ -61,6 +62,23 @@ def test_the_training_takes_the_fastest_arm_and_the_remaining_time(
     assert session.parts[-1]["arm"] == "compiled"
 
 
+def test_no_part_takes_the_time_that_is_kept_for_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = 0.0, {}
+
+    def run(words: list[str], log: Path, limit: float) -> str:
+        nonlocal now
+        limits[log.stem] = limit
+        now += limit
+        return "stopped after its time, exit -15"
+
+    monkeypatch.setattr(gpu_session, "_run", run)
+    monkeypatch.setattr(gpu_session.time, "monotonic", lambda: now)
+    measure(GpuSession(tmp_path, 570, dry_run=False, started=0.0))
+    assert limits["training"] == gpu_session.LEAST_TRAINING_SECONDS
+    assert now == 570 - gpu_session.GRACE_SECONDS
+    assert limits["bench"] == 120
+
+
 def test_without_time_a_training_still_has_steps(tmp_path: Path) -> None:
     assert n_steps(GpuSession(tmp_path, 0, dry_run=False), 1e6) == 100
 
@@ -72,9 +90,21 @@ def test_the_first_third_of_the_log_is_left_out(tmp_path: Path) -> None:
     assert speeds(tmp_path / "none") == {}
 
 
-def test_the_bench_understands_its_command(tmp_path: Path) -> None:
+def test_the_bench_understands_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     words = bench_words(GpuSession(tmp_path, 570, dry_run=False))
-    assert arguments().parse_args(words[2:]).device == "cuda"
+    options = arguments().parse_args(words[2:])
+    assert options.device == "cuda"
+    named = {name.split("/")[0] for name in tasks(options)}
+    assert (len(tasks(options)), named) == (4, {"training", "evaluation", "token"})
+
+
+def test_a_missing_environment_for_the_comparison_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_session, "TRANSFORMERS", ROOT / "none/bin/python")
+    assert "--no-huggingface" in bench_words(GpuSession(tmp_path, 570, dry_run=False))
+    assert "none/bin/python is missing, so ours is measured alone" in capsys.readouterr().err
 
 
 def test_two_precisions_and_compilation_are_measured() -> None:

@@ -18,6 +18,17 @@ def test_kernels_are_timed_and_compared_and_a_failure_is_named() -> None:
     assert "no gradients on the CPU" in results["flex"]["failed"]
 
 
+def test_a_wrong_kernel_is_named() -> None:
+    def case(precision: str, **errors: float) -> dict:
+        found = {name: {"error": error} for name, error in errors.items()}
+        return {"case": {"name": "base"}, "precision": precision, "kernels": {**found, "none": {"failed": "no GPU"}}}
+
+    right = case("float32", eager=0.0, triton=5e-4)
+    assert kernels.wrong([right, case("bfloat16", triton=0.04)]) == []
+    found = kernels.wrong([right, case("bfloat16", triton=0.06, flex=float("nan")), case("float32", flex=2e-3)])
+    assert found == ["triton (base, bfloat16: 0.06)", "flex (base, bfloat16: nan)", "flex (base, float32: 0.002)"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="takes minutes on a GPU")
 def test_the_command_prints_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture

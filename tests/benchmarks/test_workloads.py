@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import commands, worker
 from benchmarks.cases import COMPARISONS, TINY, Limits
-from benchmarks.checkpoint_cost import checkpoint_cost
+from benchmarks.training_costs import checkpoint_cost, validation_cost
 from benchmarks.worker import SegmentWorkload, make_workload, our_model, random_tokens
 from tests.training.small_run import TINY as TINY_RUN
 from tests.training.small_run import tiny_config
@@ -103,13 +103,17 @@ def test_the_preparation_of_a_corpus_is_measured(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_the_cost_of_checkpoints_is_measured_in_turns(tmp_path: Path) -> None:
+def test_the_costs_of_checkpoints_and_validation_are_measured_in_turns(tmp_path: Path) -> None:
     tiny_config(tmp_path)  # writes the text
     data = ("data=file", f"data.path={tmp_path}/text.txt", f"data.cache_dir={tmp_path}/cache", "trainer.num_threads=1")
     sizes = ("model=txl_smoke", "data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2")
     measured = checkpoint_cost(tmp_path, 2, *data, *sizes, every=2, steps=4)
     assert len(measured["with"]) == len(measured["without"]) == 2
     assert measured["bytes"] > 1000
+    validated = validation_cost(tmp_path / "validated", 1, *data, *sizes, "memory.segments=1", every=2, steps=4)
+    assert len(validated["with"]) == len(validated["without"]) == 1
+    assert len((tmp_path / "validated/with-0/validation.jsonl").read_text().splitlines()) == 2
+    assert not (tmp_path / "validated/without-0/validation.jsonl").exists()
 
 
 def test_untimed_steps_come_first_in_a_turn():

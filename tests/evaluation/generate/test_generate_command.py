@@ -55,9 +55,38 @@ def test_in_bfloat16(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.Monkey
         chosen = {"precision": precision, "top_k": None, "n_tokens": 60, "temperature": 3.0}
         results = generated(options(runs, kind, **chosen), tmp_path)
         assert results["options"]["precision"] == precision
+        stated = results["float32_difference"]
+        assert (stated is None) == (precision == "32-true")
         tokens.append(results["samples"][0]["tokens"])
     assert set(types) == {torch.float32}
     assert tokens[0] != tokens[1]
+    assert stated["tokens"] == 50
+    assert 0 < abs(stated["nll"]) < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_is_scored_as_it_is_drawn(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    given, trained = options(runs, kind, n_tokens=6, top_k=1), load_trained(runs.checkpoint(kind))
+    seen = []
+    sample = generation._sample
+
+    def noted(log_probabilities: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        seen.append(log_probabilities.max())
+        return sample(log_probabilities, *others, **named)
+
+    monkeypatch.setattr(generation, "_sample", noted)
+    results = generated(given, tmp_path)
+    losses = generation.continuation_losses(
+        with_context(trained, given)[0],
+        torch.tensor(results["prompt"]["tokens"]),
+        torch.tensor(results["samples"][0]["tokens"]),
+        segment_len=trained.config.evaluation.segment_len,
+        document_start=None,
+        closed_documents=False,
+    )
+    torch.testing.assert_close(losses, -torch.stack(seen), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -151,8 +151,13 @@ def test_losses_of_another_precision_are_scored_again_and_close(runs: SmallRuns,
     exact, ours = ([model["nll"] for model in results[precision]["models"]] for precision in results)
     assert [model["positions_scored"] for model in results["bf16-mixed"]["models"]] == [0, 0]
     assert len(list((tmp_path / "store").iterdir())) == 4
-    differences = np.abs(np.array(ours) - exact)
-    assert 0 < differences.max() < 0.01
+    differences = np.array(ours) - exact
+    assert 0 < np.abs(differences).max() < 0.01
+    stated = [[model["float32_difference"] for model in results[precision]["models"]] for precision in results]
+    assert stated[0] == [None, None]
+    assert [found["positions"] for found in stated[1]] == [20, 20]  # all
+    np.testing.assert_allclose([found["nll"] for found in stated[1]], differences.mean(axis=1), atol=1e-12)
+    assert "bf16-mixed: nll beside float32 on the first 20 positions" in (tmp_path / "run/recl.md").read_text()
 
 
 def test_a_killed_command_resumes_after_the_last_stored_part(

@@ -39,12 +39,14 @@ class Problem:
         sizes = {"d_model": self.D, "n_head": self.H, "d_head": self.E, "table_len": 64, "qk_norm": self.qk_norm}
         return TransformerXLConfig(1, encoding=self.encoding, terms=self.terms, **sizes)
 
-    def run(self, kernel: str, dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
-        """The output and, by name, the gradient of everything that has one."""
+    def run(
+        self, kernel: str, dtype: torch.dtype, gradients: bool = True, rounded: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """The output and, by name, the gradient of everything that has one; inputs may be rounded to another type."""
         generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
-            x = torch.randn(shape, generator=generator).to(DEVICE, dtype)
+            x = torch.randn(shape, generator=generator).to(rounded or dtype).to(DEVICE, dtype)
             return x.requires_grad_(gradients)
 
         attention = Attention(self.config).to(DEVICE, dtype).eval()
@@ -80,3 +82,13 @@ def assert_equals_eager(problem: Problem, kernel: str, gradients: bool = True) -
         torch.testing.assert_close(
             ours[name].double(), expected, rtol=1e-4, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
         )
+
+
+def assert_close_to_eager(problem: Problem, kernel: str, dtype: torch.dtype, largest_error: float) -> None:
+    """In 16 bits, beside eager attention in float64 on the same numbers; relative to the largest number."""
+    ours, eager = problem.run(kernel, dtype), problem.run("eager", torch.float64, rounded=dtype)
+    assert ours.keys() == eager.keys()
+    for name, expected in eager.items():
+        assert ours[name].dtype == dtype
+        error = (ours[name].double() - expected).abs().max() / expected.abs().max()
+        assert error <= largest_error, f"{name}: {error:.3g}"

@@ -30,9 +30,16 @@ def compiled(kernel: Any, dtype: str) -> Any:
     return triton.compile(triton.compiler.ASTSource(kernel, signature, constants), target=TARGET)
 
 
+def check_values(kernel: Any) -> None:
+    """Lengths and the strides of scores by distance, which change while a memory fills, compile nothing again."""
+    specialized = [p.name for p in kernel.params if p.name in triton_kernels.VALUES and not p.do_not_specialize]
+    assert not specialized, f"{kernel.__name__} is compiled again for values of {specialized}"
+
+
 if __name__ == "__main__":
     for dtype in SIZES:
         for name in ("forward_kernel", "backward_queries_kernel", "backward_keys_kernel"):
+            check_values(getattr(triton_kernels, name))
             used = compiled(getattr(triton_kernels, name), dtype).metadata.shared
             assert used <= SHARED_MEMORY, f"{name} needs {used} bytes of shared memory"
             print(name, dtype, used)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.kernels.attention_problem import DEVICE, Problem, assert_equals_eager
+from tests.model.kernels.attention_problem import DEVICE, Problem, assert_close_to_eager, assert_equals_eager
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model.attention import content_scores, position_scores
@@ -62,6 +62,17 @@ def test_every_subset_of_the_terms(terms: str, encoding: str) -> None:
 )
 def test_lengths(problem: Problem) -> None:
     assert_equals_eager(problem, "triton")
+
+
+@pytest.mark.parametrize("problem", [Problem(), Problem(T=33, M=20, attention_len=11, E=41)], ids=str)
+def test_in_float16(problem: Problem) -> None:
+    assert_close_to_eager(problem, "triton", torch.float16, 0.01)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter multiplies the bits of bfloat16 as integers")
+@pytest.mark.parametrize("problem", [Problem(), Problem(T=33, M=20, attention_len=11, E=41)], ids=str)
+def test_in_bfloat16(problem: Problem) -> None:
+    assert_close_to_eager(problem, "triton", torch.bfloat16, 0.04)
 
 
 def fused_inputs(values_HBKE: Tensor | None = None) -> tuple[Problem, Tensor, Tensor, Tensor]:

@@ -19,17 +19,18 @@ from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompts
-from txl_lightning.evaluation.scoring.device import prepare_device
+from txl_lightning.evaluation.scoring.device import device_of, prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
+from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
+FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
 DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -73,18 +74,20 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
             top_p=options.top_p,
             temperature=options.temperature,
             seed=[options.seed + sample for _ in prompts for sample in range(options.n_samples)],
-            segment_len=trained.config.evaluation.segment_len,
-            document_start=_document_start(trained),
-            closed_documents=trained.closed_sentences,
+            **_reading(trained),
         )
         drawn, seconds = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
     results = _describe(options, precision, trained, prompts, context, drawn, seconds)
+    results["float32_difference"] = difference = _float32_difference(options, precision, trained, prompts[0], drawn[0])
     write_json(directory / "generation.json", results, ensure_ascii=False)
     continued = results.get("prompts", [results])
     parts = [_layout(one, prompt.title) for one, prompt in zip(continued, prompts, strict=True)]
     write_text(directory / "samples.txt", "\n".join(parts))
     speed, n_drawn = results["tokens_per_second"], len(drawn) * options.n_tokens
     write(f"{n_drawn:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    if difference is not None:
+        where = f"the first {difference['tokens']} tokens of sample 1"
+        write(f"{precision}: nll {difference['nll']:+.5f} beside float32 on {where}\n")
     return []
 
 
@@ -123,10 +126,31 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     return model.with_lengths(**lengths), f"{words} and {compressed}"
 
 
-def _document_start(trained: TrainedModel) -> int | None:
-    """Return the token that begins a sentence, if sentences are documents and the memory is reset at documents."""
+def _reading(trained: TrainedModel) -> dict[str, Any]:
+    """Return how prompts and drawn tokens are read: in which segments, and which token begins a document, if any."""
     resets = trained.config.memory.reset == "document" and trained.vocabulary.starts_sentences
-    return trained.vocabulary.numbers[SENTENCE] if resets else None
+    return {
+        "segment_len": trained.config.evaluation.segment_len,
+        "document_start": trained.vocabulary.numbers[SENTENCE] if resets else None,
+        "closed_documents": trained.closed_sentences,
+    }
+
+
+def _float32_difference(
+    options: GenerateOptions, precision: str, trained: TrainedModel, prompt: Prompt, drawn: list[int]
+) -> dict[str, Any] | None:
+    """Return by how much the precision changes the mean loss of the first drawn tokens; None with `32-true`."""
+    if precision == "32-true":
+        return None
+    device = device_of(trained.model)
+    prompt_T = torch.tensor(prompt.tokens, device=device)
+    drawn_N = torch.tensor(drawn[:FLOAT32_TOKENS], device=device)
+    mean = {}
+    for chosen in (precision, "32-true"):
+        with autocast(chosen, device):
+            model, _ = with_context(trained, options)
+            mean[chosen] = continuation_losses(model, prompt_T, drawn_N, **_reading(trained)).mean().item()
+    return {"nll": mean[precision] - mean["32-true"], "tokens": len(drawn_N)}
 
 
 def _write_samples(

@@ -45,7 +45,7 @@ from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
-SCHEMA_VERSION = 2  # of docs/recl.schema.json
+SCHEMA_VERSION = 3  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
 DTYPES = ("float32", "bfloat16", "float16")
 

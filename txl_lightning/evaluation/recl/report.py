@@ -153,6 +153,11 @@ def _notes(results: dict[str, Any]) -> list[str]:
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
     if direct:
         lines.append(f"Each context has windows of its own, as {DEPENDENT}: {direct}.")
+    changed = {model["name"]: found for model in models if (found := model["float32_difference"])}
+    if changed:
+        differences = ", ".join(f"{name} {found['nll']:+.5f}" for name, found in changed.items())
+        where = f"the first {next(iter(changed.values()))['positions']:,} positions, all contexts"
+        lines.append(f"{results['precision']}: nll beside float32 on {where}: {differences}.")
     scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
     lines.append(f"Positions scored now (the others were in the store): {scored}.")
     return lines

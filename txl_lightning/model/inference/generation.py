@@ -112,6 +112,26 @@ def generate_all(
     return torch.cat([prompt_BT[0].new_empty(len(prompt_BT), 0), *tokens], dim=1)
 
 
+@torch.no_grad()
+def continuation_losses(
+    model: GenerativeModel, prompt_T: Int[Tensor, " T"], continuation_N: Int[Tensor, " N"], **options: Any
+) -> Float[Tensor, " N"]:
+    """Return -log P(token | prompt, tokens before it) in nats of every token of a continuation, read as it is drawn.
+
+    Args:
+        model: with dropout off, and as `generate` would use it: cached where that is possible.
+        prompt_T: tokens of the prompt.
+        continuation_N: tokens that follow it.
+        options: `segment_len`, `document_start` and `closed_documents` of `generate`.
+    """
+    group = _Group(model, [0], prompt_T[None], **options)
+    losses = []
+    for token_1 in continuation_N.split(1):
+        losses.append(-group.read()[0].float().gather(0, token_1))
+        group.segments = [token_1[None]]
+    return torch.cat(losses)
+
+
 class _Group:
     """Prompts of one length, which the model reads as a batch; their memory.
 

@@ -33,6 +33,7 @@ Integers = NDArray[np.int64]
 
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
 ROUNDING = 1e-3
+FLOAT32_POSITIONS = 50  # scored in float32 too, to state what bfloat16 changes
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,14 @@ class ModelLosses:
         scored: positions scored now; the store had the others.
         increases_KP: increase of the loss by an ablation beyond each altered context, by ablation.
         by_position_TW: loss by position in a window; None if it is not measured.
+        float32_CP: l(c, t) in float32 at the first positions; None if all losses are in float32.
     """
 
     losses_CP: Array
     scored: int
     increases_KP: dict[str, Array]
     by_position_TW: Array | None
+    float32_CP: Array | None
 
 
 def scored_positions(
@@ -91,10 +94,11 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
     """
     scoring = StoredScoring(member.name, LossStore(Path(options.store).expanduser()), _key(member, at.text, options))
     reader, text, pieces = member.reader, at.text.of_member[member.name], at.text.pieces
-    batch_tokens, precision = options.batch_tokens, partial(autocast, options.precision, device_of(member.reader.model))
+    batch_tokens, device = options.batch_tokens, device_of(member.reader.model)
+    precision = partial(autocast, options.precision, device)
 
-    def grid(here: Integers) -> Array:
-        with precision():
+    def grid(here: Integers, chosen: str = options.precision) -> Array:
+        with autocast(chosen, device):
             if pieces is None:
                 return loss_grid(reader, text.tokens, here, at.contexts, batch_tokens)
             return byte_losses(reader, text, pieces, here, at.contexts, batch_tokens)
@@ -128,7 +132,12 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
     if at.windows:
         ends, blocks, places = at.positions[at.windows], at.blocks[at.windows], range(1, 1 + reader.visible(longest))
         by_position_TW, _ = scoring.losses(by_position, places, ends, blocks, by="position", longest=longest)
-    return ModelLosses(losses_CP, scored, increases, by_position_TW)
+    float32_CP = None
+    if options.precision != "32-true":
+        exact = partial(grid, chosen="32-true")
+        positions, blocks = at.positions[:FLOAT32_POSITIONS], at.blocks[:FLOAT32_POSITIONS]
+        float32_CP, _ = scoring.losses(exact, at.contexts, positions, blocks, precision="32-true")
+    return ModelLosses(losses_CP, scored, increases, by_position_TW, float32_CP)
 
 
 def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any] | None:
@@ -153,14 +162,24 @@ def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any
 
 
 def context_use(losses: ModelLosses, at: ScoredPositions) -> dict[str, Any]:
-    """Return the entries of a model in `recl.json` for the ablations and the loss by position."""
+    """Return the entries of a model in `recl.json` for the precision, the ablations and the loss by position."""
     far = {ablation: loss_increases(of_KP, at.blocks) for ablation, of_KP in losses.increases_KP.items()}
     losses_TW = losses.by_position_TW
     return {
         "positions_scored": losses.scored,
+        "float32_difference": _float32_difference(losses),
         "far_context": {"contexts": at.altered, "ablations": far} if far else None,
         "loss_by_position": None if losses_TW is None else binned_by_position(losses_TW, at.blocks[at.windows]),
     }
+
+
+def _float32_difference(losses: ModelLosses) -> dict[str, Any] | None:
+    """Return the mean loss minus that in float32, over all contexts and the first positions."""
+    if losses.float32_CP is None:
+        return None
+    n_positions = losses.float32_CP.shape[1]
+    difference_CP = losses.losses_CP[:, :n_positions] - losses.float32_CP
+    return {"nll": float(difference_CP.mean()), "positions": n_positions}
 
 
 def further_arrays(losses: Mapping[str, ModelLosses], at: ScoredPositions) -> dict[str, np.ndarray]:
