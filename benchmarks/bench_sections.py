@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.cases import BF16, FLOAT32, LIMITS, BenchmarkCase
 from benchmarks.page import aligned, spread
 from benchmarks.scaling import cost_name, curves, slope
+from benchmarks.step_profile import KEPT
 from benchmarks.worker import CLIP
 
 Record = Mapping[str, Any]
@@ -199,7 +200,8 @@ def training_costs_section(records: Records) -> list[str]:
         rows.append([f"{what} every {record['every']} of {record['steps']} steps", *seconds, spread(shares), size])
     method = (
         "Training steps with and without, in turns. Checkpoints: `txl train model=txl_laptop`, 16 streams, segments of "
-        "64; each is written whole, flushed to disk and checksummed. Validation: `txl train profile=laptop`."
+        "64; each is written whole, flushed to disk and checksummed. Validation: `txl train profile=laptop`, "
+        "ten times as often as that profile validates."
     )
     return ["## Cost of checkpoints and validation", "", textwrap.fill(method, 118), "", aligned(rows)]
 
@@ -221,12 +223,26 @@ def recl_losses_section(records: Records) -> list[str]:
     return ["## RECL", "", textwrap.fill(method, 118), "", aligned(rows)]
 
 
+def profile_section(records: Records) -> list[str]:
+    """Return title and table of the kinds of operations in a training step."""
+    found = records["profile"]["shares"]
+    kinds = [kind for kind in next(iter(found.values())) if kind != KEPT]
+    rows = [["case", *kinds, KEPT]]
+    rows += [[case, *(f"{shares[kind]:.1%}" for kind in (*kinds, KEPT))] for case, shares in found.items()]
+    method = (
+        "Share of a training step's time by kind of operation, by torch's profiler; cases and step as above. "
+        f'"{KEPT}" is what computing the sinusoids and the mask anew in every step takes, which is part of the others.'
+    )
+    return ["## Where the time of a training step goes", "", textwrap.fill(method, 118), "", aligned(rows)]
+
+
 SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = {  # with the cases that each shows
     "training": (training_section, ("training",)),
     "evaluation": (evaluation_section, ("evaluation", "token", "generation")),
     "scaling": (scaling_section, ("scaling",)),
     "commands": (commands_section, ("startup", "recl", "preparation")),
     "recl_losses": (recl_losses_section, ("recl_losses",)),
+    "profile": (profile_section, ("profile",)),
     "checkpoints": (training_costs_section, ("checkpoints", "validation")),
 }
 

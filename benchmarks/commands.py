@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import ROOT
+from benchmarks.step_profile import step_profiles
 from benchmarks.training_costs import checkpoint_cost, validation_cost
 
 TXL = (sys.executable, "-m", "txl_lightning.cli")
@@ -170,5 +171,6 @@ COMMANDS: dict[str, tuple[Callable[[Path, int], dict[str, Any]], int, float]] = 
     "recl_losses": (recl_losses, 1, 2.0),
     "preparation": (preparation, 2, 0.8),
     "checkpoints": (checkpoint_cost, 2, 0.8),
-    "validation": (validation_cost, 3, 1.5),
+    "validation": (validation_cost, 3, 2.0),
+    "profile": (step_profiles, 5, 1.5),
 }

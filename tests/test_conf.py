@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 from txl_lightning import TransformerXL
 from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.config.schemas import CONF, Config, typed
+from txl_lightning.evaluation.scoring.protocols import StateReuse
 from txl_lightning.runs.models import make_model
+from txl_lightning.runs.trained import TrainedModel
 from txl_lightning.training.run import train
 
 register_all()
@@ -195,6 +197,21 @@ def test_the_ablation_and_table_7_are_as_deep_as_the_paper_says() -> None:
         row = composed("experiment=paper/table7", f"memory={memory}")
         assert (row.data.segment_len, row.memory.mem_len, row.memory.start) == (32, expected, "zeros")
     assert (table_7.evaluation.mem_len, table_7.evaluation.segment_len) == (None, 32)  # training's lengths
+
+
+@pytest.mark.parametrize("profile", ["laptop", "evening", "gpu", "paper"])
+@pytest.mark.parametrize("experiment", [None, "paper/table6", "paper/table7"])
+def test_longer_attention_of_the_ablation_is_clamped_at_trainings_longest_distance(
+    profile: str, experiment: str | None
+) -> None:
+    config = composed(f"profile={profile}", *([f"experiment={experiment}"] if experiment else []))
+    run = TrainedModel(None, config, None, step=0)  # type: ignore[arg-type]
+    protocol = StateReuse(run, None, config.evaluation)  # type: ignore[arg-type]
+    lengths = protocol.at_attention_length(640).lengths()
+    assert (lengths["mem_len"], lengths["same_length"]) == (640, True)
+    assert lengths["clamp_len"] == config.memory.mem_len + config.data.segment_len - 1
+    at_training = protocol.at_training_lengths().lengths()
+    assert (at_training["mem_len"], at_training["clamp_len"]) == (config.memory.mem_len, -1)
 
 
 def test_the_evening_is_the_laptop_profile_with_twice_the_tokens() -> None:

@@ -70,6 +70,7 @@ def test_every_section_is_made_of_its_records() -> None:
             **{**LOSSES, "seconds": {"one pass float32": [2.0], "one pass bf16": [1.0], "direct float32": [10.0]}}
         ),
         "checkpoints": record(every=2, steps=4, bytes=1e6, **{"with": [2.0], "without": [1.0]}),
+        "profile": record(shares={"small, float32": {"products": 0.75, "other": 0.25, "positions and mask": 0.001}}),
         "validation": record(every=3, steps=3, **{"with": [2.1], "without": [2.0]}),
     }
     shown = {name: section(name, records) for name in SECTIONS}
@@ -80,6 +81,8 @@ def test_every_section_is_made_of_its_records() -> None:
     assert "5.50 (5.00–6.00)" in shown["commands"]
     assert "| prepare text, byte" in shown["commands"]
     assert "| checkpoints every 2 of 4 steps |" in shown["checkpoints"]
+    assert "75.0%" in shown["profile"]
+    assert "0.1%" in shown["profile"]
     assert "1.05 (1.05–1.05)" in shown["checkpoints"]
     assert "at 10,000 positions, with contexts 16–256 by 16, on 2 threads" in shown["recl_losses"]
     assert "0.20 (0.20–0.20)" in shown["recl_losses"]

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import commands, worker
 from benchmarks.cases import COMPARISONS, TINY, Limits
+from benchmarks.step_profile import KEPT, OTHER, kind_of, step_profiles
 from benchmarks.training_costs import checkpoint_cost, validation_cost
 from benchmarks.worker import SegmentWorkload, make_workload, our_model, random_tokens
 from tests.training.small_run import TINY as TINY_RUN
@@ -100,6 +101,17 @@ def test_the_preparation_of_a_corpus_is_measured(tmp_path: Path, monkeypatch: py
     assert name == "python-stdlib, byte"
     assert all(measured[name][0] > 0 for name in ("first", "cached"))  # which is shorter depends on what else runs
     assert measured["first_peak"][0] > 1 << 20
+
+
+def test_a_step_is_divided_into_kinds_of_operations(tmp_path: Path) -> None:
+    found = step_profiles(tmp_path, 2, {"tiny": 1})["shares"]
+    assert list(found) == ["tiny, float32", "tiny, bf16"]
+    for shares in found.values():
+        kept = shares.pop(KEPT)
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert 0 < kept < 1
+        assert min(shares[kind] for kind in ("products", "softmax", "random numbers", "clipping, Adam")) > 0
+    assert (kind_of("aten::add_"), kind_of("_SoftmaxBackward")) == ("element-wise, norms, sums", OTHER)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import OrderedStreams, Segment
+from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.training.module import LanguageModelModule
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
@@ -69,10 +70,28 @@ def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelMod
             module.validation_step(segment, i)
     evaluation_memory = module.evaluation_memory.memory
     assert evaluation_memory is not None
-    assert (training_memory.length, evaluation_memory.length) == (6, 9)
+    assert (training_memory.length, evaluation_memory.filled) == (6, 9)
     assert module.training_memory.memory is training_memory
     assert torch.equal(training_memory.states, before)
     assert module.model.config == CONFIG
+
+
+def test_validation_caches_keys_and_values_and_has_the_losses_of_the_model(
+    module: LanguageModelModule, streams: OrderedStreams
+) -> None:
+    for change in (0.0, 0.1):  # each validation has the weights of its time
+        with torch.no_grad():
+            module.model.layers[0].feed_forward[0].weight.add_(change)
+            memory, expected = None, []
+            for i, segment in enumerate(streams):
+                module.validation_step(segment, i)
+                model = module.model.with_lengths(**module.evaluation_lengths)
+                nll, memory = model.score(segment.tokens, segment.targets, memory)
+                expected.append(nll.double().sum())
+        assert isinstance(module._evaluated, CachedTransformerXL)
+        nll, tokens, _ = module.losses["val"].compute()
+        assert float(nll) == pytest.approx(float(sum(expected) / tokens), rel=1e-6)
+        module._evaluation_end("val")
 
 
 def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: OrderedStreams) -> None:

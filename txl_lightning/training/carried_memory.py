@@ -26,10 +26,10 @@ class CarriedMemory:
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        self.memory: State | None = None
+        self.memory: Any = None
         self.next_number = 0
 
-    def load_for(self, segment: Segment) -> State | None:
+    def load_for(self, segment: Segment) -> Any:
         """Return the memory to score `segment` with; None at segment 0.
 
         Raises:
@@ -42,9 +42,9 @@ class CarriedMemory:
                 f"expected segment {self.next_number}, got segment {segment.number}: a model with memory needs "
                 "ordered, non-shuffled streams"
             )
-        return self.memory and self.memory.to(segment.tokens.device)  # the memory of a checkpoint is on the CPU
+        return self.memory
 
-    def store_after(self, segment: Segment, memory: State) -> None:
+    def store_after(self, segment: Segment, memory: Any) -> None:
         """Store the memory that scoring `segment` returned."""
         if self.rank:
             memory = replace(memory, first_column=self.rank * memory.batch_size)

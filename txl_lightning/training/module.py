@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams.ordered import Segment
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
@@ -81,6 +82,7 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory = CarriedMemory(ranks.rank)
         self.evaluation_memory = CarriedMemory()
+        self._evaluated: Any = None
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
         self.half_loss = loss == "half"
         self.static_memory, self._longest_segment = compile, 0
@@ -104,8 +106,10 @@ class LanguageModelModule(L.LightningModule):
         gradient is that of the compressor alone, where the loss of the tokens has none.
         """
         model: Any = self.model
-        memory: Any = self.training_memory.load_for(batch)
-        if memory is None and self.static_memory:
+        memory = self.training_memory.load_for(batch)
+        if memory is not None:
+            memory = memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
+        elif self.static_memory:
             memory = model.start_memory(batch.tokens.shape[0], static=True)
         fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
         self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])
@@ -194,11 +198,19 @@ class LanguageModelModule(L.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._evaluation_end("test")
 
+    @torch.no_grad()
     def _evaluation_step(self, batch: Segment, stage: str) -> None:
-        model: Any = self.model.with_lengths(**self.evaluation_lengths)
-        nll_BT, memory = model.score(batch.tokens, batch.targets, self.evaluation_memory.load_for(batch))
+        memory = self.evaluation_memory.load_for(batch)
+        if memory is None:  # the first segment: the weights stay the same until the last
+            self._evaluated = self._evaluated_model()
+        nll_BT, memory = self._evaluated.score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.store_after(batch, memory)
         self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))  # type: ignore[operator]
+
+    def _evaluated_model(self) -> Any:
+        """Return the model at the evaluation's lengths; a memory holds keys and values, which takes less time."""
+        model = self.model.with_lengths(**self.evaluation_lengths)
+        return CachedTransformerXL(model) if can_cache(model) and model.config.mem_len else model
 
     def _count_bytes(self, targets_BT: Tensor) -> Tensor | float:
         """Return the number of bytes of tokens, without waiting for a GPU; nan if it is not known."""
@@ -214,7 +226,7 @@ class LanguageModelModule(L.LightningModule):
         values = loss_metrics(float(nll), self.level, float(n_bytes / tokens.to(n_bytes.device)))
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
-        self.evaluation_memory = CarriedMemory()
+        self.evaluation_memory, self._evaluated = CarriedMemory(), None
         loss.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
