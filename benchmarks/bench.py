@@ -34,11 +34,7 @@ from txl_lightning.reporting.machine import processor
 ROUNDS, WARMUP = 7, 1
 RESULTS = ROOT / "benchmarks" / "results"
 CONF = ROOT / "conf"
-COMMAND_FILES = (
-    "commands",
-    "training_costs",
-    "step_profile",
-)  # what is measured by commands depends on these and on conf/
+COMMAND_FILES = ("commands", "training_costs")  # what is measured by commands depends on these and on conf/
 CUDA_STEPS = 20  # a turn on CUDA has this many times the steps
 
 

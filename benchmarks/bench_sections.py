@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.cases import BF16, FLOAT32, LIMITS, BenchmarkCase
 from benchmarks.page import aligned, spread
 from benchmarks.scaling import cost_name, curves, slope
-from benchmarks.step_profile import KEPT
+from benchmarks.training_costs import KEPT
 from benchmarks.worker import CLIP
 
 Record = Mapping[str, Any]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import ROOT
-from benchmarks.step_profile import step_profiles
-from benchmarks.training_costs import checkpoint_cost, validation_cost
+from benchmarks.training_costs import checkpoint_cost, step_profiles, validation_cost
 
 TXL = (sys.executable, "-m", "txl_lightning.cli")
 MODEL = ("profile=laptop", "data=python-stdlib", "logger=none", "trainer.progress_bar=false")

@@ -1,15 +1,23 @@
-"""Cost of checkpoints and of validation: the same training steps with and without them, in turns."""
+"""Costs of training steps: by kind of operation, and with and without checkpoints and validation."""
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.cases import BF16, COMPARISONS, FLOAT32, BenchmarkCase
+from benchmarks.worker import TrainingWorkload, make_workload
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
+from txl_lightning.model.positions import attention_mask
 from txl_lightning.training.run import train
 
 COMMON = ("logger=none", "trainer.progress_bar=false", "evaluation.max_segments=1")
@@ -20,6 +28,23 @@ CHECKPOINTS = (
 EVERY, STEPS = 50, 100
 WAYS = ("without", "with")
 VALIDATED_EVERY, VALIDATED_STEPS = 25, 250  # ten times as often as profile=laptop, whose cost is within the noise
+WARMUP = {"small": 20, "large": 12, "base": 3}  # steps, until the allocator keeps the memory of a step
+# Names of torch's operations without `aten::` and a last underscore; what is not named is "other".
+KINDS = {
+    "products": ("mm", "bmm", "addmm", "baddbmm", "mkldnn_linear"),
+    "copies, casts, zeros": ("copy", "fill", "zero", "clone", "_to_copy"),
+    "concatenations": ("cat", "stack"),
+    "softmax": ("_softmax", "softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    "element-wise, norms, sums": (
+        *("add", "sub", "mul", "div", "sum", "neg", "exp", "where", "relu", "clamp_min", "threshold_backward"),
+        *("native_layer_norm", "native_layer_norm_backward", "addcmul", "masked_fill", "gather", "index_select"),
+        *("embedding", "embedding_dense_backward"),
+    ),
+    "random numbers": ("bernoulli", "native_dropout", "native_dropout_backward", "rand", "random", "uniform"),
+    "clipping, Adam": ("_fused_adam", "_foreach_mul", "_foreach_norm", "linalg_vector_norm", "_foreach_add"),
+}
+OTHER = "calls and other"
+KEPT = "positions and mask"
 
 
 def checkpoint_cost(
@@ -59,3 +84,52 @@ def in_turns(scratch: Path, rounds: int, ways: Mapping[str, tuple[str, ...]], *o
                 config = typed(compose("config", overrides=[*COMMON, *options, *ways[name]]))
                 seconds[name].append(train(config, scratch / f"{name}-{i}")["seconds"])
     return seconds
+
+
+def step_profiles(scratch: Path, rounds: int, warmup: Mapping[str, int] = WARMUP) -> dict[str, Any]:
+    """Profile training steps of our model, `rounds` steps of each case and precision.
+
+    Returns:
+        `shares`: for each "case, precision" the share of the step's time by kind of operation, and under
+        `positions and mask` the share that computing both anew in every step takes, measured without the profiler.
+    """
+    found = {}
+    for name, steps in warmup.items():
+        for precision in (FLOAT32, BF16):
+            sizes = replace(COMPARISONS["training"][name].sizes, precision=precision)
+            found[f"{name}, {precision}"] = shares(sizes, rounds, steps)
+    return {"shares": found}
+
+
+def shares(case: BenchmarkCase, steps: int, warmup: int) -> dict[str, float]:
+    """Return the share of a step's time by kind of operation."""
+    workload = make_workload("training", "ours", case)
+    assert isinstance(workload, TrainingWorkload)
+    workload.run(warmup)
+    step_seconds = workload.run(steps) / steps
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        workload.run(steps)
+    spent: dict[str, float] = defaultdict(float)
+    for event in profiled.events() or ():
+        spent[kind_of(event.name)] += event.self_cpu_time_total
+    total = sum(spent.values())
+    found = {kind: spent[kind] / total for kind in (*KINDS, OTHER)}
+    return {**found, KEPT: positions_seconds(workload) / step_seconds}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of an operation of torch."""
+    plain = name.removeprefix("aten::").rstrip("_")
+    return next((kind for kind, names in KINDS.items() if plain in names), OTHER)
+
+
+def positions_seconds(workload: TrainingWorkload, times: int = 20) -> float:
+    """Return the median time to compute sinusoids and mask of a segment with a full memory."""
+    case, encoding = workload.case, workload.model.encoding
+    like, taken = workload.model.embedding.tables[0], []
+    for _ in range(times):
+        start = time.perf_counter()
+        encoding.positions(case.memory + case.segment, -1, like)
+        attention_mask(case.segment, case.memory, case.memory, None, like)
+        taken.append(time.perf_counter() - start)
+    return median(taken)

@@ -121,9 +121,10 @@ class Arm:
         words += self.variant.changes(config) if self.variant else ()
         return tuple(words)
 
-    def differs_in_recurrence_only(self, other: Arm) -> bool:
-        """Return whether both arms have the same initial weights and read the same data."""
-        return self.baseline is None and self != other and replace(self, recurrence=other.recurrence) == other
+    def is_paired_with(self, other: Arm) -> bool:
+        """Return whether both arms have the same initial weights and data: they differ in recurrence or loss alone."""
+        same = replace(self, recurrence=other.recurrence, loss=other.loss) == other
+        return self.baseline is None and self.longer is None and self != other and same
 
     def accepts(self, override: str) -> bool:
         """Return whether an override of the user's applies to this arm."""

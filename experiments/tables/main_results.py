@@ -15,7 +15,7 @@ from experiments.paper import MAIN_RESULTS
 from experiments.report.cells import Text, number
 from experiments.report.sections import Row, Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, trainings
-from experiments.tables.shared.length_sweep import SweepsBySeed, cells, sweeps_by_seed, with_sweeps
+from experiments.tables.shared.length_sweep import WINDOWS, SweepsBySeed, cells, sweeps_by_seed, with_sweeps
 from experiments.tables.shared.published_models import PUBLISHED, published_runs
 
 TITLE = "Tables 1 to 5: main results"
@@ -61,8 +61,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         paper=PAPER,
         here=(
             f"{first.corpus}, {first.level} level, {first.tokens:,} tokens of training. Test loss of the weights with "
-            "the best validation loss, at training's lengths; without recurrence every token sees a window of that "
-            "length. The paper's numbers are of the same kind of model on another corpus: compare their order only."
+            "the best validation loss, at training's lengths; without recurrence in "
+            f"{WINDOWS}. The paper's numbers are of the same kind of model on another corpus: compare their order only."
             f"{left_out}"
         ),
         tables=(

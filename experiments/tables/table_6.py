@@ -25,12 +25,14 @@ from experiments.tables.shared.length_sweep import (
     IN_FIGURE,
     OFF,
     ON,
+    WINDOWS,
     SweepsBySeed,
     cells,
     columns,
     memory_cell,
     standard_sweep_job,
     sweeps_by_seed,
+    validation_words,
     with_sweeps,
 )
 from experiments.tables.shared.published_models import standard_run
@@ -83,8 +85,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{result.metrics['evaluation']['segment_len']}. Every row is scored on {scored} tokens of the "
             "test split, and a difference rests on the tokens that both of its rows share. "
             "Attention length: how many tokens a token attends to, itself included. Rows without "
-            "recurrence are scored with a window of that length before every token, at training's length too (init). "
-            "The best length is chosen on validation. The paper's table is of validation."
+            f"recurrence are scored in {WINDOWS}, at training's length too (init). "
+            f"The best length is chosen on {validation_words(setup)}, which the validation columns are of. The paper's "
+            "table is of validation."
         ),
         tables=tuple(tables),
         figures=(

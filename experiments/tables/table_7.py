@@ -19,7 +19,7 @@ from experiments.report.cells import DIGITS, Number, Text, number
 from experiments.report.sections import Section, Table, label, ours, paper
 from experiments.tables.arms import Arm, kept, trainings
 from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
-from experiments.tables.shared.length_sweep import OFF, ON, cells, sweeps_by_seed, with_sweeps
+from experiments.tables.shared.length_sweep import OFF, ON, WINDOWS, cells, sweeps_by_seed, with_sweeps
 from experiments.tables.shared.published_models import one_billion_word
 from experiments.tables.shared.scored_losses import compare, scored_runs
 from experiments.tables.shared.shuffled_lines import shuffled_lines
@@ -78,7 +78,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         paper=PAPER,
         here=(
             f"{_corpus_in_words(first.corpus, setup)} {first.parameters:,} parameters, {first.steps:,} steps; test "
-            "loss at training's lengths, without recurrence with a window of that length before every token."
+            f"loss at training's lengths, without recurrence in {WINDOWS}."
         ),
         tables=(table, comparisons_table("table_7", TITLE, first.unit, 3, found)),
     )

@@ -9,8 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import commands, worker
 from benchmarks.cases import COMPARISONS, TINY, Limits
-from benchmarks.step_profile import KEPT, OTHER, kind_of, step_profiles
-from benchmarks.training_costs import checkpoint_cost, validation_cost
+from benchmarks.training_costs import KEPT, OTHER, checkpoint_cost, kind_of, step_profiles, validation_cost
 from benchmarks.worker import SegmentWorkload, make_workload, our_model, random_tokens
 from tests.training.small_run import TINY as TINY_RUN
 from tests.training.small_run import tiny_config

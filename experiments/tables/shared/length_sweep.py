@@ -14,6 +14,8 @@ from experiments.tables.arms import Arm, in_precision_of_training, memory_of_tra
 from txl_lightning.config.encoding_kinds import kind_named
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
+# `StateReuse` scores the last quarter of each window.
+WINDOWS = "windows of that length, of which a token sees three quarters to all"
 ON, OFF = Arm(), Arm(False)
 IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
 
@@ -78,6 +80,12 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
         words += ["unclamped=true"] if arm in IN_FIGURE else []
         words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
+
+
+def validation_words(setup: Setup) -> str:
+    """Name the part of validation at which attention lengths are compared."""
+    limits = [word.partition("=")[2] for word in setup.profile.evaluate if word.startswith("sweep_tokens=")]
+    return f"the first {int(limits[-1]):,} tokens of validation" if limits else "validation"
 
 
 def standard_sweep_job(run: Job, lengths: Iterable[int], setup: Setup) -> Job:

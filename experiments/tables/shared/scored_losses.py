@@ -133,11 +133,11 @@ def compare(
 ) -> Comparison:
     """Return how much lower the loss of one arm is than that of another, on the tokens that all their runs scored.
 
-    Seeds are paired where both arms share initialization and data: recurrence on and off, all else equal.
+    Seeds are paired where both arms share initialization and data (`Arm.is_paired_with`).
     """
     one, other = losses[worse], losses[better]
     (one_SB, other_SB), weights_B = shared_blocks(one.at(lengths), other.at(lengths))
-    paired = worse.differs_in_recurrence_only(better) and one.seeds == other.seeds
+    paired = worse.is_paired_with(better) and one.seeds == other.seeds
     nats = difference(one_SB, other_SB, weights_B, seed_spread(outcomes, lengths), paired=paired)
     title = f"{_versus(worse, better)}, {'training’s lengths' if lengths == 'init' else 'best lengths'}"
     return _comparison(key, title, nats, (one_SB, other_SB), weights_B, outcomes, paper)

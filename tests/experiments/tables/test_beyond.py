@@ -92,7 +92,7 @@ def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:
 
 def test_with_and_without_memory_differ_in_nothing_else(tmp_path: Path) -> None:
     for on, off in ((beyond.ROPE, beyond.ROPE_OFF), (beyond.NONE, beyond.NONE_OFF)):
-        assert on.differs_in_recurrence_only(off)
+        assert on.is_paired_with(off)
         runs = (training(arm, 1, setup_of("laptop", tmp_path)) for arm in (on, off))
         assert set.symmetric_difference(*(set(run.overrides) for run in runs)) == {"memory=on", "memory=off"}
 

@@ -138,11 +138,14 @@ def test_half_loss_without_recurrence_is_scored_where_it_was_trained(setup: Setu
 
 
 def test_pairs_share_initialization_and_data() -> None:
-    assert OFF.differs_in_recurrence_only(ON)
-    assert not ON.differs_in_recurrence_only(ON)
-    assert not Arm(False, "shaw").differs_in_recurrence_only(ON)
-    assert not Arm(False, longer="equal tokens").differs_in_recurrence_only(ON)
-    assert not Arm(baseline="lstm").differs_in_recurrence_only(ON)
+    assert OFF.is_paired_with(ON)
+    assert Arm(False, "al_rfou", "half").is_paired_with(Arm(False, "al_rfou"))
+    assert Arm(False, "relative", "half").is_paired_with(ON)
+    assert not ON.is_paired_with(ON)
+    assert not Arm(False, "shaw").is_paired_with(ON)
+    assert not Arm(False, longer="equal tokens").is_paired_with(ON)
+    assert not Arm(False, longer="equal tokens").is_paired_with(Arm(False, loss="half", longer="equal tokens"))
+    assert not Arm(baseline="lstm").is_paired_with(ON)
 
 
 def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_rows_keep_the_papers_numbers_beside_ours(sections: list[Section]) -> No
     assert tables["table_9"].number("char-1800", "paper").value == 773
     assert tables["table_10"].number(Arm(False, longer="equal tokens").key, "paper_segment").value == 176
     assert tables["table_10"].number(Arm(False, longer="equal steps").key, "paper_best").value == 27.98
+    assert tables["table_10"].number(Arm(False, longer="equal tokens").key, "peak").value == pytest.approx(
+        600e6 / 2**20
+    )
     assert tables["main_results"].number(Arm().key, "paper").value == 1.06
     with pytest.raises(TypeError, match="table_9, row char-3000, column paper: must be a number"):
         tables["table_9"].number("char-3000", "paper")  # a length that the paper does not have
