@@ -18,6 +18,7 @@ from txl_lightning.evaluation.scoring.sliding import sliding_losses
 from txl_lightning.evaluation.scoring.token_losses import score_streams, token_losses
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.inference import generation
+from txl_lightning.model.inference.sliding_window import SlidingWindow
 
 CACHEABLE = [
     name
@@ -57,12 +58,17 @@ def test_recl_has_losses_by_context(arm: str) -> None:
         assert len(sliding_losses(reader, CORPUS, 8).nll)
 
 
-@pytest.mark.parametrize("arm", [name for name, config in ARMS.items() if getattr(config, "mem_len", 1)])
+@pytest.mark.parametrize("arm", ARMS)
 def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `txl generate` does it: without a memory, from a window that is recomputed for every token."""
+
     def likeliest(log_probabilities_BV: Tensor, *sampling: float, generators: Any) -> Tensor:
         return generation.candidates(log_probabilities_BV, *sampling)[1][:, 0]  # type: ignore[arg-type]
 
     monkeypatch.setattr(generation, "_sample", likeliest)  # draws on the CPU for every device
+    model: Any = make(arm, "meta").eval()
+    if isinstance(model, TransformerXL) and not model.config.mem_len:
+        model = SlidingWindow(model, T)
     with AnsweredReads():
-        drawn = list(generation.generate(make(arm, "meta").eval(), tokens("meta"), 3, top_k=5, top_p=0.9))
+        drawn = list(generation.generate(model, tokens("meta"), 3, top_k=5, top_p=0.9))
     assert [(token_B.shape, token_B.device.type) for token_B in drawn] == [((B,), "meta")] * 3
