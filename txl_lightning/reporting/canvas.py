@@ -16,7 +16,6 @@ from matplotlib.ticker import FuncFormatter
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: colour-blind safe
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "-.", ":")
-MOST_INSIDE = 6  # entries of a legend that is drawn over the curves
 
 
 def looks() -> Iterator[dict[str, Any]]:
@@ -83,14 +82,11 @@ def plain_text(name: str) -> str:
 
 
 def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
-    """Add a grid and a legend, below the axes if it is long, then save as `save_figure` does."""
+    """Add a grid, and a legend below the axes where it covers no curve, then save as `save_figure` does."""
     axes.grid(alpha=0.3)
     entries = axes.get_legend_handles_labels()
-    if len(entries[0]) <= MOST_INSIDE:
-        axes.legend(frameon=False, fontsize=9)
-    else:
-        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(entries[0]) // 2))
-        figure.legend(*entries, frameon=False, fontsize=9, loc="outside lower center", ncols=2)
+    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(entries[0]) // 2))
+    figure.legend(*entries, frameon=False, fontsize=9, loc="outside lower center", ncols=min(2, len(entries[0])))
     save_figure(figure, stem)
 
 
