@@ -88,10 +88,19 @@ def test_validation_caches_keys_and_values_and_has_the_losses_of_the_model(
                 model = module.model.with_lengths(**module.evaluation_lengths)
                 nll, memory = model.score(segment.tokens, segment.targets, memory)
                 expected.append(nll.double().sum())
-        assert isinstance(module._evaluated, CachedTransformerXL)
+        assert isinstance(module._evaluation_score.__self__, CachedTransformerXL)
         nll, tokens, _ = module.losses["val"].compute()
         assert float(nll) == pytest.approx(float(sum(expected) / tokens), rel=1e-6)
         module._evaluation_end("val")
+
+
+@pytest.mark.parametrize("mem_len", [0, 6])
+def test_a_validation_that_has_begun_adds_no_weights(streams: OrderedStreams, mem_len: int) -> None:
+    model = TransformerXL(replace(CONFIG, mem_len=mem_len))
+    module = LanguageModelModule(model, OptimizerConfig(name="adam", lr=1e-3), 10)
+    names = list(module.state_dict())
+    module.validation_step(streams[0], 0)
+    assert list(module.state_dict()) == names
 
 
 def test_segments_out_of_order_are_refused(module: LanguageModelModule, streams: OrderedStreams) -> None:

@@ -82,7 +82,7 @@ class LanguageModelModule(L.LightningModule):
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
         self.training_memory = CarriedMemory(ranks.rank)
         self.evaluation_memory = CarriedMemory()
-        self._evaluated: Any = None
+        self._evaluation_score: Any = None  # a method: a model here would be a second submodule
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
         self.half_loss = loss == "half"
         self.static_memory, self._longest_segment = compile, 0
@@ -202,8 +202,8 @@ class LanguageModelModule(L.LightningModule):
     def _evaluation_step(self, batch: Segment, stage: str) -> None:
         memory = self.evaluation_memory.load_for(batch)
         if memory is None:  # the first segment: the weights stay the same until the last
-            self._evaluated = self._evaluated_model()
-        nll_BT, memory = self._evaluated.score(batch.tokens, batch.targets, memory)
+            self._evaluation_score = self._evaluated_model().score
+        nll_BT, memory = self._evaluation_score(batch.tokens, batch.targets, memory)
         self.evaluation_memory.store_after(batch, memory)
         self.losses[stage].update(nll_BT, self._count_bytes(batch.targets))  # type: ignore[operator]
 
@@ -226,7 +226,7 @@ class LanguageModelModule(L.LightningModule):
         values = loss_metrics(float(nll), self.level, float(n_bytes / tokens.to(n_bytes.device)))
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
-        self.evaluation_memory, self._evaluated = CarriedMemory(), None
+        self.evaluation_memory, self._evaluation_score = CarriedMemory(), None
         loss.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
