@@ -31,7 +31,7 @@ def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
     assert metrics["evaluation"] | {"mem_len": 8, "segment_len": 8, "batch_size": 2} == metrics["evaluation"]
     assert OmegaConf.load(tmp_path / "run/config.yaml").memory.mem_len == 8
     validations = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
-    assert [row["steps"] for row in validations] == [5, 10]
+    assert [row["steps"] for row in validations] == [5, 10, 12]  # every 5 steps and after the last one
     assert {"last.ckpt", "previous.ckpt", "best.ckpt"} == {
         path.name for path in (tmp_path / "run/checkpoints").iterdir()
     }
@@ -191,7 +191,7 @@ def test_a_second_run_in_a_directory_starts_a_new_curve(tmp_path: Path) -> None:
     for _ in range(2):
         train(tiny_config(tmp_path, "evaluation.max_segments=2"), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
-    assert [row["steps"] for row in rows] == [5, 10]
+    assert [row["steps"] for row in rows] == [5, 10, 12]  # every 5 steps and after the last one
 
 
 def test_resuming_another_model_or_a_finished_run_is_refused(tmp_path: Path) -> None:

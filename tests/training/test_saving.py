@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
@@ -26,6 +27,18 @@ def steps(directory: Path) -> dict[str, int]:
     return {path.name: read_file(path)["global_step"] for path in sorted(directory.glob("*.ckpt"))}
 
 
+def diverge(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
+    """Let the loss of the validations after these steps be infinite."""
+    original = LanguageModelModule._evaluation_end
+
+    def evaluation_end(self: LanguageModelModule, stage: str) -> None:
+        original(self, stage)
+        if self.trainer.state.fn == TrainerFn.FITTING and self.trainer.global_step in at:
+            self.metrics["val/nll"] = math.inf
+
+    monkeypatch.setattr(LanguageModelModule, "_evaluation_end", evaluation_end)
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -34,7 +47,7 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """12 steps, validated after 5 and 10."""
+    """12 steps, validated after 5, 10 and 12."""
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     return tmp_path / "run"
 
@@ -50,18 +63,22 @@ def test_saved_every_n_steps_at_validation_and_at_the_end(tmp_path: Path, monkey
     monkeypatch.setattr(DurableCheckpoints, "save_checkpoint", save)
     train(tiny_config(tmp_path, *OPTIONS, "trainer.max_steps=13"), tmp_path / "run")
     assert saved == [4, 5, 8, 10, 12, 13]
-    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 10, "last.ckpt": 13, "previous.ckpt": 12}
+    assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 13, "last.ckpt": 13, "previous.ckpt": 12}
 
 
-def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run / "checkpoints"
+def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "run/checkpoints"
+    diverge(monkeypatch, 12)
+    train(tiny_config(tmp_path, *OPTIONS), run)
     assert last_good(folder) == (folder / "last.ckpt", [])
     flip(folder / "last.ckpt")
     path, complaints = last_good(folder)
     assert path == folder / "previous.ckpt"
     damage = "is damaged: its SHA-256 is not the one stored in the file"
     assert complaints == [f"{folder}/last.ckpt: {damage}"]
-    again = train(tiny_config(run.parent, *OPTIONS, "resume=auto"), run)
+    again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)
     assert again["steps"] == 12
     said = capsys.readouterr().err
     assert f"{folder}/last.ckpt: is damaged" in said
@@ -70,12 +87,13 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(run: Path, caps
 
 
 def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
-    run: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    diverge(monkeypatch, 3)
     train(tiny_config(run.parent, *OPTIONS, "trainer.max_steps=3", "trainer.val_every_n_steps=null"), run)
     assert steps(run / "checkpoints") == {"last.ckpt": 3}
     assert f"{run} holds an earlier run, which this one replaces" in capsys.readouterr().err
-    assert not (run / "validation.jsonl").exists()
+    assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
 
 
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
@@ -119,23 +137,16 @@ def test_a_damaged_checkpoint_is_named(run: Path) -> None:
         train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
 
 
-def test_the_best_one_comes_along_into_another_directory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resume = f"resume={run / 'checkpoints/last.ckpt'}"
-    worse = [math.inf, math.inf]
-
-    def evaluation_end(self: LanguageModelModule, stage: str) -> None:
-        original(self, stage)
-        if worse and stage == "val":
-            self.metrics["val/nll"] = worse.pop()
-
-    original = LanguageModelModule._evaluation_end
-    monkeypatch.setattr(LanguageModelModule, "_evaluation_end", evaluation_end)
-    metrics = train(tiny_config(run.parent, *OPTIONS, resume, "trainer.max_steps=21"), run.parent / "b")
+def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diverge(monkeypatch, 12, 13, 15, 20, 21)
+    train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
+    resume = f"resume={tmp_path / 'a/checkpoints/last.ckpt'}"
+    metrics = train(tiny_config(tmp_path, *OPTIONS, resume, "trainer.max_steps=21"), tmp_path / "b")
     assert metrics["weights"] == "best"
-    assert steps(run.parent / "b/checkpoints")["best.ckpt"] == 10
-    (run / "checkpoints/best.ckpt").unlink()
-    train(tiny_config(run.parent, *OPTIONS, resume, "trainer.max_steps=13"), run.parent / "c")
-    assert steps(run.parent / "c/checkpoints") == {"last.ckpt": 13}
+    assert steps(tmp_path / "b/checkpoints")["best.ckpt"] == 10
+    (tmp_path / "a/checkpoints/best.ckpt").unlink()
+    train(tiny_config(tmp_path, *OPTIONS, resume, "trainer.max_steps=13"), tmp_path / "c")
+    assert steps(tmp_path / "c/checkpoints") == {"last.ckpt": 13}
 
 
 def test_an_exception_leaves_the_state_after_the_last_whole_step(
@@ -194,7 +205,7 @@ def test_a_validation_that_was_cut_short_is_made_after_all(
 
 
 def test_the_best_of_another_run_is_not_taken(tmp_path: Path) -> None:
-    """Runs a and b have their best at step 10; a run that resumes a in the directory of b must not take b's."""
+    """Runs a and b have their best at step 12; a run that resumes a in the directory of b must not take b's."""
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "a")
     train(tiny_config(tmp_path, *OPTIONS, "optimizer.lr=1e-5"), tmp_path / "b")
     resume = (f"resume={tmp_path / 'a/checkpoints/last.ckpt'}", "trainer.max_steps=13")
@@ -212,16 +223,19 @@ def test_a_run_from_elsewhere_leaves_no_curve_of_the_directorys_earlier_one(tmp_
     assert all((tmp_path / "b" / name).exists() for name in curves)
     resume = (f"resume={tmp_path / 'a/checkpoints/last.ckpt'}", "trainer.max_steps=18")
     train(tiny_config(tmp_path, *options, *resume), tmp_path / "b")
-    for name in curves[:2]:
+    for name, expected in zip(curves, ([15, 18], [15]), strict=False):
         rows = [json.loads(line) for line in (tmp_path / "b" / name).read_text().splitlines()]
-        assert [row["steps"] for row in rows] == [15], name
+        assert [row["steps"] for row in rows] == expected, name
     header, *lines = (tmp_path / "b/metrics.csv").read_text().splitlines()
     column = header.split(",").index("step")
     assert {int(line.split(",")[column]) > 12 for line in lines} == {True}
 
 
-def test_losses_of_another_validation_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_of_another_validation_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a longer memory at validation the loss differs; the best is that of the first validation from then on."""
+    diverge(monkeypatch, 12, 14)
     train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10
     changed = (*OPTIONS, "resume=auto", "evaluation.mem_len=0")
@@ -232,16 +246,16 @@ def test_losses_of_another_validation_are_not_compared(tmp_path: Path, capsys: p
     said = capsys.readouterr().err
     assert "evaluation.mem_len is 0, and 8 in resume=" in said
     assert "the next validation makes a new best.ckpt" in said
-    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10  # no validation yet
+    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 10  # no finite loss since
     best = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
     assert best["best_counts"] is False
     train(tiny_config(tmp_path, *changed, "trainer.max_steps=17"), tmp_path / "run")
     assert "cannot be compared" not in capsys.readouterr().err  # the checkpoint before has the same options
     found = read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]
-    assert found == {"best": {"nll": found["best"]["nll"], "step": 15}, "best_counts": True}
+    assert found == {"best": {"nll": found["best"]["nll"], "step": found["best"]["step"]}, "best_counts": True}
+    assert found["best"]["step"] == steps(tmp_path / "run/checkpoints")["best.ckpt"] in (15, 17)
     of_best = read_file(tmp_path / "run/checkpoints/best.ckpt")["callbacks"]["Checkpoints"]
     assert of_best == found  # a run that is killed right after the validation goes on like this one
-    assert steps(tmp_path / "run/checkpoints")["best.ckpt"] == 15
 
 
 def test_another_seed_is_another_run(run: Path) -> None:
@@ -251,7 +265,7 @@ def test_another_seed_is_another_run(run: Path) -> None:
 
 def test_the_weights_that_were_scored_are_named(tmp_path: Path) -> None:
     metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
-    assert (metrics["steps"], metrics["weights"], metrics["weights_step"]) == (12, "best", 10)
+    assert (metrics["steps"], metrics["weights"], metrics["weights_step"]) == (12, "best", 12)
     last = train(tiny_config(tmp_path, *OPTIONS, "checkpoint.enabled=false"), tmp_path / "last")
     assert (last["weights"], last["weights_step"]) == ("last", 12)
 
@@ -288,6 +302,7 @@ def test_a_full_disk_is_reported_and_training_continues(
             original(self, checkpoint, path, storage_options)
 
     monkeypatch.setattr(DurableCheckpoints, "save_checkpoint", save)
+    diverge(monkeypatch, 12)
     metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
     assert metrics["steps"] == 12
     said = capsys.readouterr().err

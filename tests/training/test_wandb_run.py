@@ -79,7 +79,8 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     assert set(axes.values()) == {"tokens"}
     for name in CURVES:
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
-    assert [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpc")] == [(160, 5), (320, 10)]
+    validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpc")]
+    assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
     for name in ("context/bpc/2", "context/bpc/8", "recl/0.1", "recl/1.0"):
         assert [row["tokens"] for row in history(run, name)] == [192, 384], name
     assert len(media(run, "table", "context/curve_table")) == 2
@@ -100,12 +101,12 @@ def test_the_best_weights_are_an_artifact_and_no_more_than_weights(directory: Pa
     assert model["name"] == f"model-{run.stem.removeprefix('run-')}"
     assert json.loads(model["metadata"])["arm"] == "relative, recurrence, full loss"
     (content,) = model["manifest"]["contents"]
-    path = directory / "run/checkpoints/weights_step_10.ckpt"
+    path = directory / "run/checkpoints/weights_step_12.ckpt"
     assert content["local_path"] == str(path)  # offline no copy is made elsewhere
     best = path.with_name("best.ckpt")
     assert path.stat().st_size < best.stat().st_size / 2
     ours, theirs = (load_trained(file) for file in (path, best))
-    assert ours.step == theirs.step == 10
+    assert ours.step == theirs.step == 12
     assert ours.config == theirs.config
     state = theirs.model.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in ours.model.state_dict().items())
@@ -120,7 +121,7 @@ def test_a_resumed_run_continues_its_curves(directory: Path, run: Path) -> None:
     assert second.name != run.name
     assert run.with_name(run.name + ".superseded").exists()  # `wandb sync` does not upload its rows twice
     assert [row["tokens"] for row in history(second, "train/nll")] == list(range(128, 769, 128))
-    assert [row["trainer/global_step"] for row in history(second, "val/nll")] == [5, 10, 15, 20]
+    assert [row["trainer/global_step"] for row in history(second, "val/nll")] == [5, 10, 12, 15, 20, 24]
     assert [row["trainer/global_step"] for row in history(second, "test/nll")] == [12, 24]
     assert summary(second)["summary"]["final/tokens"] == 768
     assert "model" not in artifacts(second)

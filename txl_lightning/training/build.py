@@ -113,7 +113,7 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
             write_text(directory / "tokenizer.json", data.corpus.vocabulary.tokenizer)
         logger = _build_logger(config, directory, n_parameters, resumed_from, step, wandb_id)
     if config.checkpoint.enabled:
-        options = (config.checkpoint.every_n_steps, _val_interval(config))
+        options = (config.checkpoint.every_n_steps, config.trainer.val_every_n_steps)
         stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step, best_counts)
     skipped = SkippedSteps(
         config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints, config.trainer.log_every_n_steps
@@ -239,7 +239,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], l
         plugins=[DurableCheckpoints(), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=options.max_steps,
-        val_check_interval=_val_interval(config),
+        val_check_interval=options.val_every_n_steps,
         check_val_every_n_epoch=None if options.val_every_n_steps else 1,
         limit_val_batches=options.val_max_segments,
         log_every_n_steps=options.log_every_n_steps,
@@ -254,9 +254,3 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], l
     )
     disable_signal_handlers(trainer)  # CleanStop handles signals
     return trainer
-
-
-def _val_interval(config: Config) -> int | None:
-    """Return the steps from validation to validation; None for one at the end of every epoch."""
-    every = config.trainer.val_every_n_steps
-    return every and min(every, config.trainer.max_steps)

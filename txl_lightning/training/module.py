@@ -186,6 +186,11 @@ class LanguageModelModule(L.LightningModule):
         optimizer, schedule = make_optimizer(self.model, self.optimizer_config, self.max_steps, self.fused)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Let a validation follow the last step too: its interval need not divide the number of steps."""
+        if self.trainer.global_step >= self.trainer.max_steps:
+            self.trainer.should_stop = True  # Lightning validates before it stops early
+
     def validation_step(self, batch: Segment, batch_idx: int) -> None:
         self._evaluation_step(batch, "val")
 

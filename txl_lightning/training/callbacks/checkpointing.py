@@ -35,7 +35,7 @@ class Checkpoints(Callback):
     Args:
         directory: folder of the checkpoints.
         every_n_steps: n.
-        val_every_n_steps: interval of validation; None for the end of every epoch.
+        val_every_n_steps: interval of validation; None for the end of every epoch. The last step is validated too.
         ranks: the processes of the run.
         resumed_from: the checkpoint that the run continues; its best checkpoint is next to it.
         step: number of steps in that checkpoint.
@@ -139,8 +139,8 @@ class Checkpoints(Callback):
 
     def validation_is_due(self, trainer: L.Trainer) -> bool:
         """Return whether a validation follows the step that has just ended."""
-        every = self.val_every_n_steps
-        return trainer.is_last_batch if every is None else trainer.global_step % every == 0
+        every, step = self.val_every_n_steps, trainer.global_step
+        return step >= trainer.max_steps or (trainer.is_last_batch if every is None else step % every == 0)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
