@@ -87,6 +87,7 @@ class Profile:
 
 
 ADAPTIVE = ("model.cutoffs=[20000,40000,200000]", "model.div_val=4")  # adaptive softmax for WikiText-103's words
+DROPOUT = ("model.dropout=0.1", "model.hidden_dropout=0.1")
 
 SMOKE = Profile(
     name="smoke",
@@ -95,7 +96,7 @@ SMOKE = Profile(
     seeds=(1,),
     seeds_others=(1,),
     attention_lengths=(32, 96),
-    recurrent={"lstm": ("model.d_model=64",), "qrnn": ("model.d_model=48",)},
+    recurrent={"lstm": ("model.n_layer=1", "model.d_model=64"), "qrnn": ("model.d_model=48",)},
     evaluate=("max_segments=10",),
     recl=("first_context=8", "step=8", "max_context=24", "n_positions=60", "bootstrap=100"),
     speed=(
@@ -144,8 +145,8 @@ LAPTOP = Profile(
     },
     attention_lengths=(32, 64, 128, 256, 384),
     recurrent={
-        "lstm": ("model.hidden_dropout=0", "optimizer.lr=3.5e-3"),
-        "qrnn": ("model.hidden_dropout=0", "optimizer.lr=3.5e-3"),
+        "lstm": ("optimizer.lr=3.5e-3",),
+        "qrnn": ("optimizer.lr=3.5e-3",),
     },
     evaluate=(
         "batch_size=32",
@@ -200,8 +201,8 @@ GPU = Profile(
     seeds_others=(1, 2),
     attention_lengths=(120, 180, 260, 340, 420, 500, 640),
     recurrent={
-        "lstm": ("model.n_layer=3", "model.d_model=1805", *ADAPTIVE, "optimizer.lr=1e-3"),
-        "qrnn": ("model.n_layer=4", "model.d_model=1805", *ADAPTIVE, "optimizer.lr=1e-3"),
+        "lstm": ("model.n_layer=3", "model.d_model=1805", *ADAPTIVE, *DROPOUT, "optimizer.lr=1e-3"),
+        "qrnn": ("model.n_layer=4", "model.d_model=1805", *ADAPTIVE, *DROPOUT, "optimizer.lr=1e-3"),
     },
     evaluate=("accelerator=gpu", "precision=auto"),
     recl=(

@@ -58,7 +58,7 @@ def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: P
     for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
         with pytest.raises(OptionError, match="the experiments set it"):
             check_overrides((word,))
-    words = ("memory.mem_len=48", "data.segment_len=64", "model.n_layer=2", "evaluation.clamp_len=10")
+    words = ("memory.mem_len=48", "data.segment_len=64", "model.n_layer=4", "evaluation.clamp_len=10")
     check_overrides(words)
     setup = Setup(PROFILES["laptop"], words, tmp_path)
     on, off, lstm, longer = (
@@ -67,7 +67,7 @@ def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: P
     )
     assert (on.memory.mem_len, off.memory.mem_len) == (48, 0)
     assert (on.data.segment_len, longer.data.segment_len) == (64, 88)
-    assert (on.model.n_layer, lstm.model.n_layer, lstm.model.name) == (2, 1, "lstm")
+    assert (on.model.n_layer, lstm.model.n_layer, lstm.model.name) == (4, 2, "lstm")
     assert (on.evaluation.clamp_len, lstm.evaluation.clamp_len) == (10, None)
 
 
