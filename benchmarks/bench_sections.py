@@ -201,7 +201,7 @@ def training_costs_section(records: Records) -> list[str]:
     method = (
         "Training steps with and without, in turns. Checkpoints: `txl train model=txl_laptop`, 16 streams, segments of "
         "64; each is written whole, flushed to disk and checksummed. Validation: `txl train profile=laptop`, "
-        "ten times as often as that profile validates."
+        "ten times as often as that profile validates. `without` has the last step's validation, which every run has."
     )
     return ["## Cost of checkpoints and validation", "", textwrap.fill(method, 118), "", aligned(rows)]
 

@@ -22,7 +22,7 @@ from txl_lightning.training.run import train
 COMMON = ("logger=none", "trainer.progress_bar=false", "evaluation.max_segments=1")
 CHECKPOINTS = (
     *("model=txl_laptop", "data.batch_size=16", "data.segment_len=64", "optimizer.lr=1e-3"),
-    *("trainer.val_every_n_steps=null", "trainer.num_threads=2"),
+    *("trainer.val_every_n_steps=null", "trainer.val_max_segments=1", "trainer.num_threads=2"),
 )
 EVERY, STEPS = 50, 100
 WAYS = ("without", "with")
@@ -64,7 +64,7 @@ def checkpoint_cost(
 def validation_cost(
     scratch: Path, rounds: int, *overrides: str, every: int = VALIDATED_EVERY, steps: int = VALIDATED_STEPS
 ) -> dict[str, Any]:
-    """Time training steps of the laptop profile with a validation every `every` steps and without.
+    """Time training steps of the laptop profile with a validation every `every` steps and with the last one alone.
 
     Returns:
         `with` and `without` (seconds of each round), `every` and `steps`.

@@ -1,6 +1,7 @@
 """Marks of the paper's claims: recomputed from the tables, by one rule."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,4 +115,5 @@ def test_half_of_the_committed_intervals_of_recl_are_narrower_than_a_step_of_the
     cells = [row[f"r{r}"] for row in sections["table_8"]["tables"][0]["rows"] for r in (0.1, 0.5, 1.0)]
     step = min(cell["value"] for cell in cells)  # the first context of the grid
     assert len(cells) == 21
-    assert sum(cell["high"] - cell["low"] < step for cell in cells) > len(cells) / 2
+    ends = [(cell["low"], cell.get("high", math.inf)) for cell in cells]  # no high end: beyond the longest context
+    assert sum(high - low < step for low, high in ends) > len(cells) / 2
