@@ -69,10 +69,12 @@ def test_masks_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-11, atol=1e-11)
 
 
-def layer(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Attention, tuple]:
+def layer(
+    T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64, terms: str = "abcd"
+) -> tuple[Attention, tuple]:
     """An attention of two heads with its input, memory and positions."""
     torch.manual_seed(1)
-    config = TransformerXLConfig(1, d_model=8, n_head=2, d_head=4, attention_dropout=dropout)
+    config = TransformerXLConfig(1, d_model=8, n_head=2, d_head=4, attention_dropout=dropout, terms=terms)
     attention = Attention(config).to(dtype)
     hidden, memory = torch.randn(2, T, 8, dtype=dtype), torch.randn(2, M, 8, dtype=dtype)
     u, v = torch.randn(2, 2, 4, dtype=dtype)
@@ -145,3 +147,30 @@ def test_no_gradient_of_keys_is_extended_with_zeros(monkeypatch: pytest.MonkeyPa
         loss.backward()
     extended = [event.name for event in profiled.events()].count("aten::slice_backward")
     assert extended == 4  # of the table of distances for three blocks, of the weights for the memory
+
+
+@pytest.mark.parametrize("by_stream", [False, True])
+@pytest.mark.parametrize("terms", SUBSETS)
+def test_products_give_what_fused_attention_gives(monkeypatch: pytest.MonkeyPatch, terms: str, by_stream: bool) -> None:
+    attention, (hidden, memory, positions) = layer(T=6, M=20, dropout=0.0, terms=terms)
+    mask = attention_mask(6, 20, 20, None, hidden)
+    if by_stream:
+        mask = torch.stack([mask, torch.where(torch.arange(26) < 9, float("-inf"), mask)])
+    outputs = []
+    for chosen in (False, True):
+        choices: list[bool] = []
+        monkeypatch.setattr(attention_module, "products_are_faster", lambda _, c=chosen, n=choices: n.append(c) or c)
+        with torch.no_grad():
+            q, kv = attention.project_with_memory(hidden, memory)
+            outputs.append(attention.attend_eager(q, kv.unbind(), positions.of_terms(terms), mask))
+        assert choices == ([chosen] if {"a", "c"} & set(terms) else [])  # without keys there is nothing to fuse
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
+
+
+def test_products_are_for_many_queries_in_a_precise_type() -> None:
+    def chosen(T: int, dtype: torch.dtype, device: str = "cpu") -> bool:
+        return cpu_parts.products_are_faster(torch.empty(1, 1, T, 300, dtype=dtype, device=device))
+
+    assert [chosen(T, torch.float32) for T in (1, 64, 65, 128)] == [False, False, True, True]
+    assert [chosen(128, dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16)] == [True, False, False]
+    assert not chosen(128, torch.float32, "meta")
