@@ -267,11 +267,11 @@ class Attention(nn.Module):
                 bias[..., K - mask_TK.shape[1] :].add_(mask_TK)
             else:
                 bias = bias + mask_TK
+        if bias.is_cuda:  # both are views, and the kernel refuses one that begins at an address it cannot read at once
+            bias = bias.clone(memory_format=torch.contiguous_format)  # before it is expanded
         query, bias = query.expand(H, B, T, -1), bias.expand(H, B, T, K)
         if products_are_faster(bias):
             return attend_by_products(query, k_HBKE, v_HBKE, bias)
-        if bias.is_cuda:  # both are views, and the kernel refuses one that begins at an address it cannot read at once
-            bias = bias.clone(memory_format=torch.contiguous_format)
         with sdpa_kernel(ON_A_GPU) if bias.is_cuda else nullcontext():
             return F.scaled_dot_product_attention(query, k_HBKE, v_HBKE, attn_mask=bias, scale=1.0)
 
