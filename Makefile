@@ -8,12 +8,12 @@ READY := $(VENV)/.ready
 TRANSFORMERS := .venv-transformers
 HF := .venv-hf
 
-.PHONY: help reproduce test test-hf test-transformers lint format bench clean
+.PHONY: help reproduce test test-all test-avx2 test-isa test-hf test-transformers lint format bench clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--plan | --only CASES | --rounds N | --budget MINUTES | --again']   measure speed; continues where it was stopped"
-	@echo "make test | test-hf | test-transformers | lint | format | clean"
+	@echo "make test | test-all | test-isa | test-hf | test-transformers | lint | format | clean"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
@@ -28,6 +28,19 @@ reproduce: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
+
+# The processors of others: an ordinary laptop (AVX2), and one without AVX.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+SSE4 := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
+
+test-avx2: $(READY)
+	$(AVX2) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-isa: test-avx2
+	$(SSE4) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The tests of the extra hf, in its own environment: torchmetrics imports transformers wherever it is installed, so in
 # .venv every command would start seconds later.

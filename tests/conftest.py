@@ -1,9 +1,8 @@
-"""One thread, checked shapes, reproducible examples, slow tests last; Triton's interpreter where there is no GPU."""
+"""One thread, checked shapes, reproducible examples; Triton's interpreter where there is no GPU."""
 
 import os
 
 import jaxtyping
-import pytest
 import torch
 from hypothesis import settings
 
@@ -22,6 +21,3 @@ torch.set_num_threads(1)
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
