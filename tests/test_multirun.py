@@ -60,7 +60,9 @@ def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp
 
 def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
     """Return the processes of the running jobs, which have sessions of their own."""
-    return [child for child in psutil.Process(process.pid).children(recursive=True) if os.getsid(child.pid) == child.pid]
+    return [
+        child for child in psutil.Process(process.pid).children(recursive=True) if os.getsid(child.pid) == child.pid
+    ]
 
 
 @pytest.mark.slow
