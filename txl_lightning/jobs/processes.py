@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Job(Protocol):
+class Runnable(Protocol):
     """Something to run."""
 
     @property
@@ -45,7 +45,7 @@ class Job(Protocol):
         """Whether no other job may run meanwhile."""
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Runnable)
 
 
 @dataclass(frozen=True)
