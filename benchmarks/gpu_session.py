@@ -38,7 +38,7 @@ from txl_lightning.reporting.machine import processor
 GRACE_SECONDS = 45  # for a stopped part to save and end
 LEAST_TRAINING_SECONDS = 120
 START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-KERNELS = ("triton", "flex")
+KERNELS = ("flex",)
 SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
 BASE = (
     "experiment=paper/enwik8_base",
