@@ -104,7 +104,11 @@ def options_of(command: str) -> DictConfig:
         ("train", ["data.name=file"], "data.path=None: must be a file"),
         ("train", ["data.name=file", "data.path=empty.txt"], "data.path=empty.txt: must not be empty"),
         ("train", ["data.name=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),
-        ("train", ["data.name=file", "data.path=short.txt"], "shorter than one segment per stream"),
+        (
+            "train",
+            ["data.name=file", "data.path=short.txt"],
+            "27 tokens, shorter than one segment per stream: needs batch_",
+        ),
         ("train", ["data.path=short.txt"], "data.path=short.txt: needs data=file"),
         ("train", ["data.segment_len=0"], "data.segment_len=0: must be an integer >= 1"),
         ("train", ["optimizer.lr=.inf"], "optimizer.lr=inf: must be > 0 and finite"),
@@ -233,7 +237,7 @@ def test_train_then_evaluate_at_the_same_and_at_other_lengths_then_recl(tmp_path
     done = run_txl("evaluate", checkpoint, "num_threads=1", "hydra.run.dir=same", directory=tmp_path)
     assert done.status == 0, done.err
     same = json.loads((tmp_path / "same/evaluation.json").read_text())
-    assert same["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    assert same["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-5)
 
     lengths = ["mem_len=100", "same_length=true", "segment_len=10", "batch_size=3"]
     done = run_txl("evaluate", checkpoint, *lengths, "splits=[test]", "hydra.run.dir=other", directory=tmp_path)

@@ -15,7 +15,6 @@ from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.evaluation.scoring.protocols import StateReuse
 from txl_lightning.runs.models import make_model
-from txl_lightning.runs.threads import fastest_threads
 from txl_lightning.runs.trained import TrainedModel
 from txl_lightning.training.run import train
 
@@ -165,14 +164,6 @@ def test_sizes_beside_the_papers(vocab_size: int, model: str, published: float, 
 def test_choices_on_the_command_line_beat_profile_and_experiment() -> None:
     config = composed("profile=smoke", "model=txl_laptop", "memory.mem_len=7")
     assert (config.model.name, config.memory.mem_len, config.data.segment_len) == ("txl_laptop", 7, 32)
-
-
-@pytest.mark.parametrize(("profile", "threads"), [("smoke", 1), ("laptop", 2), ("evening", 2)])
-def test_a_lone_run_chooses_its_threads(profile: str, threads: int) -> None:
-    config, n_parameters = composed(f"profile={profile}"), parameters(BYTES, f"profile={profile}")
-    tokens = config.data.batch_size * config.data.segment_len
-    assert config.trainer.num_threads is None
-    assert fastest_threads(n_parameters, config.model.n_layer, tokens, available=2) == threads
 
 
 def test_the_gpu_profile_is_a_smaller_model_of_the_whole_wikitext_103() -> None:
