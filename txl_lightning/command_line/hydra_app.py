@@ -62,7 +62,7 @@ def run_command(command: Command, words: list[str]) -> None:
     if command.directory == "none":
         words = [*NO_RUN_DIRECTORY, *words]
     OUTCOMES.clear()
-    with _arguments(words), _hydra_raises() as wants_traceback:
+    with _arguments(words) as wants_traceback:
         _run_hydra(command, wants_traceback)
 
 
@@ -174,8 +174,11 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
     schema = command.schema
     MultirunTable.directory = None
     try:
-        with _results_of_multirun():
+        try:
             application(HydraTask(command, wants_traceback))()
+        finally:  # the results of a multirun also if it failed or was interrupted
+            if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
+                print(table)
     except KeyboardInterrupt:
         print(f"txl {command.name}: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -188,16 +191,6 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
             print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
     if failed := report_failed_jobs(command.name, lambda error: describe(error, schema)):
         sys.exit(failed)
-
-
-@contextmanager
-def _results_of_multirun() -> Iterator[None]:
-    """Write the results of a multirun also if it failed or was interrupted, and print where they are."""
-    try:
-        yield
-    finally:
-        if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
-            print(table)
 
 
 def _run_further_rank(command: Command, overrides: list[str]) -> None:
@@ -227,23 +220,18 @@ def _fail(where: str, error: BaseException, schema: type, status: int | None = N
 
 
 @contextmanager
-def _arguments(words: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, [sys.argv[0], *words]
-    try:
-        yield
-    finally:
-        sys.argv = before
+def _arguments(words: list[str]) -> Iterator[bool]:
+    """Give Hydra its arguments, and make it raise its errors instead of printing them on several lines.
 
-
-@contextmanager
-def _hydra_raises() -> Iterator[bool]:
-    """Make Hydra raise its errors instead of printing them on several lines; yield whether the user had set that."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    Yields:
+        Whether the user had asked for tracebacks.
+    """
+    arguments, setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
     try:
-        yield before == "1"
+        yield setting == "1"
     finally:
-        if before is None:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
+        sys.argv = arguments
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+        if setting is not None:
+            os.environ["HYDRA_FULL_ERROR"] = setting
