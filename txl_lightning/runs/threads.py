@@ -12,9 +12,9 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
 from txl_lightning.runs.trained import TrainedModel
 
-# A second thread gains 1.6 times from here on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains less
-# than it costs beside another program: each product then waits for the thread whose core is taken.
-FLOPS_PER_THREAD = 2e9
+# A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
+# less than it costs beside another program: each product then waits for the thread whose core is taken.
+FLOPS_PER_THREAD = 3e9
 
 
 def useful_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
