@@ -108,7 +108,6 @@ def merge(jobs_by_section: dict[str, list[Job]]) -> list[Job]:
     return list(ordered.values())
 
 
-@cache
 def composed(overrides: tuple[str, ...]) -> Config:
     """Return the configuration of a training; it is cached, so callers must not change it.
 
@@ -117,9 +116,14 @@ def composed(overrides: tuple[str, ...]) -> Config:
     """
     if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
         return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
+    return resolve_precision(_composed(overrides))
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> Config:
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return resolve_precision(typed(compose("config", overrides=list(overrides))))
+        return typed(compose("config", overrides=list(overrides)))
 
 
 @cache
