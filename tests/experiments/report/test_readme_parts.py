@@ -39,6 +39,10 @@ def test_the_readme_shows_claims_and_their_picture_and_the_page_shows_table_6() 
         assert f"| {SIGNS[claim['mark']]} | {claim['short']} | " in front
     assert "\n✓ holds · ✗ does not hold · ≈ within noise\n" in front
     assert front.count(" |\n") == len(RESULTS["claims"]) + 2
+    run = RESULTS["runs"]["recurrence-relative-full_loss-seed1"]
+    assert f"runs of {run['parameters'] / 1e6:.1f}M parameters and {run['tokens']:,} tokens of training each" in front
+    trainings = sum(run["command"] == "train" for run in RESULTS["runs"].values())
+    assert f"{RESULTS['machine']['processor']}: {trainings} runs" in front
     assert f"took {duration(RESULTS['seconds']['wall'])} on {RESULTS['machine']['cores']} cores" in front
     (table,) = (t for section in RESULTS["sections"] for t in section["tables"] if t["id"] == "table_6")
     first = next(iter(table["rows"]))

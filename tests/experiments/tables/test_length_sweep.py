@@ -13,7 +13,7 @@ from experiments.engine.profiles import PROFILES
 from experiments.engine.setup import Setup
 from experiments.tables.arms import Arm, training
 from experiments.tables.shared.comparisons import comparisons_table
-from experiments.tables.shared.length_sweep import cells, memory_cell, sweep_job, sweeps_by_seed, with_sweeps
+from experiments.tables.shared.length_sweep import sweep_job
 from experiments.tables.shared.scored_losses import compare, compare_gains, scored_runs, shared_blocks
 from tests.experiments.tables.sample_outcomes import write_outcomes
 from txl_lightning.errors import UserError
@@ -24,23 +24,6 @@ ON, OFF = Arm(), Arm(False)
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
     return Setup(PROFILES["laptop"], (), tmp_path)
-
-
-def test_the_losses_of_a_run_are_those_of_its_evaluation(setup: Setup) -> None:
-    run = training(OFF, 1, setup)
-    jobs = with_sweeps(OFF, [run], setup)
-    write_outcomes(setup, jobs)
-    path = setup.runs / jobs[1].name / "evaluation.json"
-    found = json.loads(path.read_text())
-    (sweep,) = sweeps_by_seed(OFF, [run], setup, Outcomes(setup.runs, setup.figures)).values()
-    selected, swept = found["test"]["selected"], found["valid"]["sweep"]
-    assert (sweep.init, sweep.best) == (selected["init"]["bpc"], selected["best"]["bpc"])
-    assert (sweep.valid_init, sweep.valid_best) == (swept["init"]["bpc"], swept["best"]["bpc"])
-    assert (sweep.trained, sweep.length) == (32, swept["attention_length"])
-    assert sweep.unclamped
-    memory = memory_cell({1: sweep}, "bpc")
-    assert memory is not None
-    assert set(cells({1: sweep}, "bpc")) == {"init", "best", "length", "valid_init", "valid_best"}
 
 
 def write_losses(setup: Setup, runs: dict[Arm, list[Job]], starts: dict[Arm, int]) -> None:
