@@ -56,13 +56,6 @@ def test_a_list_of_files_is_sorted_and_one_file_is_one_document(tmp_path: Path) 
     assert all(np.array_equal(alone.documents[split], [0]) for split in SPLITS)
 
 
-def test_the_standard_library_has_a_document_for_every_file(tmp_path: Path) -> None:
-    corpus = load_corpus(DataConfig(name="python-stdlib", cache_dir=str(tmp_path)))
-    starts, tokens = corpus.documents["test"], corpus.splits["test"]
-    assert len(starts) > 5
-    assert (tokens[starts[1:] - 1] == ord("\n")).mean() > 0.9
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [([], "must be a file"), (3, "must be a file"), ("nowhere", "cannot be read"), ("empty", "must not be empty")],
