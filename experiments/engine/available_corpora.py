@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 
 _present: dict[str, bool] = {}

@@ -10,7 +10,7 @@ from experiments.engine.available_corpora import at_hand
 from experiments.engine.jobs import RUNS, composed
 from experiments.engine.setup import Setup
 from experiments.tables.arms import OtherCorpus
-from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
+from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.files import write_json
 
 NAME = "shuffled lines"

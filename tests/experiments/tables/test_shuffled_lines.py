@@ -8,7 +8,7 @@ from experiments.engine.jobs import RUNS, composed
 from experiments.engine.profiles import PROFILES
 from experiments.engine.setup import Setup
 from experiments.tables.shared import shuffled_lines as shuffled
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 
 
 def test_shuffled_lines_are_the_same_lines_in_another_order() -> None:

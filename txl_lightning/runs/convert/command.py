@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
-from txl_lightning.data.corpora.corpus import load_corpus
-from txl_lightning.data.vocabulary.symbols import LEVELS, Vocabulary
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.vocabulary import LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.model.checkpoints import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.data.vocabulary.symbols import UNKNOWN, Level, Vocabulary
+from txl_lightning.data.vocabulary import UNKNOWN, Level, Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints.tensorflow import ignored_variables
 from txl_lightning.runs.convert.tensor_bundle import TensorBundle

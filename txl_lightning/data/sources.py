@@ -1,4 +1,4 @@
-"""Sources of text: the standard library's files, a file of the user, and the folder of a benchmark."""
+"""Sources of text: description of a corpus before it is encoded, the standard library's files, files of the user."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import hashlib
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.published import Published
+from txl_lightning.data import counting
 from txl_lightning.data.reading import Alignment, Part, fractions_of, fractions_of_all
-from txl_lightning.data.vocabulary import counting
-from txl_lightning.data.vocabulary.symbols import LEVELS, Level, Vocabulary
+from txl_lightning.data.vocabulary import LEVELS, Level, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-PREFIX_FRACTIONS = (0.9, 0.05, 0.05)
 
 Parts = dict[Split, list[Part]]
 MakeVocabulary = Callable[[Iterable[bytes]], Vocabulary]
@@ -34,6 +32,38 @@ OPEN_VOCABULARY: dict[Level, MakeVocabulary] = {
     "bpe": counting.all_bytes,  # the alphabet; `load_corpus` trains or reads the tokenizer
 }
 ALIGNMENT: dict[Level, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published sizes of a corpus, which a correct preparation reproduces.
+
+    Args:
+        vocabulary: number of entries; None is not checked.
+        tokens: number of tokens by split, with `<eos>`.
+        slack: number of tokens by which a split may be shorter.
+    """
+
+    vocabulary: int | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    slack: int = 0
+
+    def check(self, vocabulary: int, tokens: Mapping[str, int]) -> None:
+        """Compare the sizes of prepared tokens with the published ones.
+
+        Raises:
+            UserError: a size differs; the message has both.
+        """
+        wrong = []
+        if self.vocabulary not in (None, vocabulary):
+            wrong.append(f"a vocabulary of {vocabulary:,} where {self.vocabulary:,} are published")
+        wrong += [
+            f"{tokens[split]:,} tokens in {split} where {published:,} are published"
+            for split, published in self.tokens.items()
+            if not published - self.slack <= tokens[split] <= published
+        ]
+        if wrong:
+            raise UserError(f"the preparation has {', '.join(wrong)}: it is not the published text, or not all of it")
 
 
 @dataclass(frozen=True)
@@ -162,46 +192,3 @@ def level_of(config: DataConfig, levels: Sequence[Level]) -> Level:
         if level == config.level:
             return level
     raise OptionError("data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
-
-
-class Folder:
-    """Folder of one corpus inside the folder of all corpora.
-
-    Args:
-        config: its `root` is the folder of all corpora, or else the variable TXL_DATA, or else a folder for downloads
-            in `cache_dir`.
-        names: possible names of the corpus' folder; the first one is used for downloads.
-
-    Raises:
-        OptionError: `root` or TXL_DATA is not a folder.
-    """
-
-    def __init__(self, config: DataConfig, names: Sequence[str]) -> None:
-        self.config = config
-        root = config.root or os.environ.get("TXL_DATA")
-        self.root = Path(root or Path(config.cache_dir) / "downloads").expanduser()
-        if root and not self.root.is_dir():
-            raise OptionError("data.root" if config.root else "TXL_DATA", root, "must be a folder")
-        found = [self.root / name for name in names if (self.root / name).is_dir()]
-        self.path = found[0] if found else self.root / names[0]
-
-    def splits(self, *patterns: str) -> dict[Split, Path] | None:
-        """Return the files of the three splits by the first pattern that has all; `{}` stands for the split."""
-        for pattern in patterns:
-            paths = {split: self.path / pattern.format(split) for split in SPLITS}
-            if all(path.is_file() for path in paths.values()):
-                return paths
-        return None
-
-    def find(self, pattern: str) -> list[Path]:
-        """Return the files that match a glob pattern, sorted by name."""
-        return sorted(self.path.glob(pattern))
-
-    def require_prefix_option(self, part: Path) -> None:
-        """Require `data.prefix` when only a part of the corpus is present.
-
-        Raises:
-            OptionError: `data.prefix` is false.
-        """
-        allowed = f"{self.path} has only a part of it ({part.name}): data.prefix=true uses that, under its own name"
-        require(self.config.prefix, "data", self.config.name, allowed)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ import numpy as np
 from txl_lightning.errors import UserError
 from txl_lightning.files import sync_folder, write_json
 
-PREPARATION_VERSION = 2
-HEADER_BYTES = 128
+PREPARATION_VERSION = 3
 
 
 def cache_key(*parts: object) -> str:
@@ -28,44 +26,28 @@ def cache_key(*parts: object) -> str:
 
 
 class ArrayWriter:
-    """Writer of a one-dimensional `.npy` file, chunk by chunk; `np.load` can map the file after `with` ends.
+    """Writer of a one-dimensional array to the file `NAME.DTYPE`, chunk by chunk (see `array_writer`).
 
-    Args:
-        path: path of the file, which must not exist yet.
-        dtype: type of the numbers.
+    Attributes:
+        length: number of values written.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self.dtype, self.length = np.dtype(dtype), 0
-        self._file = path.open("xb")
-        self._file.write(bytes(HEADER_BYTES))
+    def __init__(self, file: Any, dtype: np.dtype) -> None:
+        self._file, self._dtype, self.length = file, dtype, 0
 
     def append(self, chunk: np.ndarray) -> None:
         """Append numbers to the array."""
-        self._file.write(np.ascontiguousarray(chunk, dtype=self.dtype).data)
+        self._file.write(np.ascontiguousarray(chunk, dtype=self._dtype).data)
         self.length += len(chunk)
 
-    def __enter__(self) -> ArrayWriter:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._file.seek(0)
-                self._file.write(self._header())
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-    def _header(self) -> bytes:
-        header = io.BytesIO()
-        description = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(header, {**description, "shape": (self.length,)})
-        assert header.tell() == HEADER_BYTES  # NumPy pads headers, so that every length needs the same space
-        return header.getvalue()
+@contextmanager
+def array_writer(folder: Path, name: str, dtype: np.dtype) -> Iterator[ArrayWriter]:
+    """Yield the writer of an array; it is on disk after `with`."""
+    with (folder / f"{name}.{dtype.name}").open("xb") as file:
+        yield ArrayWriter(file, dtype)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def cached(
@@ -79,7 +61,7 @@ def cached(
     Args:
         directory: folder of all preparations.
         key: see `cache_key`.
-        prepare: writes `NAME.npy` files into the folder that it is given, and returns the description.
+        prepare: writes arrays (`array_writer`) into the folder that it is given, and returns the description.
 
     Raises:
         UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
@@ -91,7 +73,7 @@ def cached(
         except OSError as error:
             raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
     description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
-    return {path.stem: _mapped(path) for path in sorted(folder.glob("*.npy"))}, description
+    return {path.stem: _mapped(path) for path in folder.iterdir() if path.suffix != ".json"}, description
 
 
 def _fill(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
@@ -110,5 +92,5 @@ def _fill(folder: Path, prepare: Callable[[Path], dict[str, Any]]) -> None:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    empty = path.stat().st_size <= HEADER_BYTES  # an empty array cannot be memory-mapped
-    return np.load(path, mmap_mode=None if empty else "r")
+    dtype = np.dtype(path.suffix[1:])
+    return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from txl_lightning.data.reading import Part, cut_after, decoded, read
-from txl_lightning.data.vocabulary.symbols import (
+from txl_lightning.data.vocabulary import (
     END_OF_LINE,
     SENTENCE,
     UNKNOWN,

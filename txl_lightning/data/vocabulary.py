@@ -1,7 +1,8 @@
-"""Vocabulary: symbols and their token numbers, encoding and decoding."""
+"""Vocabulary: symbols and their token numbers, encoding and decoding, also token by token."""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from txl_lightning.data.byte_pairs import BytePairs
 from txl_lightning.data.reading import cut_after, decoded
-from txl_lightning.data.vocabulary.byte_pairs import BytePairs
 from txl_lightning.errors import UserError
 
 Level = Literal["byte", "char", "word", "bpe"]
@@ -128,12 +129,8 @@ class Vocabulary:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
         if self.consists_of_bytes:
             return self.decode_bytes(tokens).decode("utf-8", errors="replace")
-        symbols = [self.symbols[int(token)] for token in tokens]
-        if self.level == "char":
-            return "".join(symbols)
-        ends = (SENTENCE,) if self.starts_sentences else (END_OF_LINE,)
-        words = " ".join("\n" if symbol in ends else symbol for symbol in symbols)
-        return words.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n")
+        decoder = StreamDecoder(self)
+        return decoder.feed(tokens) + decoder.finish()
 
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
         """Return the bytes of token numbers at levels byte and bpe: those that were encoded, UTF-8 or not."""
@@ -184,8 +181,7 @@ class Vocabulary:
         return tokens.astype(self.dtype)
 
     def _encode_lines(self, text: str) -> np.ndarray:
-        mark = SENTENCE if self.starts_sentences else END_OF_LINE
-        words = words_of_lines(text, mark)
+        words = words_of_lines(text, SENTENCE if self.starts_sentences else END_OF_LINE)
         tokens = np.fromiter(map(self.numbers.get, words, repeat(self.unknown)), dtype=np.int32, count=len(words))
         if self.unknown < 0 and tokens.size and tokens.min() < 0:
             raise self._unknown_symbol(words[int(tokens.argmin())])
@@ -216,3 +212,40 @@ def words_of_lines(text: str, mark: str) -> list[str]:
 def code_points(text: str) -> np.ndarray:
     """Return the code points of a text's characters."""
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
+class StreamDecoder:
+    """Incremental `Vocabulary.decode`: the results of `feed` and `finish`, joined, are the text of all tokens.
+
+    Bytes are held back until their UTF-8 character is complete; invalid bytes become replacement characters. A space
+    is returned together with the word after it.
+
+    Args:
+        vocabulary: vocabulary of the tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._end = SENTENCE if vocabulary.starts_sentences else END_OF_LINE
+        self._space = ""  # in front of the next word
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """Return the text that these tokens complete."""
+        return "".join(self._piece(int(token)) for token in tokens)
+
+    def finish(self) -> str:
+        """Return the replacement character of an incomplete character at the end, or an empty string."""
+        return self._characters.decode(b"", final=True) if self.vocabulary.consists_of_bytes else ""
+
+    def _piece(self, token: int) -> str:
+        if self.vocabulary.consists_of_bytes:
+            return self._characters.decode(self.vocabulary.decode_bytes([token]))
+        symbol = self.vocabulary.symbols[token]
+        if self.vocabulary.level == "char":
+            return symbol
+        if symbol == self._end:
+            self._space = ""
+            return "\n"
+        piece, self._space = self._space + symbol, " "
+        return piece

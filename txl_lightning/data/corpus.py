@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora import benchmarks, sources
-from txl_lightning.data.corpora.bpe_tokenizer import check_tokenizer_options, tokenizer_vocabulary
-from txl_lightning.data.corpora.cache import ArrayWriter, cache_key, cached
-from txl_lightning.data.corpora.sources import SPLITS, Source, Split
+from txl_lightning.data import benchmarks, sources
+from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
+from txl_lightning.data.cache import array_writer, cache_key, cached
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern
-from txl_lightning.data.reading import fingerprint, read, unpacked
-from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
-from txl_lightning.errors import UserError, require
+from txl_lightning.data.reading import Part, fingerprint, read, unpacked
+from txl_lightning.data.sources import SPLITS, Source, Split
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
+from txl_lightning.errors import OptionError, UserError, require
 
 __all__ = ["CORPORA", "SPLITS", "Corpus", "Split", "load_corpus", "split_bytes"]
+
+BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 
 CORPORA: dict[str, Callable[[DataConfig], Source]] = {
     "python-stdlib": sources.python_stdlib,
@@ -77,10 +79,8 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         UserError: a file is missing, empty or damaged, the text is not UTF-8, `vocabulary` lacks a symbol, or
             the sizes are not the published ones.
     """
-    require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
+    source, checksum = _source(config)
     directory = Path(config.cache_dir).expanduser()
-    source = CORPORA[config.name](config)
-    checksum = _checksum(source, directory / "fingerprints")
     check_tokenizer_options(config)
     if vocabulary is None and config.level == "bpe":
         vocabulary = tokenizer_vocabulary(config, source, checksum)
@@ -90,7 +90,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         key = cache_key(checksum, f"given vocabulary{sentences}{source.marks}", vocabulary)
     prepare = partial(_prepare, source, vocabulary)
     if marked:
-        prepare = partial(prepare, marked=True, starts=start_pattern(config.document_start))
+        prepare = partial(prepare, marked=True, pattern=start_pattern(config.document_start))
         key = cache_key(key, "marked", config.document_start)
     try:
         arrays, description = cached(directory, key, prepare)
@@ -98,14 +98,15 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         raise UserError(f"{source.name}: {error}") from error
     vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
     large = bool(source.cutoffs) and len(vocabulary) > source.cutoffs[-1]
+    starts: dict[str, np.ndarray] = {split: arrays[f"{split}.starts"] for split in SPLITS}
     return Corpus(
         name=source.name,
         splits={split: arrays[split] for split in SPLITS},
         vocabulary=vocabulary,
         checksum=checksum,
         cutoffs=source.cutoffs if large else (),
-        sentences={split: arrays[f"{split}.sentences"] for split in SPLITS if f"{split}.sentences" in arrays},
-        documents={split: arrays[f"{split}.documents"] for split in SPLITS if f"{split}.documents" in arrays},
+        sentences=starts if vocabulary.starts_sentences else {},
+        documents=starts if (source.documents or marked) and not vocabulary.starts_sentences else {},
     )
 
 
@@ -116,27 +117,27 @@ def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
         OptionError: the corpus or level is unknown, or `data.path` cannot be used.
         UserError: a file is missing or damaged.
     """
-    require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
-    source = CORPORA[config.name](config)
-    checksum = _checksum(source, Path(config.cache_dir).expanduser() / "fingerprints")
+    source, checksum = _source(config)
     with tempfile.TemporaryDirectory() as folder:
         (parts,) = (parts for name, parts in source.parts.items() if name == split)
         return source.name, checksum, b"".join(read(unpacked(parts, Path(folder))))
 
 
-def _checksum(source: Source, known_checksums: Path) -> str:
-    # Depends on the contents only, not on names, folders or times of files.
+def _source(config: DataConfig) -> tuple[Source, str]:
+    """Return the source of a corpus and its checksum, which depends on contents, not on names or times of files."""
+    require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
+    source, known = CORPORA[config.name](config), Path(config.cache_dir).expanduser() / "fingerprints"
     digest = hashlib.sha256()
     listed = [source.vocabulary_file[0]] if source.vocabulary_file else []
     for name, parts in [*source.parts.items(), ("vocabulary", listed)]:
         for part in parts:
-            cuts = (name, fingerprint(part.path, known_checksums), part.start, part.stop, part.alignment, part.format)
+            cuts = (name, fingerprint(part.path, known), part.start, part.stop, part.alignment, part.format)
             digest.update(repr(cuts).encode())
-    return digest.hexdigest()
+    return source, digest.hexdigest()
 
 
 def _prepare(
-    source: Source, given: Vocabulary | None, folder: Path, marked: bool = False, starts: Pattern | None = None
+    source: Source, given: Vocabulary | None, folder: Path, marked: bool = False, pattern: Pattern | None = None
 ) -> dict[str, Any]:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
     parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
@@ -147,13 +148,12 @@ def _prepare(
         vocabulary = words_of(file)
     else:
         vocabulary = source.vocabulary(read(parts["train"]))
+    encoder = vocabulary if given is None else vocabulary.of_known_characters()
+    apart = (source.documents or marked) and not encoder.starts_sentences
     counts: dict[str, int] = {}
     for split in SPLITS:
-        encoder = vocabulary if given is None else vocabulary.of_known_characters()
-        if (source.documents or marked) and not encoder.starts_sentences:
-            counts[split] = _write_documents(encoder, split_documents(parts[split], starts), folder, split, marked)
-        else:
-            counts[split] = _write_tokens(encoder, read(parts[split]), folder, split, source.closed_sentences, marked)
+        documents = split_documents(parts[split], pattern) if apart else [read(parts[split])]
+        counts[split] = _write_split(encoder, documents, folder, split, source.closed_sentences, marked)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -163,38 +163,65 @@ def _prepare(
     return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
 
 
-def _write_tokens(
-    vocabulary: Vocabulary, chunks: Iterable[bytes], folder: Path, split: str, closed: bool, marked: bool
+def _write_split(
+    vocabulary: Vocabulary, documents: Iterable[Iterable[bytes]], folder: Path, split: str, closed: bool, marked: bool
 ) -> int:
-    """Write the tokens of a split and, for lm1b, the positions of its sentences; return the number of tokens."""
-    with ArrayWriter(folder / f"{split}.npy", vocabulary.dtype) as tokens:
-        if not vocabulary.starts_sentences:
-            for chunk in vocabulary.encode_chunks(chunks):
-                tokens.append(chunk)
-        else:
-            with ArrayWriter(folder / f"{split}.sentences.npy", np.dtype(np.int64)) as sentences:
-                for chunk in vocabulary.encode_chunks(chunks):
-                    starts = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
-                    if closed:
-                        chunk, starts = close_sentences(chunk, vocabulary.numbers[SENTENCE])
-                    sentences.append(tokens.length + starts)
-                    tokens.append(mark(chunk, starts) if marked else chunk)
-        return tokens.length
-
-
-def _write_documents(
-    vocabulary: Vocabulary, documents: Iterable[Iterable[bytes]], folder: Path, split: str, marked: bool = False
-) -> int:
-    """Write the tokens of a split and the positions of its documents; return the number of tokens."""
-    starts_file = folder / f"{split}.documents.npy"
+    """Write the tokens of a split and the positions where sentences or documents begin; return the number of tokens."""
     dtype = np.dtype(np.int32) if marked else vocabulary.dtype
-    with ArrayWriter(folder / f"{split}.npy", dtype) as tokens:
-        with ArrayWriter(starts_file, np.dtype(np.int64)) as starts:
-            for document in documents:
-                start = tokens.length
-                for chunk in vocabulary.encode_chunks(document):
-                    first = marked and tokens.length == start
-                    tokens.append(mark(chunk, slice(1)) if first else chunk)
-                if tokens.length > start:
-                    starts.append(np.array([start]))
+    with (
+        array_writer(folder, split, dtype) as tokens,
+        array_writer(folder, f"{split}.starts", np.dtype(np.int64)) as starts,
+    ):
+        for document in documents:
+            first = tokens.length
+            for chunk in vocabulary.encode_chunks(document):
+                if not vocabulary.starts_sentences:
+                    begins = np.arange(min(len(chunk), 1) if tokens.length == first else 0)
+                elif closed:
+                    chunk, begins = close_sentences(chunk, vocabulary.numbers[SENTENCE])
+                else:
+                    begins = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
+                starts.append(tokens.length + begins)
+                tokens.append(mark(chunk, begins) if marked else chunk)
         return tokens.length
+
+
+def check_tokenizer_options(config: DataConfig) -> None:
+    """Check `data.vocab_size` and `data.tokenizer`.
+
+    Raises:
+        OptionError: one is given at another level than bpe, both are given, or the vocabulary is smaller than 256.
+    """
+    size, file = config.vocab_size, config.tokenizer
+    if config.level != "bpe":
+        require(size is None, "data.vocab_size", size, f"is for data.level=bpe, not {config.level}")
+        require(file is None, "data.tokenizer", file, f"is for data.level=bpe, not {config.level}")
+    require(size is None or file is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
+    require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
+
+
+def tokenizer_vocabulary(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
+    """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
+
+    Raises:
+        OptionError: the file is not a byte-level tokenizer, or the training split is too short for so many tokens.
+    """
+    if config.tokenizer is not None:
+        try:
+            return Vocabulary.of_tokenizer(Path(config.tokenizer).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError("data.tokenizer", config.tokenizer, f"cannot be read ({error})") from error
+        except UserError as error:
+            raise OptionError("data.tokenizer", config.tokenizer, str(error)) from error
+    size = BPE_VOCAB_SIZE if config.vocab_size is None else config.vocab_size
+    key = cache_key(checksum, "byte pairs", size)
+    train = partial(_train_byte_pairs, source.parts["train"], size)
+    return Vocabulary.of_tokenizer(cached(Path(config.cache_dir).expanduser(), key, train)[1]["tokenizer"])
+
+
+def _train_byte_pairs(parts: list[Part], size: int, folder: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        try:
+            return {"tokenizer": train_byte_pairs(read(unpacked(parts, Path(scratch))), size)}
+        except UserError as error:
+            raise OptionError("data.vocab_size", size, str(error)) from error
