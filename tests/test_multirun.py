@@ -20,8 +20,8 @@ from tests.training.small_run import TINY
 from txl_lightning.cli import register_all
 from txl_lightning.command_line.messages import describe, one_line
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.distributed.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 from txl_lightning.errors import OptionError
+from txl_lightning.jobs.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 
 DEVICES = (1, 2)
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
@@ -156,7 +156,7 @@ def test_more_failures_than_an_exit_status_can_say(
 ) -> None:
     failed = [Outcome(i, (f"seed={i}",), Path("nowhere"), JobError("was killed by SIGKILL")) for i in range(300)]
     outcomes = [*failed, Outcome(300, (), Path("nowhere"), None)]
-    monkeypatch.setattr("txl_lightning.distributed.multirun.OUTCOMES", outcomes)
+    monkeypatch.setattr("txl_lightning.jobs.multirun.OUTCOMES", outcomes)
     assert report_failed_jobs("train", lambda error: describe(error, Config)) == 100
     lines = capsys.readouterr().err.splitlines()
     assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"

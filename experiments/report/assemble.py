@@ -11,8 +11,8 @@ import torch
 
 from experiments.engine.jobs import Job, code_version, composed
 from experiments.engine.outcomes import Outcomes
+from experiments.engine.plan import Stopwatch
 from experiments.engine.runner import Runner
-from experiments.engine.session import Stopwatch
 from experiments.engine.setup import Setup
 from experiments.report.sections import Section, to_json
 from experiments.report.view import RULE

@@ -19,15 +19,14 @@ import pytest
 
 from experiments import reproduce
 from experiments.claims import claims
-from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan
+from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
 from experiments.engine.profiles import PROFILES
-from experiments.engine.progress import training_progress
-from experiments.engine.session import exclusive
 from experiments.engine.setup import Setup
 from experiments.report.check import check_results
 from experiments.report.sections import section_from_json
 from experiments.tables.arms import Arm, training
 from tests import wandb_files
+from txl_lightning.jobs.folder import locked
 
 ROOT = Path(__file__).parents[2]
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]
@@ -230,7 +229,7 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nowhere.txt" in capsys.readouterr().err
     assert reproduce.main([*where, *book, "optimizer.lr=-1"]) == 2
     assert "optimizer.lr=-1" in capsys.readouterr().err
-    with exclusive(tmp_path):
+    with locked(tmp_path / ".lock", "held"):
         assert reproduce.main(where) == 2
     assert "another reproduction" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.engine.available_corpora import at_hand
-from experiments.engine.jobs import Job, composed
+from experiments.engine.jobs import Job, at_hand, composed
 from experiments.engine.setup import Setup
 from experiments.tables.arms import PLACES, OtherCorpus, devices_for
 from txl_lightning.config.schemas import DataConfig

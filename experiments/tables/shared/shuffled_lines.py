@@ -6,8 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from experiments.engine.available_corpora import at_hand
-from experiments.engine.jobs import RUNS, composed
+from experiments.engine.jobs import RUNS, at_hand, composed
 from experiments.engine.setup import Setup
 from experiments.tables.arms import OtherCorpus
 from txl_lightning.data.corpus import SPLITS, load_corpus
