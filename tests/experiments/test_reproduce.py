@@ -16,15 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from experiments import reproduce
-from experiments.claims import claims
+from experiments import claims, reproduce
 from experiments.engine.arguments import parse
 from experiments.engine.plan import COMMANDS_WITH_LOGGER
 from experiments.engine.progress import training_progress
 from experiments.engine.session import exclusive
-from experiments.report.check import check_results
-from experiments.report.sections import section_from_json
 from tests import wandb_files
+from tests.experiments.report.written import check_results, read_sections
 
 ROOT = Path(__file__).parents[2]
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]
@@ -63,7 +61,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     check_results(results)
     by_default = [name for name in reproduce.SECTIONS if name not in reproduce.ON_REQUEST]
     assert [section["id"] for section in results["sections"]] == by_default
-    assert results["claims"] == claims.judged([section_from_json(section) for section in results["sections"]])
+    assert results["claims"] == claims.judged(read_sections(results))
     assert len(results["claims"]) == len(claims.CLAIMS)
     assert results["corpora"][0]["name"].startswith("python-stdlib")
     page = (directory / "report.html").read_text()
