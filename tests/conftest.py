@@ -20,4 +20,3 @@ torch.set_num_threads(1)
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
-

@@ -4,7 +4,6 @@ import json
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,13 +13,15 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from tests import wandb_files
 from tests.forked import ForkedCommand, start_module
+from tests.in_process import run_txl
 from tests.training.small_run import TINY
 from txl_lightning.cli import register_all
 from txl_lightning.command_line.messages import describe, one_line
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.distributed.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 from txl_lightning.errors import OptionError
+from txl_lightning.jobs.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 
 DEVICES = (1, 2)
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
@@ -39,47 +40,22 @@ def txl(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return start(directory, *arguments).finish()
 
 
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Three jobs, of which the second cannot run."""
-    directory = tmp_path_factory.mktemp("grid")
-    return directory, txl(directory, "memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2")
-
-
-@pytest.mark.slow
-def test_a_failed_job_does_not_stop_the_others(grid: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    directory, _ = grid
-    assert sorted(path.name for path in (directory / "sweep").iterdir()) == ["0", "1", "2", *FILES]
-    for i, mem_len in ((0, 8), (2, 0)):
-        assert json.loads((directory / f"sweep/{i}/metrics.json").read_text())["evaluation"]["mem_len"] == mem_len
-    assert not (directory / "sweep/1/metrics.json").exists()
-
-
-@pytest.mark.slow
-def test_the_exit_status_counts_failed_jobs_and_a_line_says_why(
-    grid: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    _, done = grid
+def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp_path: Path) -> None:
+    done = txl(tmp_path, "memory.mem_len=8,-1,0", "logger=wandb", "hydra.launcher.max_parallel=2")
     assert done.returncode == 1
     job, summary = done.stderr.splitlines()
     assert job.startswith("txl train: job 1 (")
     assert "memory.mem_len=-1" in job.partition(": memory")[0]
     assert job.endswith("): memory.mem_len=-1: must be an integer >= 0 (sweep/1/error.txt)")
     assert summary == "txl train: 1 of 3 jobs failed"
-
-
-@pytest.mark.slow
-def test_every_job_is_one_run_of_the_multiruns_group(grid: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    directory, _ = grid
-    wandb = str(Path(sys.executable).parent / "wandb")
-    for i in (0, 2):
-        (run,) = (directory / f"sweep/{i}/wandb").glob("offline-run-*/run-*.wandb")
-        read = subprocess.run(
-            [wandb, "leet", "inspect", "--json", str(run)], capture_output=True, text=True, check=True
-        )
-        (record,) = [json.loads(line) for line in read.stdout.splitlines() if '"run_group"' in line]
-        assert '"sweep"' in json.dumps(record)
-        assert OmegaConf.load(directory / f"sweep/{i}/config.yaml").logger.group == "sweep"
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1", "2", *FILES]
+    assert not (tmp_path / "sweep/1/metrics.json").exists()
+    for i, mem_len in ((0, 8), (2, 0)):  # each is one run of the multirun's group
+        assert json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text())["evaluation"]["mem_len"] == mem_len
+        assert OmegaConf.load(tmp_path / f"sweep/{i}/config.yaml").logger.group == "sweep"
+        (run,) = wandb_files.run_files(tmp_path / f"sweep/{i}")
+        (record,) = [text for text in map(json.dumps, wandb_files.records(run)) if '"run_group"' in text]
+        assert '"sweep"' in record
 
 
 @pytest.mark.slow
@@ -114,16 +90,16 @@ def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
 
 
 def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:
-    done = txl(tmp_path, "memory=on,sometimes")
-    assert done.returncode == 2
-    assert done.stderr == "txl train: memory=sometimes: must be one of compressive, off, on\n"
+    done = run_txl("train", "-m", "hydra.sweep.dir=sweep", "memory=on,sometimes", directory=tmp_path)
+    assert done.status == 2
+    assert done.err == "txl train: memory=sometimes: must be one of compressive, off, on\n"
     assert not (tmp_path / "sweep").exists()
 
 
 def test_slurm_without_slurm_ends_with_one_line(tmp_path: Path) -> None:
-    done = txl(tmp_path, "hydra/launcher=slurm")
-    assert done.returncode == 2
-    assert done.stderr == "txl train: hydra/launcher=slurm: needs srun and sbatch, which are not on this machine\n"
+    done = run_txl("train", "-m", "seed=1", "hydra/launcher=slurm", directory=tmp_path)
+    assert done.status == 2
+    assert done.err == "txl train: hydra/launcher=slurm: needs srun and sbatch, which are not on this machine\n"
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
@@ -179,7 +155,7 @@ def test_more_failures_than_an_exit_status_can_say(
 ) -> None:
     failed = [Outcome(i, (f"seed={i}",), Path("nowhere"), JobError("was killed by SIGKILL")) for i in range(300)]
     outcomes = [*failed, Outcome(300, (), Path("nowhere"), None)]
-    monkeypatch.setattr("txl_lightning.distributed.multirun.OUTCOMES", outcomes)
+    monkeypatch.setattr("txl_lightning.jobs.multirun.OUTCOMES", outcomes)
     assert report_failed_jobs("train", lambda error: describe(error, Config)) == 100
     lines = capsys.readouterr().err.splitlines()
     assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"

@@ -1,6 +1,7 @@
 """The bench: its command line, what it keeps, how it continues, and its sections."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,10 @@ import pytest
 import torch
 
 from benchmarks import bench
-from benchmarks.bench_sections import SECTIONS, comparison_table, ratios, section, shares_of_limit
+from benchmarks.bench_sections import SECTIONS, comparison_table, section
 from benchmarks.cases import TINY, TurnTaking
 from benchmarks.commands import COMMANDS, LOSSES
-from benchmarks.page import aligned, spread, write_section
+from benchmarks.page import write_section
 from benchmarks.rounds import measure
 from benchmarks.scaling import case_name, curves, draw, scaled, slope
 
@@ -30,62 +31,98 @@ SECONDS = {
 
 def record(**more: Any) -> dict[str, Any]:
     workers = {turn: {"torch": "2", "transformers": None, "parameters": 10} for turn in SECONDS}
-    workers["matrix float32"] = {"torch": "2", "work": 1e6}
+    workers["matrix float32"] = {"torch": "2", "work": 1e10}
     peaks = {turn: 100 if turn.startswith("ours") else 200 for turn in SECONDS}
     identity = {"sizes": SIZES, "rounds": 2, "processor": "CPU", "torch": "2"}
     common = {"date": "today", "minutes": 1.0, "identity": identity}
     return {**common, "seconds": SECONDS, "workers": workers, "peak_bytes": peaks, **more}
 
 
-def test_ratios_and_shares_are_of_the_same_round() -> None:
-    assert ratios(record(), "ours float32", "huggingface float32") == [2.0, 3.0]
-    first, second = shares_of_limit(record(), "float32")
-    assert first == pytest.approx(TINY.training_flops * 2 / 2.0 / (1e6 / 0.5))
-    assert second == pytest.approx(first)
-    assert shares_of_limit(record(), "bf16") == []
+def cells(table: str) -> dict[str, str]:
+    """Return the last row of a Markdown table by the names of its columns."""
+    header, *_, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    return dict(zip(header, row, strict=True))
 
 
-def test_a_table_has_the_speeds_ratios_and_the_memory() -> None:
-    header, _, row = comparison_table({"tiny": record()}).splitlines()
-    cells = dict(zip(header.split(" | "), row.split(" | "), strict=True))
-    shown = {name.strip("| "): cell.strip("| ") for name, cell in cells.items()}
-    assert shown["ours float32, tokens/s"] == f"{TINY.tokens * 2 / 1.5:,.0f}"
-    assert shown["ratio, float32"] == "2.50 (2.00–3.00)"
-    assert shown["ours bf16 / Hugging Face float32"] == "3.50 (3.00–4.00)"
-    assert shown["memory"] == "0.50"
-    assert "of the limit, bf16" not in shown
-    assert "ms a step" in comparison_table({"tiny": record()}, in_steps=True)
+def table_after(heading: str, text: str) -> list[list[str]]:
+    """Return the cells of the first table after a heading."""
+    lines = text.partition(heading)[2].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    last = next(i for i in range(first, len(lines) + 1) if i == len(lines) or not lines[i].startswith("|"))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first:last]]
 
 
-def test_every_section_is_made_of_its_records() -> None:
+def test_every_cell_of_a_comparison_is_what_its_column_says() -> None:
+    """A turn is two steps of 64 tokens, in the median of 1.5 s for ours in float32."""
+    assert cells(comparison_table({"tiny": record()})) == {
+        "case": "tiny",
+        "ours float32, tokens/s": "85",
+        "ours bf16, tokens/s": "128",
+        "Hugging Face float32, tokens/s": "37",
+        "Hugging Face bf16, tokens/s": "57",
+        "ratio, float32": "2.50 (2.00–3.00)",  # of the rounds: 4 / 2 and 3 / 1
+        "ratio, bf16": "2.25 (1.50–3.00)",
+        "ours bf16 / Hugging Face float32": "3.50 (3.00–4.00)",
+        "of the limit, float32": f"{TINY.training_flops * 2 / 2.0 / (1e10 / 0.5):.0%}",  # equal in both rounds
+        "memory": "0.50",
+    }
+    shown = cells(comparison_table({"tiny": record()}, in_steps=True))
+    assert (shown["ours float32, ms a step"], shown["Hugging Face bf16, ms a step"]) == ("750.0", "1,125.0")
+    seconds = {"ours float32": [2.0, 1.0], "ours bf16": [1.0, 0.5], "bandwidth float32": [0.5, 0.25]}
+    read = record(seconds=seconds, workers={"bandwidth float32": {"work": 1e6}})
+    shares = cells(comparison_table({"tiny": read}))
+    assert shares["of the limit, float32"] == f"{TINY.step_bytes(4) * 2 / 2.0 / (1e6 / 0.5):.0%}"
+    assert shares["of the limit, bf16"] == f"{TINY.step_bytes(2) * 2 / 1.0 / (1e6 / 0.5):.0%}"
+
+
+def test_every_section_shows_its_records() -> None:
+    of_step = {value: record(seconds={"ours float32": [2.0 * (value / 32) ** 1.5]}) for value in (32, 64)}
     records = {
         **{f"{group}/one": record() for group in ("training", "evaluation", "token", "generation")},
-        **{f"scaling/{case_name('segment', value)}": record() for value in (32, 64)},
+        **{f"scaling/{case_name('segment', value)}": of_step[value] for value in of_step},
         "startup": record(help=[0.1, 0.2], first_step=[5.0, 6.0]),
         "recl": record(seconds=[7.0, 8.0]),
         "preparation": record(
-            corpora={"text, byte": {"first": [3], "cached": [1], "first_peak": [2**20], "cached_peak": [2**20]}},
+            corpora={
+                "text, byte": {"first": [3], "cached": [1], "first_peak": [5 * 2**20], "cached_peak": [4 * 2**20]}
+            },
         ),
         "recl_losses": record(
             **{**LOSSES, "seconds": {"one pass float32": [2.0], "one pass bf16": [1.0], "direct float32": [10.0]}}
         ),
-        "checkpoints": record(every=2, steps=4, bytes=1e6, **{"with": [2.0], "without": [1.0]}),
+        "checkpoints": record(every=2, steps=4, bytes=2.5e6, **{"with": [3.0, 2.0], "without": [2.0, 1.0]}),
         "profile": record(shares={"small, float32": {"products": 0.75, "other": 0.25, "positions and mask": 0.001}}),
         "validation": record(every=3, steps=3, **{"with": [2.1], "without": [2.0]}),
     }
     shown = {name: section(name, records) for name in SECTIONS}
     assert "takes 1.000% and 1.500% of a step of one" in shown["training"]
-    assert "- limits of the machine: 0 GFLOP/s in float32" in shown["training"]
+    assert "- limits of the machine: 27 GFLOP/s in float32" in shown["training"]  # 1e10 / 0.375 s
+    sizes = "- one: 2 layers, d_model 32, 4 heads, d_inner 64, segment 16, memory 16, batch 4, 10 parameters; "
+    assert f"{sizes}2 rounds of 2 steps" in shown["training"]
     assert shown["evaluation"].count("| case ") == 3
-    assert "| segment | 32, 64 |" in shown["scaling"]
-    assert "5.50 (5.00–6.00)" in shown["commands"]
-    assert "| prepare text, byte" in shown["commands"]
-    assert "| checkpoints every 2 of 4 steps |" in shown["checkpoints"]
-    assert "75.0%" in shown["profile"]
-    assert "0.1%" in shown["profile"]
-    assert "1.05 (1.05–1.05)" in shown["checkpoints"]
+    assert shown["evaluation"].count("tokens/s") == 4
+    _, _, row = table_after("## Cost against size", shown["scaling"])
+    assert row[:3] == ["segment", "32, 64", "1,000, 2,828"]
+    assert [cell.partition(" ")[0] for cell in row[3:]] == ["1.50", "1.50"]
+    flops = scaled("segment", 64).training_flops / scaled("segment", 32).training_flops
+    assert row[3] == f"1.50 ({math.log2(flops):.2f})"
+    assert {tuple(row) for row in table_after("## Whole commands", shown["commands"])[2:]} >= {
+        ("`txl --help`", "0.15 (0.10–0.20)", "–"),
+        ("`txl train profile=laptop` to the end of its first step", "5.50 (5.00–6.00)", "–"),
+        ("prepare text, byte", "3.00 (3.00–3.00)", "5"),
+        ("read from the cache text, byte", "1.00 (1.00–1.00)", "4"),
+    }
+    assert table_after("## Cost of checkpoints", shown["checkpoints"])[2:] == [
+        ["checkpoints every 2 of 4 steps", "1.50", "2.50", "1.75 (1.50–2.00)", "2.5"],
+        ["validation every 3 of 3 steps", "2.00", "2.10", "1.05 (1.05–1.05)", "–"],
+    ]
+    assert table_after("## Where the time", shown["profile"])[2:] == [["small, float32", "75.0%", "25.0%", "0.1%"]]
     assert "at 10,000 positions, with contexts 16–256 by 16, on 2 threads" in shown["recl_losses"]
-    assert "0.20 (0.20–0.20)" in shown["recl_losses"]
+    assert table_after("## RECL", shown["recl_losses"])[2:] == [
+        ["one pass float32", "2.00 (2.00–2.00)", "0.20 (0.20–0.20)"],
+        ["one pass bf16", "1.00 (1.00–1.00)", "0.10 (0.10–0.10)"],
+        ["direct float32", "10.0 (10.0–10.0)", "1.00 (1.00–1.00)"],
+    ]
     assert not section("training", {})
 
 
@@ -253,11 +290,6 @@ def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) ->
     with pytest.raises(SystemExit, match="without"):
         write_section(path, "one", "again")
     assert path.read_text().endswith("half")
-
-
-def test_columns_are_aligned() -> None:
-    assert aligned([["a", "n"], ["long", "10"]]) == "| a    |  n |\n| ---- | -: |\n| long | 10 |"
-    assert spread([1.0, 3.0]) == "2.00 (1.00–3.00)"
 
 
 @pytest.mark.parametrize(

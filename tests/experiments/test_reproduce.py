@@ -12,19 +12,19 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from experiments import reproduce
-from experiments.claims import claims
-from experiments.engine.arguments import parse
-from experiments.engine.plan import COMMANDS_WITH_LOGGER
-from experiments.engine.progress import training_progress
-from experiments.engine.session import exclusive
-from experiments.report.check import check_results
-from experiments.report.sections import section_from_json
+from experiments import claims, reproduce
+from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
+from experiments.engine.profiles import PROFILES
+from experiments.engine.setup import Setup
+from experiments.tables.arms import Arm, training
 from tests import wandb_files
+from tests.experiments.report.written import check_results, read_sections
+from txl_lightning.jobs.folder import locked
 
 ROOT = Path(__file__).parents[2]
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]
@@ -63,7 +63,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     check_results(results)
     by_default = [name for name in reproduce.SECTIONS if name not in reproduce.ON_REQUEST]
     assert [section["id"] for section in results["sections"]] == by_default
-    assert results["claims"] == claims.judged([section_from_json(section) for section in results["sections"]])
+    assert results["claims"] == claims.judged(read_sections(results))
     assert len(results["claims"]) == len(claims.CLAIMS)
     assert results["corpora"][0]["name"].startswith("python-stdlib")
     page = (directory / "report.html").read_text()
@@ -124,6 +124,33 @@ def short_text(directory: Path) -> list[str]:
     path = directory / "book.txt"
     path.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(4000)))
     return ["data=file", f"data.path={path}", f"data.cache_dir={directory / 'cache'}"]
+
+
+def test_a_section_of_the_smoke_run_makes_a_report_and_nothing_runs_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "report"
+    steps = ["trainer.max_steps=4", "trainer.val_every_n_steps=2"]
+    words = [*SMALL, "--directory", str(directory), *steps, *short_text(tmp_path)]
+    assert reproduce.main(words) == 0
+    results = read(directory)
+    check_results(results)
+    assert [section["id"] for section in results["sections"]] == ["table_7"]
+    for name, run in results["runs"].items():
+        recorded = json.loads((directory / "runs" / name / "job.json").read_text())
+        assert run["seconds"] == recorded["seconds"] > 0
+        if run["command"] == "train":
+            metrics = json.loads((directory / "runs" / name / "metrics.json").read_text())
+            assert (run["steps"], run["tokens"]) == (metrics["steps"], metrics["tokens"])
+    of_training = [run["seconds"] for run in results["runs"].values() if run["command"] == "train"]
+    assert results["seconds"]["training"] == pytest.approx(sum(of_training), abs=0.06)
+    assert results["seconds"]["wall"] > sum(run["seconds"] for run in results["runs"].values()) - 1
+    capsys.readouterr()
+    before = finished(directory)
+    assert reproduce.main(words) == 0
+    assert f"4 jobs, {len(results['runs'])} of them finished before" in capsys.readouterr().err
+    assert finished(directory) == before
+    assert read(directory)["sections"] == results["sections"]
 
 
 def begin(directory: Path, home: Path) -> subprocess.Popen[str]:
@@ -200,7 +227,7 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nowhere.txt" in capsys.readouterr().err
     assert reproduce.main([*where, *book, "optimizer.lr=-1"]) == 2
     assert "optimizer.lr=-1" in capsys.readouterr().err
-    with exclusive(tmp_path):
+    with locked(tmp_path / ".lock", "held"):
         assert reproduce.main(where) == 2
     assert "another reproduction" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -209,9 +236,9 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "words",
     [
-        ["--profile", "gpu", "--only", "table_6"],
-        ["profile=paper", "--only=table_8"],
-        ["profile=smoke", "--only=table_6"],
+        ["profile=smoke", "--only=table_10"],
+        pytest.param(["--profile", "gpu", "--only", "table_6"], marks=pytest.mark.slow),
+        pytest.param(["profile=paper", "--only=table_8"], marks=pytest.mark.slow),
     ],
 )
 def test_a_plan_needs_no_corpus_and_writes_nothing(
@@ -235,8 +262,8 @@ def test_an_intel_cpu_without_amx_is_told_what_is_faster(
     precision: str, slow: bool, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reproduce, "has_slow_bfloat16", lambda: slow)
-    words = ["--profile", "laptop", "--directory", str(tmp_path), f"trainer.precision={precision}"]
-    planned = reproduce.plan(parse(words, tuple(reproduce.SECTIONS), None, reproduce.ON_REQUEST))
+    setup = Setup(PROFILES["laptop"], (f"trainer.precision={precision}",), tmp_path)
+    planned = Plan(setup, [training(Arm(), 1, setup)], Mock(), 1)
     assert [line.startswith("on this Intel CPU") for line in reproduce.advice(planned)] == [True] * advised
 
 

@@ -47,6 +47,7 @@ def test_wandb_still_has_the_internals_that_fix_the_ids() -> None:
         assert all(f'"{panel_id}"' in view for panel_id in ids)
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_in_another_process_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweeps.dashboard", "--entity", "lab", "--output", str(tmp_path / "d.json")]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)

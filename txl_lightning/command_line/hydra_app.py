@@ -29,9 +29,10 @@ from txl_lightning.command_line.messages import (
 )
 from txl_lightning.command_line.multirun_table import MultirunTable, write_results
 from txl_lightning.config.schemas import CONF
-from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
-from txl_lightning.distributed.multirun_jobs import JobFolder, identity, is_first_task
 from txl_lightning.errors import Stopped
+from txl_lightning.jobs.folder import JobFolder, is_first_task
+from txl_lightning.jobs.identity import identity
+from txl_lightning.jobs.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
 
 MULTIRUN = ("-m", "--multirun")
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
@@ -123,6 +124,11 @@ class HydraTask:
     def resumable(self) -> bool:
         """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
         return self.command.objective is not None
+
+    @property
+    def modules(self) -> list[str]:
+        """Modules that its jobs need: a launcher that forks them imports each once."""
+        return [__name__, f"{self.command.package}.command"]
 
     def __call__(self, config: DictConfig) -> Any:
         """Run the command, or resume it if it is a job of a multirun that was stopped.

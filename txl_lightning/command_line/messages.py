@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.command_line import Command
 from txl_lightning.config.schemas import CONF
-from txl_lightning.distributed.multirun import JobError
 from txl_lightning.errors import Stopped, UserError
+from txl_lightning.jobs.multirun import JobError
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs

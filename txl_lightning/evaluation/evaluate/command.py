@@ -63,7 +63,7 @@ from txl_lightning.evaluation.evaluate.float32_difference import float32_differe
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.evaluate.report import log_results, precision_lines, split_line, write_sweeps
 from txl_lightning.evaluation.evaluate.selection import Selection, first_tokens, memory_at_evaluation, write_losses
-from txl_lightning.evaluation.scoring.device import prepare_device
+from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
@@ -77,6 +77,7 @@ from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
@@ -94,8 +95,9 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     _check_options(options)
-    device = prepare_device(options.accelerator, options.num_threads)
+    device = chosen_device(options.accelerator)
     trained = load_trained(options.checkpoint)
+    set_threads(options.num_threads, trained)
     trained.model.to(device)
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
     if options.select_on is not None:

@@ -38,12 +38,12 @@ from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 from txl_lightning.evaluation.recl.loss_store import write_losses
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
-from txl_lightning.evaluation.scoring.device import prepare_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.position_blocks import POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
+from txl_lightning.runs.threads import set_threads
 
 SCHEMA_VERSION = 3  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
@@ -63,11 +63,11 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         UserError: an option, a checkpoint, or the group is not usable.
     """
     contexts = _check_options(options)
-    prepare_device(options.accelerator, options.num_threads)
     options = replace(options, precision=chosen_precision(options.precision, options.accelerator))
     with process_group():
         started = time.perf_counter()
         members = load_group(options)
+        set_threads(options.num_threads, *(member.trained for member in members if member.trained))
         text = group_text(members, options)
         _check_limits(members, contexts[-1], text)
         positions, blocks = position_blocks(text.length, options.n_positions, contexts)

@@ -23,17 +23,6 @@ def chosen_device(accelerator: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def prepare_device(accelerator: str, num_threads: int | None) -> torch.device:
-    """Set the number of CPU threads, unless it is None, and return the chosen device.
-
-    Raises:
-        OptionError: as `chosen_device`.
-    """
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    return chosen_device(accelerator)
-
-
 def device_of(model: LanguageModel) -> torch.device:
     """Return the device of a model's parameters; the CPU for a model without any."""
     return next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))

@@ -12,9 +12,8 @@ from experiments.engine.outcomes import Outcomes
 from experiments.engine.profiles import PROFILES
 from experiments.engine.setup import Setup
 from experiments.tables.arms import Arm, training
-from experiments.tables.shared.comparisons import comparisons_table
-from experiments.tables.shared.length_sweep import cells, memory_cell, sweep_job, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.scored_losses import compare, compare_gains, scored_runs, shared_blocks
+from experiments.tables.comparisons import compare, compare_gains, comparisons_table, shared_blocks
+from experiments.tables.length_sweep import evaluations, sweep_job
 from tests.experiments.tables.sample_outcomes import write_outcomes
 from txl_lightning.errors import UserError
 
@@ -24,23 +23,6 @@ ON, OFF = Arm(), Arm(False)
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
     return Setup(PROFILES["laptop"], (), tmp_path)
-
-
-def test_the_losses_of_a_run_are_those_of_its_evaluation(setup: Setup) -> None:
-    run = training(OFF, 1, setup)
-    jobs = with_sweeps(OFF, [run], setup)
-    write_outcomes(setup, jobs)
-    path = setup.runs / jobs[1].name / "evaluation.json"
-    found = json.loads(path.read_text())
-    (sweep,) = sweeps_by_seed(OFF, [run], setup, Outcomes(setup.runs, setup.figures)).values()
-    selected, swept = found["test"]["selected"], found["valid"]["sweep"]
-    assert (sweep.init, sweep.best) == (selected["init"]["bpc"], selected["best"]["bpc"])
-    assert (sweep.valid_init, sweep.valid_best) == (swept["init"]["bpc"], swept["best"]["bpc"])
-    assert (sweep.trained, sweep.length) == (32, swept["attention_length"])
-    assert sweep.unclamped
-    memory = memory_cell({1: sweep}, "bpc")
-    assert memory is not None
-    assert set(cells({1: sweep}, "bpc")) == {"init", "best", "length", "valid_init", "valid_best"}
 
 
 def write_losses(setup: Setup, runs: dict[Arm, list[Job]], starts: dict[Arm, int]) -> None:
@@ -61,14 +43,14 @@ def write_losses(setup: Setup, runs: dict[Arm, list[Job]], starts: dict[Arm, int
 def test_blocks_hold_the_tokens_that_every_file_of_them_has(setup: Setup) -> None:
     runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
     write_losses(setup, runs, {ON: 100, OFF: 0})
-    found = scored_runs(runs, setup, Outcomes(setup.runs, setup.figures))
-    (on_SB, off_SB, best_SB), weights_B = shared_blocks(found[ON].init, found[OFF].init, found[ON].best)
+    found = evaluations(runs, setup, Outcomes(setup.runs, setup.figures))
+    on, off, best = ([run.losses(at) for run in found[arm]] for arm, at in ((ON, "init"), (OFF, "init"), (ON, "best")))
+    (on_SB, off_SB, best_SB), weights_B = shared_blocks(on, off, best)
     assert weights_B.tolist() == [1200, 1200]  # of the positions 100 … 1299 and 1300 … 2499; losses rise at 1000
     assert on_SB.tolist() == off_SB.tolist() == [[1.25, 2], [2.25, 3]]
     assert best_SB.tolist() == [[1.75, 2.5], [2.75, 3.5]]
-    assert found[ON].gain_SB(on_SB, best_SB).tolist() == [[-0.5] * 2] * 2
-    assert not found[OFF].gain_SB(off_SB, best_SB).any()
-    assert shared_blocks(found[OFF].init)[1].tolist() == [1250, 1250]
+    assert shared_blocks(off)[1].tolist() == [1250, 1250]
+    assert [[run.chose_longer for run in found[arm]] for arm in (ON, OFF)] == [[True] * 2, [False] * 2]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +72,7 @@ def test_a_difference_rests_on_the_tokens_of_its_own_two_arms(setup: Setup) -> N
     write_outcomes(setup, trained)
     evaluated = [sweep_job(arm, run, setup) for arm, arm_runs in runs.items() for run in arm_runs]
     outcomes = Outcomes(setup.runs, setup.figures, (*trained, *evaluated))
-    losses = scored_runs(runs, setup, outcomes)
+    losses = evaluations(runs, setup, outcomes)
     pairs = {"wide": (ON, OFF), "narrow": (third, OFF)}
     found = {name: compare(name, *pair, "init", losses, outcomes) for name, pair in pairs.items()}
     found["gain"] = compare_gains("gain", ON, None, losses, outcomes)

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from experiments.claims.verdicts import ClaimPart, verdict
-from experiments.report.cells import Number
-from experiments.report.sections import Section, Table
+from experiments.report.sections import Number, Section, Table
+from experiments.report.text import decimal, interval
+
+Mark = Literal["holds", "does not hold", "within noise"]
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,64 @@ class Claim:
     tables: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ClaimPart:
+    """One difference behind a claim; positive supports it.
+
+    Args:
+        title: names both sides.
+        difference: with its 95 % interval.
+        relative: the same in percent.
+        paper: the paper's difference in percent; None where it has none.
+        unit: of the difference; None for a plain number.
+    """
+
+    title: str
+    difference: Number
+    relative: Number
+    paper: float | None
+    unit: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict on a claim: its mark, and the part that decides it.
+
+    Args:
+        mark: holds, does not hold, or within noise.
+        effect: difference of the part that decides, in `unit`; positive supports the claim.
+        low, high: its 95 % interval; None where nothing was repeated, one of them None where the interval is open.
+        smallest: smallest effect that this run could have seen: half the width of the interval, and not less than the
+            step of a grid; None where an end is missing.
+        unit: of the numbers above; None for a plain number.
+        relative, relative_low, relative_high: the same in percent.
+        relative_paper: the paper's effect in percent; None where it has none.
+        part: title of the part that decides.
+        evidence: all parts, in words.
+    """
+
+    mark: Mark
+    effect: float
+    low: float | None
+    high: float | None
+    smallest: float | None
+    unit: str | None
+    relative: float
+    relative_low: float | None
+    relative_high: float | None
+    relative_paper: float | None
+    part: str
+    evidence: str
+
+
 def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Return the claims whose differences are in the report, with their verdicts, as `results.json` has them."""
     tables = {table.id: table for section in sections for table in section.tables}
     found = []
     for claim in (*CLAIMS, *BEYOND):
         if parts := _parts(claim, tables.get(claim.tables[-1])):
-            stated = {"id": claim.id, "short": claim.short, "claim": claim.claim, "paper": claim.paper}
             present = [name for name in claim.tables if name in tables]
-            found.append({**stated, "rule": claim.rule, **vars(verdict(parts)), "tables": present})
+            found.append({**vars(claim), **vars(verdict(parts)), "tables": present})
     return found
 
 
@@ -59,12 +109,64 @@ def _parts(claim: Claim, table: Table | None) -> list[ClaimPart]:
     parts = []
     for key, row in table.rows.items():
         if key.startswith(f"{claim.id}/"):
-            paper = row["paper"]
-            figures = table.number(key, "difference"), table.number(key, "relative")
-            parts.append(
-                ClaimPart(table.title(key), *figures, paper.value if isinstance(paper, Number) else None, unit)
-            )
+            difference, relative, paper = table.number(key, "difference"), table.number(key, "relative"), row["paper"]
+            theirs = paper.value if isinstance(paper, Number) else None
+            parts.append(ClaimPart(table.title(key), difference, relative, theirs, unit))
     return parts
+
+
+def mark_of(part: ClaimPart) -> Mark:
+    """Return the mark of one difference.
+
+    It holds if its whole interval lies above zero. It does not hold if the interval lies below zero, or if the interval
+    in percent lies below half of the paper's effect. Otherwise it is within noise.
+    """
+    difference, relative = part.difference, part.relative
+    if difference.low is not None and difference.low > 0:
+        return "holds"
+    if difference.high is not None and difference.high < 0:
+        return "does not hold"
+    if part.paper is not None and relative.high is not None and relative.high < part.paper / 2:
+        return "does not hold"
+    return "within noise"
+
+
+def verdict(parts: Sequence[ClaimPart]) -> Verdict:
+    """Return the mark of the part that supports the claim least.
+
+    With one part that does not hold, the claim does not; it holds if all parts do.
+    """
+    part = min(parts, key=_support)
+    difference, relative = part.difference, part.relative
+    low, high = difference.low, difference.high
+    return Verdict(
+        mark=mark_of(part),
+        effect=difference.value,
+        low=low,
+        high=high,
+        smallest=None if low is None or high is None else max((high - low) / 2, difference.step or 0.0),
+        unit=part.unit,
+        relative=relative.value,
+        relative_low=relative.low,
+        relative_high=relative.high,
+        relative_paper=part.paper,
+        part=part.title,
+        evidence="; ".join(f"{part.title}: {shown(part.difference, part.unit)}" for part in parts),
+    )
+
+
+def _support(part: ClaimPart) -> tuple[int, float]:
+    """Order of parts: those that do not hold, those within noise, those that hold; in each, the least in percent."""
+    rank = {"does not hold": 0, "within noise": 1, "holds": 2}[mark_of(part)]
+    end = part.relative.low
+    return rank, part.relative.value if end is None else end
+
+
+def shown(difference: Number, unit: str | None) -> str:
+    """Format a difference: `+0.137 bpc [+0.120, +0.150]`."""
+    text = decimal(difference.value, difference.digits, signed=True)
+    text += f" {unit}" if unit else ""
+    return " ".join([text, *filter(None, [interval(difference.low, difference.high, difference.digits, signed=True)])])
 
 
 CLAIMS = [
