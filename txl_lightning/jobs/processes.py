@@ -237,6 +237,7 @@ class Jobs(Generic[J]):
         running: jobs with their process and their slot.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
+        stopped: whether a signal or the limit has ended the jobs.
     """
 
     waiting: list[J]
@@ -250,6 +251,7 @@ class Jobs(Generic[J]):
     running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
 
     def run(self) -> None:
         """Run all jobs and wait for them.
@@ -264,19 +266,18 @@ class Jobs(Generic[J]):
         began, stops = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]]()
         with collected_signals() as received:
             try:
-                stopped = False
-                while self.running or (self.waiting and not stopped):
-                    if not stopped:
+                while self.running or (self.waiting and not self.stopped):
+                    if not self.stopped:
                         self._start_ready()
                     self._collect()
                     now = time.monotonic()
-                    if not stopped and (received or (self.limit is not None and now > began + self.limit)):
-                        stopped, stops = True, self._stops(now)
+                    if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
+                        self.stopped, stops = True, self._stops(now)
                     while stops and (now >= stops[0][0] or len(received) > 1):
                         _, stop = stops.pop(0)
                         for _, process, _ in self.running:
                             stop(process)
-                    if not stopped:
+                    if not self.stopped:
                         self.show()
                     if self.running:
                         time.sleep(POLL_SECONDS)
