@@ -20,7 +20,7 @@ from txl_lightning.distributed.parent_watch import end_with_parent
 PRELOADED = [
     "txl_lightning.command_line.hydra_app",
     "txl_lightning.training.run",
-    "txl_lightning.evaluation.evaluate.command",
+    "txl_lightning.evaluation.perplexity.command",
     "wandb",
 ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_lightning.evaluation.attention.figures import distance_figure, printable, text_figure
+from txl_lightning.evaluation.attention.report import distance_figure, printable, text_figure
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.trained import load_trained

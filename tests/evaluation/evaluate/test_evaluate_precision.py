@@ -9,9 +9,8 @@ import pytest
 from tests.evaluation.evaluate.scored import result
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.evaluate import float32_difference
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 
 LARGEST = 0.01  # nats; eight bits of mantissa
 

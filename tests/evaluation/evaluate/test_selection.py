@@ -14,10 +14,10 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpora.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.evaluate import command
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.evaluate.selection import first_tokens
+from txl_lightning.evaluation.perplexity import command
+from txl_lightning.evaluation.perplexity.attention_lengths import first_tokens
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.runs.trained import load_trained
 
 BOTH = ["test", "valid"]  # the choice does not depend on the order

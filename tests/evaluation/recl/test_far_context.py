@@ -12,8 +12,8 @@ from tests.evaluation.recl.test_recl_models import PAIRS, recl
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
-from txl_lightning.evaluation.recl.context_use import model_losses
-from txl_lightning.evaluation.recl.context_use.far_context import (
+from txl_lightning.evaluation.recl import model_losses
+from txl_lightning.evaluation.recl.far_context import (
     ALTERED,
     altered_windows,
     doubling_contexts,

@@ -9,7 +9,7 @@ from tests.evaluation.recl.counting_models import Lagging
 from tests.evaluation.recl.test_recl_models import recl
 from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, recurrent
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.evaluation.recl.context_use.loss_by_position import binned_by_position, position_losses
+from txl_lightning.evaluation.recl.loss_by_context import binned_by_position, position_losses
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 
 ENDS = np.array([20, 60, 61, 150, 199])

@@ -16,13 +16,12 @@ from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.recl import model_losses
 from txl_lightning.evaluation.recl.command import run
-from txl_lightning.evaluation.recl.context_use import model_losses
 from txl_lightning.evaluation.recl.group import run_names
-from txl_lightning.evaluation.recl.loss_store import LossStore
+from txl_lightning.evaluation.recl.model_losses import LossStore
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
-from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
+from txl_lightning.evaluation.scoring.windows import context_losses, loss_grid, window_reader
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 

@@ -11,9 +11,8 @@ import torch.multiprocessing as mp
 from tests.evaluation.scoring.test_windows import ADAPTIVE, TOKENS, TRAINED, attention, recurrent
 from txl_lightning.distributed.ranks import process_group
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, window_reader
+from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid, window_reader
 
 EXACT = {
     "relative": lambda: attention("relative", mem_len=0),

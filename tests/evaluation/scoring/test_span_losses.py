@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, recurrent
-from txl_lightning.evaluation.scoring.span_losses import span_losses
-from txl_lightning.evaluation.scoring.windows import WindowReader, evaluating, window_reader
+from txl_lightning.evaluation.scoring.windows import WindowReader, evaluating, span_losses, window_reader
 
 BEGINS = np.array([3, 3, 10, 20, 20, 20])
 FIRSTS = np.array([5, 9, 11, 29, 21, 30])

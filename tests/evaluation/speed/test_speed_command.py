@@ -14,8 +14,7 @@ from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.speed import command as speed_command
 from txl_lightning.evaluation.speed.command import run
-from txl_lightning.evaluation.speed.options import SpeedOptions
-from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
+from txl_lightning.evaluation.speed.options import TABLE_9, SpeedOptions
 from txl_lightning.evaluation.speed.schemes import RATIOS, SCHEMES, make_schemes, random_text, vanilla_of
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}

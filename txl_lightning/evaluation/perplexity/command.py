@@ -58,13 +58,23 @@ from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpora.corpus import SPLITS, Corpus
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import require
-from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths
-from txl_lightning.evaluation.evaluate.float32_difference import float32_difference
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.evaluate.report import log_results, precision_lines, split_line, write_sweeps
-from txl_lightning.evaluation.evaluate.selection import Selection, first_tokens, memory_at_evaluation, write_losses
-from txl_lightning.evaluation.scoring.device import chosen_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.evaluation.perplexity.attention_lengths import (
+    Selection,
+    Sweep,
+    first_tokens,
+    memory_at_evaluation,
+    plan_sweep,
+    sweep_lengths,
+    write_losses,
+)
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.report import log_results, precision_lines, split_line, write_sweeps
+from txl_lightning.evaluation.scoring.option_checks import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    options_as_typed,
+)
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
     SlidingWindowProtocol,
@@ -270,3 +280,23 @@ def _split_result(losses: TokenLosses, units: TextUnits, corpus: Corpus, split: 
         "left_out": losses.left_out,
         "seconds": round(losses.seconds, 2),
     }
+
+
+SAMPLE_TOKENS = 5_000
+
+
+def float32_difference(protocol: ScoringProtocol, split: str) -> dict[str, Any] | None:
+    """Return by how much the protocol's precision changes the mean loss of about `SAMPLE_TOKENS` first tokens.
+
+    Args:
+        protocol: scored protocol.
+        split: split to take the tokens from.
+
+    Returns:
+        The entry `float32_difference` of `evaluation.json` (see `evaluate.command`); None with `32-true`.
+    """
+    if protocol.precision == "32-true":
+        return None
+    sample = protocol.first(SAMPLE_TOKENS)
+    ours, exact = sample.losses(split), replace(sample, precision="32-true").losses(split)
+    return {"nll": ours.mean - exact.mean, "tokens": len(ours.nll), "split": split}
