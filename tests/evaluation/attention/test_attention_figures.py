@@ -10,10 +10,11 @@ from txl_lightning.evaluation.attention.report import distance_figure, printable
 
 
 @pytest.mark.parametrize(
-    ("n_layer", "n_head", "n_distances", "n_panels"), [(1, 1, 1, 1), (4, 8, 128, 3), (16, 10, 640, 1)]
+    ("n_layer", "n_head", "n_distances", "n_panels"),
+    [(1, 1, 1, 1), (2, 4, 128, 3), pytest.param(16, 10, 640, 1, marks=pytest.mark.slow)],
 )
 def test_a_figure_by_distance_of_any_size(
-    tmp_path: Path, n_layer: int, n_head: int, n_distances: int, n_panels: int
+    tmp_path: Path, pictures: None, n_layer: int, n_head: int, n_distances: int, n_panels: int
 ) -> None:
     rows = np.random.default_rng(0).dirichlet(np.ones(n_distances), n_layer * n_head)
     rows[0] = np.eye(n_distances)[0]  # zeros, which have no logarithm
@@ -24,7 +25,7 @@ def test_a_figure_by_distance_of_any_size(
         assert words in svg
 
 
-def test_panels_of_the_terms_stand_one_below_the_other_to_be_read_on_a_phone(tmp_path: Path) -> None:
+def test_panels_of_the_terms_stand_one_below_the_other_to_be_read_on_a_phone(tmp_path: Path, pictures: None) -> None:
     rows = np.random.default_rng(0).dirichlet(np.ones(32), 12)
     distance_figure(tmp_path / "f", dict.fromkeys("abd", rows), 4, "terms")
     width, height = struct.unpack(">II", (tmp_path / "f.png").read_bytes()[16:24])
@@ -33,8 +34,10 @@ def test_panels_of_the_terms_stand_one_below_the_other_to_be_read_on_a_phone(tmp
     assert colour_bar in (tmp_path / "f.svg").read_text()
 
 
-@pytest.mark.parametrize(("symbols", "n_context"), [("a \n$", 260), (("the", "<eos>", "日本", "$5$", "naïve"), 20)])
-def test_a_figure_of_text_of_any_symbols(tmp_path: Path, symbols: tuple[str, ...], n_context: int) -> None:
+@pytest.mark.parametrize(("symbols", "n_context"), [("a \n$", 60), (("the", "<eos>", "日本", "$5$", "naïve"), 20)])
+def test_a_figure_of_text_of_any_symbols(
+    tmp_path: Path, pictures: None, symbols: tuple[str, ...], n_context: int
+) -> None:
     context = [symbols[i % len(symbols)] for i in range(n_context)]
     weights = np.random.default_rng(0).dirichlet(np.ones(n_context), 6)
     weights[3, :5] = 0

@@ -95,7 +95,7 @@ def test_the_window_is_what_slides(runs: SmallRuns, tmp_path: Path) -> None:
         assert row["nll"] == pytest.approx(alone["nll"], rel=1e-6)
 
 
-def test_table_and_figures_are_written(runs: SmallRuns, tmp_path: Path) -> None:
+def test_table_and_figures_are_written(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
     options = EvaluateOptions(runs.checkpoint("characters"), attention_lengths=[4, 8], num_threads=1)
     lines = run(options, tmp_path)
     assert lines[0].startswith("valid: nll ")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import product_of
 from tests.evaluation.evaluate.scored import result
 from tests.evaluation.small_runs import SENTENCES, SmallRuns
 from tests.training.small_run import tiny_config
@@ -25,9 +26,11 @@ from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 
-@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(
-    "kind", ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"]
+    ("kind", "cached"),
+    product_of(
+        ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"], [True, False]
+    ),
 )
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str, cached: bool) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())

@@ -101,10 +101,10 @@ def test_contexts_are_doubled_on_the_grid() -> None:
 
 
 EVERY = [*ALTERED, "drop"]
-OF_KINDS = ("relative", "absolute", "extended", "lstm", "qrnn", "characters")
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("absolute", "lstm", "characters")]
 
 
-@pytest.mark.parametrize("kind", OF_KINDS)
+@pytest.mark.parametrize("kind", ["relative", "extended", "qrnn", *LATER])
 def test_every_kind_of_run_has_them(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     result = recl(tmp_path, checkpoints=[runs.checkpoint(kind)], ablations=EVERY, num_threads=1)
     (model,) = result["models"]

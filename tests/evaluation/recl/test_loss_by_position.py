@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.evaluation.ranks import on_ranks
 from tests.evaluation.recl.counting_models import Lagging
 from tests.evaluation.recl.test_recl_models import recl
 from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, recurrent
@@ -21,6 +22,8 @@ def test_the_p_th_target_has_p_tokens_of_context(kind: str) -> None:
     reader = window_reader(model, TRAINED)
     losses_TW = position_losses(reader, TOKENS, ENDS, 18, batch_tokens=40)
     assert losses_TW.shape == (reader.visible(18), 5)
+    for of_rank in on_ranks(2, lambda: position_losses(reader, TOKENS, ENDS, 18)):
+        np.testing.assert_allclose(of_rank, losses_TW, rtol=0, atol=1e-10)
     for p in (1, 5, len(losses_TW)):
         expected = context_losses(reader, TOKENS, ENDS - len(losses_TW) + p, p)
         if kind != "absolute" or p == len(losses_TW):  # absolute positions of a shorter window are others
