@@ -18,7 +18,7 @@ ENDS = np.array([20, 60, 61, 150, 199])
 
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute"])
 def test_the_p_th_target_has_p_tokens_of_context(kind: str) -> None:
-    model = recurrent("lstm") if kind == "lstm" else attention(kind, mem_len=0)
+    model = recurrent("lstm").eval() if kind == "lstm" else attention(kind, mem_len=0)
     reader = window_reader(model, TRAINED)
     losses_TW = position_losses(reader, TOKENS, ENDS, 18, batch_tokens=40)
     assert losses_TW.shape == (reader.visible(18), 5)

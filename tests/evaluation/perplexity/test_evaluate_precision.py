@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.evaluate.scored import result
+from tests.evaluation.perplexity.scored import result
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.perplexity.command import run

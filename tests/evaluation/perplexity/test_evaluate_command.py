@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.covering import product_of
-from tests.evaluation.evaluate.scored import result
+from tests.evaluation.perplexity.scored import result
 from tests.evaluation.small_runs import SENTENCES, SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.evaluate.scored import result
-from tests.evaluation.evaluate.test_attention_lengths import direct
+from tests.evaluation.perplexity.scored import result
+from tests.evaluation.perplexity.test_attention_lengths import direct
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpora.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary.symbols import Vocabulary

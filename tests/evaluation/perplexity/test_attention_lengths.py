@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.evaluate.scored import result
+from tests.evaluation.perplexity.scored import result
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.data.streams.ordered import OrderedStreams
