@@ -193,6 +193,12 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
     tokens = load_corpus(trained.config.data).splits["test"]
     assert results["prompt"]["tokens"] == tokens[40:70].tolist()
     assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
+    text = (runs.folder / "text.txt").read_text()
+    assert results["prompt"]["text"] + results["continuation"] in text
+    assert results["samples"][0]["text"] == trained.vocabulary.decode(results["samples"][0]["tokens"])
+    place = {name: results["prompt"][name] for name in ("corpus", "split", "position", "context")}
+    assert place == {"corpus": "text.txt", "split": "test", "position": 40, "context": 30}
+    assert results["prompt"]["sha256"] == load_corpus(trained.config.data).checksum
     text = (tmp_path / "at/samples.txt").read_text()
     assert text.index("from token 40 on") < text.index("=== true continuation") < text.index("=== sample 1")
     positions = set()
@@ -201,6 +207,37 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
         positions.add(somewhere["prompt"]["position"])
         assert len(somewhere["continuation"]) == 12
     assert 1 < len(positions) <= 3
+
+
+def test_times_and_the_difference_to_float32_are_stated(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve tokens of two samples each: 10 seconds until the first token, then four seconds."""
+    times = iter([100.0, 110.0, 114.0])
+    monkeypatch.setattr(generate_command.time, "perf_counter", lambda: next(times))
+
+    def losses(model: Any, prompt_T: torch.Tensor, drawn_N: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.full((len(drawn_N),), 3.0 if torch.is_autocast_enabled("cpu") else 2.5)
+
+    monkeypatch.setattr(generate_command, "continuation_losses", losses)
+    written: list[str] = []
+    given = options(runs, "relative", n_samples=2, precision="bf16-mixed", seed=4)
+    results = generated(given, tmp_path, written.append)
+    assert results["prompt_seconds"] == 10
+    assert results["tokens_per_second"] == 2 * 11 / 4
+    assert results["float32_difference"] == {"nll": 0.5, "tokens": 12}
+    assert written[-2:] == [
+        "24 tokens, 6 a second; memory of 8 tokens\n",
+        "bf16-mixed: nll +0.50000 beside float32 on the first 12 tokens of sample 1\n",
+    ]
+    assert (results["checkpoint"], results["step"]) == (given.checkpoint, 2)
+    assert results["options"] == {
+        "n_tokens": 12, "n_samples": 2, "top_k": 40, "top_p": 1.0, "temperature": 1.0, "seed": 4,
+        "precision": "bf16-mixed",
+    }  # fmt: skip
+    monkeypatch.undo()
+    single = generated(options(runs, "relative", n_tokens=1), tmp_path)
+    assert single["tokens_per_second"] is None
 
 
 def test_a_seed_repeats_and_another_differs(runs: SmallRuns, tmp_path: Path) -> None:
