@@ -15,7 +15,7 @@ from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpora.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary.symbols import Vocabulary
 from txl_lightning.evaluation.perplexity import command
-from txl_lightning.evaluation.perplexity.attention_lengths import difference
+from txl_lightning.evaluation.perplexity.attention_lengths import SplitScores, difference
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.standard_errors import text_units
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
@@ -68,15 +68,14 @@ def test_bytes_are_those_of_the_scored_symbols() -> None:
     vocabulary = Vocabulary("char", ("a", "é", "日"))
     corpus = Corpus("text", {"test": np.array([0, 2, 1, 1, 0, 2])}, vocabulary, "")
     scored = TokenLosses(np.array([1.0, 2.0, 4.0]), np.array([1, 2, 4]), {}, 0.126)
-    found = command._split_result(scored, text_units(None, 2), corpus, "test")
+    found = command._split_result(scored, SplitScores(corpus, "test", 2), corpus)
     assert (found["bytes"], found["tokens"], found["seconds"]) == (3 + 2 + 1, 3, 0.13)
     assert found["bpb"] == pytest.approx((1 + 2 + 4) / math.log(2) / 6)
     assert found["bpc"] == pytest.approx((1 + 2 + 4) / math.log(2) / 3)
     assert found["standard_error"]["units"] == 3
     words = Corpus("text", {"test": np.array([0, 1])}, Vocabulary("word", ("a", "b")), "")
-    found = command._split_result(
-        TokenLosses(np.array([2.0]), np.array([1]), {}, 0.0), text_units(None, 2), words, "test"
-    )
+    scored = TokenLosses(np.array([2.0]), np.array([1]), {}, 0.0)
+    found = command._split_result(scored, SplitScores(words, "test", 2), words)
     assert (found["bytes"], found["ppl"]) == (None, pytest.approx(math.exp(2)))
     assert "bpb" not in found
 

@@ -34,6 +34,8 @@ ALL_TERMS = "all"
 SINGLE_TERMS = "abd"  # (c) does not depend on the query: the paper shows no softmax of (c) alone
 
 Array = NDArray[np.float64]
+MARKED_SHARE = 0.2  # of the context, for each target
+DEFAULT_TARGETS = 24
 
 
 @dataclass(frozen=True)
@@ -203,10 +205,6 @@ def by_distance(weights_XTK: Tensor, n_before: int) -> Tensor:
     keys_TS = n_before + torch.arange(T, device=device)[:, None] - torch.arange(K, device=device)
     weights_XTS = weights_XTK.gather(-1, keys_TS.clamp(min=0).expand_as(weights_XTK))
     return weights_XTS.masked_fill(keys_TS < 0, 0)
-
-
-MARKED_SHARE = 0.2  # of the context, for each target
-DEFAULT_TARGETS = 24
 
 
 @dataclass(frozen=True)

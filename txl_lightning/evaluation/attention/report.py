@@ -25,6 +25,16 @@ from txl_lightning.reporting.tables import markdown_table
 HEADER = ["layer", "head", "entropy (bits)", "mean distance (tokens)", "in the segment (%)", "in the memory (%)"]
 MOST_PRINTED = 3
 SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
+MOST_LABELLED_HEADS = 48
+LEAST_HEIGHT, MOST_HEIGHT = 3.4, 18.0  # inches
+MOST_COLUMNS = 256
+MOST_LETTERS = 14
+FONT = "DejaVu Sans Mono"  # part of matplotlib
+SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "<eos>": "↵"}
+# Neither end of a map is white or black: every drawn cell differs from the background.
+GREYS = ListedColormap(colormaps["Greys"](np.linspace(0.05, 0.6, 256)))
+ORANGES = ListedColormap(colormaps["Oranges"](np.linspace(0.45, 1.0, 256)))
+UNSEEN = "#CFE3F5"
 
 
 def write_report(
@@ -125,18 +135,6 @@ def _notes(results: dict[str, Any]) -> list[str]:
             f"Figure 7: the model has no term ({term}) (encoding={results['encoding']}, terms={results['terms']!r})."
         )
     return lines
-
-
-MOST_LABELLED_HEADS = 48
-LEAST_HEIGHT, MOST_HEIGHT = 3.4, 18.0  # inches
-MOST_COLUMNS = 256
-MOST_LETTERS = 14
-FONT = "DejaVu Sans Mono"  # part of matplotlib
-SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "<eos>": "↵"}
-# Neither end of a map is white or black: every drawn cell differs from the background.
-GREYS = ListedColormap(colormaps["Greys"](np.linspace(0.05, 0.6, 256)))
-ORANGES = ListedColormap(colormaps["Oranges"](np.linspace(0.45, 1.0, 256)))
-UNSEEN = "#CFE3F5"
 
 
 def distance_figure(stem: Path, panels: Mapping[str, NDArray[np.float64]], n_head: int, title: str) -> None:

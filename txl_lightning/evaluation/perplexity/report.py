@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.evaluation.scoring.standard_errors import unit_name
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.metrics import shown_units
 
-UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 DIGITS = {"ppl": 2, "bpc": 3}
 LENGTH_OPTIONS = {
@@ -58,14 +58,13 @@ def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) ->
     for split, sweep in sweeps.items():
         lines += ["", *markdown_table(*_lengths_table(split, sweep)).splitlines()]
         unit = sweep["unit"]
-        name = "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[unit]
         attention_length_figure(
             directory / f"attention_lengths_{split}",
             _points(sweep["lengths"], unit),
             _points(sweep["unclamped"], unit),
             (sweep["init"]["attention_length"], sweep["init"][unit]),
             (sweep["attention_length"], sweep["best"][unit]),
-            f"{name}, {results['corpus']['name']}, {split}",
+            f"{unit_name(results['corpus']['level'])}, {results['corpus']['name']}, {split}",
             "Loss by attention length",
         )
     lines += ["", *_notes(results, next(iter(sweeps.values())))]

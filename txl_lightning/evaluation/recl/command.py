@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
@@ -37,6 +35,7 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.position_blocks import POSITIONS_VERSION, position_blocks
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit
 from txl_lightning.evaluation.scoring.windows import Integers
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
@@ -208,17 +207,13 @@ def _identity(member: Member) -> dict[str, Any]:
 
 def _mean_losses(losses_CP: Array, blocks: Integers, level: str) -> dict[str, Any]:
     """Return the mean loss at each context with its standard error, in nats and in the unit of the level."""
-    nll, error = mean_and_error(losses_CP, blocks)
-    units = [loss_metrics(value, level) for value in nll.tolist()]
-    unit = next(name for name in units[0] if name != "nll")
-    values = [of_context[unit] for of_context in units]
-    # d ppl = ppl · d nll; d bpc = d nll / ln 2
-    scale = np.asarray(values) if unit == "ppl" else np.full(len(values), 1 / np.log(2))
+    nll, error = (of_each.tolist() for of_each in mean_and_error(losses_CP, blocks))
+    unit = loss_unit(level)
     return {
-        "nll": nll.tolist(),
-        "nll_standard_error": error.tolist(),
-        unit: values,
-        f"{unit}_standard_error": (scale * error).tolist(),
+        "nll": nll,
+        "nll_standard_error": error,
+        unit: [loss_metrics(value, level)[unit] for value in nll],
+        f"{unit}_standard_error": [errors_by_unit(*pair, level)[unit] for pair in zip(error, nll, strict=True)],
     }
 
 

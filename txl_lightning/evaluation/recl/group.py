@@ -33,6 +33,8 @@ from txl_lightning.runs.corpora import checkpoint_corpus, report_if_changed
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 TRAINED, HUGGING_FACE, FUNCTION = PREFIXES = ("txl:", "hf:", "py:")
+CONTEXT_UNITS = ("token", "byte")
+TOKENS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,6 @@ def run_names(paths: list[str]) -> list[str]:
             if len(set(names)) == len(names) and all(names):
                 return names
     return paths
-
-
-CONTEXT_UNITS = ("token", "byte")
-TOKENS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)

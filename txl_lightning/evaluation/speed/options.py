@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from txl_lightning.config.schemas import LoggerConfig
 
+TABLE_9 = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+
 
 @dataclass
 class SpeedOptions:
@@ -48,5 +50,4 @@ class SpeedOptions:
     logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
 
 
-TABLE_9 = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Time per token of the vanilla model over that of Transformer-XL, by attention length (enwik8)."""

@@ -20,6 +20,7 @@ NAMES = {
     "cached": "state reuse, cached keys and values",
 }
 LEVELS = {"char": "characters", "word": "words"}
+Point = tuple[int, float, float, float]
 
 
 def write_report(
@@ -135,9 +136,6 @@ def _notes(results: dict[str, Any]) -> list[str]:
 
 def _range(numbers: list[int]) -> str:
     return f"{numbers[0]:,}" if len(numbers) == 1 else f"{numbers[0]:,} to {numbers[-1]:,}"
-
-
-Point = tuple[int, float, float, float]
 
 
 def speed_figure(
