@@ -29,6 +29,7 @@ def written(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_memory_of_one_token_has_its_figures(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
     """With same_length the only key of a query is its own token, which Figure 6 does not show."""
     run(options(runs, "relative", mem_len=1, max_segments=4), tmp_path)

@@ -50,8 +50,8 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
     directory, kept = tmp_path_factory.mktemp("values"), {}
     text = directory / "text.txt"
     random = np.random.default_rng(0)
-    words = ["a cat ", "a bat ", "the 7 "]  # of six bytes, as far as `lagging` looks back
-    text.write_text("".join(words[i] for i in random.integers(0, 3, 600)))
+    words = ["a cat ", "a bat ", "the 7 ", "an "]  # most of six bytes, as far as `lagging` looks back
+    text.write_text("".join(words[i] for i in random.integers(0, 4, 600)))
     given = {"models": [f"{FUNCTIONS}.make_lagging", f"{FUNCTIONS}.make_counting"], "names": NAMES, "groups": LABELS}
     given |= {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 40, "bootstrap": SAMPLES, "seed": SEED}
     given |= {"fractions": FRACTIONS, "threshold": THRESHOLD, "ablations": ["drop", "reverse"], "position_windows": 12}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from txl_lightning.config.schemas import LoggerConfig
 
 TABLE_9 = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+"""Time per token of the vanilla model over that of Transformer-XL, by attention length (enwik8)."""
 
 
 @dataclass
@@ -48,6 +49,3 @@ class SpeedOptions:
     accelerator: str = "cpu"
     num_threads: int | None = None
     logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
-
-
-"""Time per token of the vanilla model over that of Transformer-XL, by attention length (enwik8)."""
