@@ -17,9 +17,10 @@ from txl_lightning.evaluation.attention.maps import (
     attention_maps,
     attention_reach,
     by_distance,
+    most_attended,
+    text_attention,
     watched,
 )
-from txl_lightning.evaluation.attention.text_attention import most_attended, text_attention
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.positions import attention_mask
 from txl_lightning.model.transformer_xl import TransformerXL

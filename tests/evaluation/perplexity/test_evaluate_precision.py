@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.evaluate.scored import result
+from tests.evaluation.perplexity.scored import result
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.evaluate import float32_difference
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity import command
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 
 LARGEST = 0.01  # nats; eight bits of mantissa
 
@@ -53,7 +53,7 @@ def test_bfloat16_is_close_to_float32_and_says_how_close(
 def test_the_difference_is_measured_on_a_few_segments(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tokens: int
 ) -> None:
-    monkeypatch.setattr(float32_difference, "SAMPLE_TOKENS", 20)  # segments of 8 tokens in 2 streams
+    monkeypatch.setattr(command, "SAMPLE_TOKENS", 20)  # segments of 8 tokens in 2 streams
     ours = result(runs, "relative", tmp_path, splits=["valid", "test"], precision="bf16-mixed", **options)
     assert ours["float32_difference"]["tokens"] == tokens
     assert ours["float32_difference"]["split"] == "valid"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.evaluate.scored import result
+from tests.covering import product_of
+from tests.evaluation.perplexity.scored import result
 from tests.evaluation.small_runs import SENTENCES, SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
@@ -17,17 +18,19 @@ from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 
-@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(
-    "kind", ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"]
+    ("kind", "cached"),
+    product_of(
+        ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"], [True, False]
+    ),
 )
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str, cached: bool) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.evaluation.evaluate.scored import result
-from tests.evaluation.evaluate.test_attention_lengths import direct
+from tests.evaluation.perplexity.scored import result
+from tests.evaluation.perplexity.test_attention_lengths import direct
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.evaluate import command
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.evaluate.selection import first_tokens
+from txl_lightning.evaluation.perplexity import command
+from txl_lightning.evaluation.perplexity.attention_lengths import first_tokens
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.runs.trained import load_trained
 
 BOTH = ["test", "valid"]  # the choice does not depend on the order

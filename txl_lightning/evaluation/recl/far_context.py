@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_lightning.data.documents import mark, without_marks
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.language_models.byte_losses import byte_spans
-from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
+from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, byte_spans
 from txl_lightning.evaluation.recl.effective_context import Array
 from txl_lightning.evaluation.recl.loss_by_context import NORMAL_95, mean_and_error
-from txl_lightning.evaluation.scoring.span_losses import span_losses
-from txl_lightning.evaluation.scoring.windows import WindowReader, check_positions, context_losses
+from txl_lightning.evaluation.scoring.windows import (
+    Integers,
+    WindowReader,
+    check_positions,
+    context_losses,
+    span_losses,
+)
 
 DROP = "drop"
 ALTERED = ("shuffle", "reverse", "replace")
 ABLATIONS = (*ALTERED, DROP)
-
-Integers = NDArray[np.int64]
 
 
 def doubling_contexts(contexts: Sequence[int]) -> list[int]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.evaluate.figures import attention_length_figure
+from txl_lightning.evaluation.scoring.standard_errors import unit_name
 from txl_lightning.files import write_text
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.metrics import shown_units
 
-UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 DIGITS = {"ppl": 2, "bpc": 3}
 LENGTH_OPTIONS = {
@@ -57,14 +58,13 @@ def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) ->
     for split, sweep in sweeps.items():
         lines += ["", *markdown_table(*_lengths_table(split, sweep)).splitlines()]
         unit = sweep["unit"]
-        name = "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[unit]
         attention_length_figure(
             directory / f"attention_lengths_{split}",
             _points(sweep["lengths"], unit),
             _points(sweep["unclamped"], unit),
             (sweep["init"]["attention_length"], sweep["init"][unit]),
             (sweep["attention_length"], sweep["best"][unit]),
-            f"{name}, {results['corpus']['name']}, {split}",
+            f"{unit_name(results['corpus']['level'])}, {results['corpus']['name']}, {split}",
             "Loss by attention length",
         )
     lines += ["", *_notes(results, next(iter(sweeps.values())))]
@@ -181,3 +181,47 @@ def log_results(
 def _is_split(result: Any) -> bool:
     """Return whether an entry of the results belongs to a split."""
     return isinstance(result, dict) and "standard_error" in result
+
+
+def attention_length_figure(
+    stem: Path,
+    lengths: Sequence[tuple[int, float, float | None]],
+    unclamped: Sequence[tuple[int, float, float | None]],
+    init: tuple[int, float],
+    best: tuple[int, float],
+    y_label: str,
+    title: str,
+) -> None:
+    """Draw loss by attention length, the sweep of a row of Table 6, as SVG and PNG.
+
+    Args:
+        stem: path of the files without suffix.
+        lengths: attention length, loss and its standard error (or None) of every point.
+        unclamped: these values without clamp, at lengths beyond the longest trained distance.
+        init: attention length and loss at the lengths of training.
+        best: the shortest attention length that reaches the best loss, and that loss.
+        y_label: label of the y axis, with its unit.
+        title: title of the figure.
+    """
+    figure = new_figure()
+    axes = figure.add_subplot()
+    x, y, errors = zip(*lengths, strict=True)
+    if any(error is not None for error in errors):
+        low = [value - (error or 0) for value, error in zip(y, errors, strict=True)]
+        high = [value + (error or 0) for value, error in zip(y, errors, strict=True)]
+        axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.12, linewidth=0, label="standard error")
+    axes.plot(x, y, color=COLOURS[0], marker=MARKERS[0], markersize=3.5, linewidth=1.4, label="by attention length")
+    if unclamped:
+        style: dict[str, Any] = {
+            "color": COLOURS[2],
+            "marker": MARKERS[2],
+            "markersize": 3.5,
+            "linewidth": 1.1,
+            "linestyle": ":",
+        }
+        axes.plot(*zip(*[point[:2] for point in unclamped], strict=True), label="without clamp", **style)
+    axes.plot(*init, color=COLOURS[1], marker=MARKERS[1], linestyle="", label=f"init, lengths of training ({init[0]})")
+    axes.axhline(best[1], color="0.35", linestyle="--", linewidth=1.1, label=f"best, reached at {best[0]}")
+    axes.axvline(best[0], color="0.35", linestyle=":", linewidth=1.1)
+    axes.set(xlabel="attention length (tokens)", ylabel=y_label, title=title)
+    save_with_legend(figure, axes, stem)

@@ -48,7 +48,6 @@ A recurrent model has no sweep (null) and no attention lengths (null): init and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,20 +57,31 @@ from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import require
-from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths
-from txl_lightning.evaluation.evaluate.float32_difference import float32_difference
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
-from txl_lightning.evaluation.evaluate.report import log_results, precision_lines, split_line, write_sweeps
-from txl_lightning.evaluation.evaluate.selection import Selection, first_tokens, memory_at_evaluation, write_losses
-from txl_lightning.evaluation.scoring.device import chosen_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.evaluation.perplexity.attention_lengths import (
+    ChosenLengths,
+    SplitScores,
+    Sweep,
+    first_tokens,
+    memory_at_evaluation,
+    plan_sweep,
+    score_chosen,
+    sweep_lengths,
+)
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.report import log_results, precision_lines, split_line, write_sweeps
+from txl_lightning.evaluation.scoring.option_checks import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    options_as_typed,
+)
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
     SlidingWindowProtocol,
     StateReuse,
     with_segment_len,
 )
-from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error, text_units
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
@@ -82,6 +92,7 @@ from txl_lightning.runs.trained import TrainedModel, load_trained
 
 ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 ONLY_SLIDING = ("window", "stride")
+SAMPLE_TOKENS = 5_000  # of the difference to float32
 
 
 @options_as_typed()
@@ -112,12 +123,9 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         "evaluation": protocol.settings(),
         "streams_start": protocol.streams_start,
     }
-    if options.select_on is None:
-        lines = _score_splits(results, protocol, sweep, options, directory)
-    else:
-        lines = _select(results, protocol, sweep, options, directory)
-    scored = protocol if options.select_on is None else protocol.at_training_lengths()
-    results["float32_difference"] = float32_difference(scored, options.splits[0])
+    shown = protocol if options.select_on is None else protocol.at_training_lengths()
+    lines = _score_splits(results, protocol, shown, sweep, options, directory)
+    results["float32_difference"] = float32_difference(shown, options.splits[0])
     lines += precision_lines(results)
     write_json(directory / "evaluation.json", results)
     if sweep is not None:
@@ -138,47 +146,31 @@ def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
 
 
 def _score_splits(
-    results: dict[str, Any], protocol: ScoringProtocol, sweep: Sweep | None, options: EvaluateOptions, directory: Path
+    results: dict[str, Any],
+    protocol: ScoringProtocol,
+    shown: ScoringProtocol,
+    sweep: Sweep | None,
+    options: EvaluateOptions,
+    directory: Path,
 ) -> list[str]:
-    """Score the splits at the given lengths, and sweep each; add them to the results and return their lines."""
-    corpus, level, lines = protocol.corpus, protocol.trained.vocabulary.level, []
-    for split in options.splits:
-        units = text_units(corpus.sentences.get(split), options.block_len)
-        measure = _measure_once(split)
-        losses = measure(protocol)
-        results[split] = _split_result(losses, units, corpus, split)
-        if options.losses:
-            results[split]["losses"] = f"losses_{split}.npz"
-            write_losses(directory / results[split]["losses"], losses)
-        lines.append(split_line(split, results[split], corpus.name, protocol.description()))
-        if sweep is not None:
-            results[split]["sweep"] = sweep_lengths(sweep, measure, units, level, options.tolerance)
-    return lines
-
-
-def _select(
-    results: dict[str, Any], protocol: ScoringProtocol, sweep: Sweep | None, options: EvaluateOptions, directory: Path
-) -> list[str]:
-    """Choose the attention length on one split and score all; add them to the results and return their lines."""
-    corpus, level, chosen_on = protocol.corpus, protocol.trained.vocabulary.level, str(options.select_on)
-    selection = Selection.without_attention(chosen_on, protocol)
-    lines = []
+    """Score the splits as `shown`; sweep each, or choose the attention length on one. Return a line for each split."""
+    corpus, chosen_on, lines = protocol.corpus, options.select_on, []
+    chosen = ChosenLengths(shown, shown)
     for split in sorted(options.splits, key=lambda split: split != chosen_on):
-        units = text_units(corpus.sentences.get(split), options.block_len)
-        measure = _measure_once(split)
-        entry = None
-        if split == chosen_on and sweep is not None:
-            entry = sweep_lengths(sweep, measure, units, level, options.tolerance)
-            selection = Selection.from_sweep(chosen_on, sweep, entry)
-        result = results[split] = _split_result(measure(selection.init), units, corpus, split)
-        lines.append(split_line(split, result, corpus.name, selection.init.description()))
-        result["selected"] = selection.score(split, measure, units, level, directory if options.losses else None)
-        if split == chosen_on:
-            result["sweep"] = entry
-        else:
-            memory = options.memory_at_evaluation
-            result["memory_at_evaluation"] = memory_at_evaluation(protocol, memory, measure, units, level)
-    results["evaluation"] = selection.init.settings()
+        scores = SplitScores(corpus, split, options.block_len)
+        result = results[split] = _split_result(scores.losses(shown), scores, corpus)
+        lines.append(split_line(split, result, corpus.name, shown.description()))
+        if chosen_on is None and options.losses:
+            result["losses"] = scores.write(shown, directory / f"losses_{split}.npz")
+        if sweep is not None and chosen_on in (None, split):
+            result["sweep"], chosen = sweep_lengths(sweep, scores, options.tolerance)
+        if chosen_on is not None:
+            result["selected"] = score_chosen(chosen, chosen_on, scores, directory if options.losses else None)
+            if split == chosen_on:
+                result.setdefault("sweep", None)
+            else:
+                result["memory_at_evaluation"] = memory_at_evaluation(protocol, options.memory_at_evaluation, scores)
+    results["evaluation"] = shown.settings()
     return lines
 
 
@@ -240,25 +232,10 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 
 
-def _measure_once(split: str) -> Callable[[ScoringProtocol], TokenLosses]:
-    """Return a function that scores the split and remembers losses by settings: a sweep repeats some settings."""
-    known: list[tuple[dict[str, Any], TokenLosses]] = []
-
-    def measure(protocol: ScoringProtocol) -> TokenLosses:
-        settings = protocol.settings()
-        for earlier, losses in known:
-            if earlier == settings:
-                return losses
-        known.append((settings, protocol.losses(split)))
-        return known[-1][1]
-
-    return measure
-
-
-def _split_result(losses: TokenLosses, units: TextUnits, corpus: Corpus, split: str) -> dict[str, Any]:
+def _split_result(losses: TokenLosses, scores: SplitScores, corpus: Corpus) -> dict[str, Any]:
     """Return the entry of a split in `evaluation.json`."""
-    vocabulary, level = corpus.vocabulary, corpus.vocabulary.level
-    scored = None if vocabulary.byte_lengths is None else without_marks(corpus.splits[split][losses.positions])
+    vocabulary, level, units = corpus.vocabulary, scores.level, scores.units
+    scored = None if vocabulary.byte_lengths is None else without_marks(corpus.splits[scores.split][losses.positions])
     n_bytes = None if scored is None else vocabulary.count_bytes(scored)
     error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
     errors = errors_by_unit(error, losses.mean, level)
@@ -270,3 +247,20 @@ def _split_result(losses: TokenLosses, units: TextUnits, corpus: Corpus, split: 
         "left_out": losses.left_out,
         "seconds": round(losses.seconds, 2),
     }
+
+
+def float32_difference(protocol: ScoringProtocol, split: str) -> dict[str, Any] | None:
+    """Return by how much the protocol's precision changes the mean loss of about `SAMPLE_TOKENS` first tokens.
+
+    Args:
+        protocol: scored protocol.
+        split: split to take the tokens from.
+
+    Returns:
+        The entry `float32_difference` of `evaluation.json` (see `perplexity.command`); None with `32-true`.
+    """
+    if protocol.precision == "32-true":
+        return None
+    sample = protocol.first(SAMPLE_TOKENS)
+    ours, exact = sample.losses(split), replace(sample, precision="32-true").losses(split)
+    return {"nll": ours.mean - exact.mean, "tokens": len(ours.nll), "split": split}

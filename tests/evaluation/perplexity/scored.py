@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 
 
 def result(runs: SmallRuns, kind: str, directory: Path, **options: Any) -> dict[str, Any]:

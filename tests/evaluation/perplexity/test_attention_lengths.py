@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.evaluate.scored import result
+from tests.evaluation.perplexity.scored import result
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.evaluation.evaluate.command import run
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 
@@ -95,7 +95,7 @@ def test_the_window_is_what_slides(runs: SmallRuns, tmp_path: Path) -> None:
         assert row["nll"] == pytest.approx(alone["nll"], rel=1e-6)
 
 
-def test_table_and_figures_are_written(runs: SmallRuns, tmp_path: Path) -> None:
+def test_table_and_figures_are_written(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
     options = EvaluateOptions(runs.checkpoint("characters"), attention_lengths=[4, 8], num_threads=1)
     lines = run(options, tmp_path)
     assert lines[0].startswith("valid: nll ")
