@@ -276,7 +276,7 @@ def warm_segments(case: BenchmarkCase, step: Callable[[Tensor], object], steps: 
 
 def load(case: BenchmarkCase, steps: int) -> Callable[[], object]:
     """Return the reading of segments from the training streams."""
-    from txl_lightning.data.streams.ordered import OrderedStreams
+    from txl_lightning.data.streams import OrderedStreams
 
     tokens = random_tokens(case, 2 * case.tokens * (steps + 1)).cpu().numpy().astype("uint8")
     streams = iter(OrderedStreams(tokens, case.batch_size, case.segment))

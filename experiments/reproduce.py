@@ -15,7 +15,7 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.claims.claims import judged
+from experiments.claims import judged
 from experiments.engine.jobs import composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.plan import Plan, Stopwatch, make_plan

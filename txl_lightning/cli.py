@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from txl_lightning.command_line.output import show
-from txl_lightning.command_line.row import Command
+from txl_lightning.command_line import Command, show
 
 ROWS = (
     Command(
@@ -24,7 +23,7 @@ ROWS = (
     ),
     Command(
         "evaluate",
-        package="txl_lightning.evaluation.evaluate",
+        package="txl_lightning.evaluation.perplexity",
         options="EvaluateOptions",
         usage="evaluate checkpoint=PATH",
         summary="loss of a checkpoint (nll, ppl or bpc) at any lengths; sweep of attention lengths",

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.schemas import CONF, Config, DataConfig, plain, typed
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.identity import code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor

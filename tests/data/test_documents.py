@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError
 
 TEXTS = {"b/second.txt": "zwei\nacht", "a.txt": "eins drei ", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}
@@ -54,13 +54,6 @@ def test_a_list_of_files_is_sorted_and_one_file_is_one_document(tmp_path: Path) 
     assert listed.name == "c.txt and 1 more"
     alone = corpus_of(str(folder / "c.txt"), tmp_path / "cache")
     assert all(np.array_equal(alone.documents[split], [0]) for split in SPLITS)
-
-
-def test_the_standard_library_has_a_document_for_every_file(tmp_path: Path) -> None:
-    corpus = load_corpus(DataConfig(name="python-stdlib", cache_dir=str(tmp_path)))
-    starts, tokens = corpus.documents["test"], corpus.splits["test"]
-    assert len(starts) > 5
-    assert (tokens[starts[1:] - 1] == ord("\n")).mean() > 0.9
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """Real corpora, if TXL_DATA has them: published counts, and the content of a prefix."""
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams.shuffled import ShuffledStreams
-from txl_lightning.errors import OptionError
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.streams import ShuffledStreams
 
 ROOT = os.environ.get("TXL_DATA")
 pytestmark = pytest.mark.skipif(ROOT is None, reason="TXL_DATA is not set: there are no real corpora to read")
@@ -70,22 +68,6 @@ def test_text8s_prefix_has_27_symbols(tmp_path: Path) -> None:
     assert corpus.vocabulary.decode(corpus.splits["train"][:20]) == " anarchism originate"
 
 
-@pytest.mark.parametrize("name", ["enwik8", "text8", "wikitext-103", "lm1b"])
-def test_a_prefix_is_never_taken_for_the_whole(tmp_path: Path, name: str) -> None:
-    level = {"enwik8": "byte", "text8": "char"}.get(name, "word")
-    partial = {
-        "enwik8": "enwik8/enwik8.prefix",
-        "text8": "text8/text8.prefix",
-        "wikitext-103": "wikitext-103/wiki.train.prefix.tokens",
-        "lm1b": "lm1b/heldout-00010-00011.tokens",
-    }[name]
-    whole = {"enwik8": "enwik8", "text8": "text8", "wikitext-103": "wiki.train.tokens"}.get(name, "train.txt")
-    if (Path(ROOT or "") / name / whole).exists():
-        pytest.skip("the whole corpus is there")
-    with pytest.raises(OptionError, match=r"data.prefix=true uses that, under its own name"):
-        load(tmp_path, partial, name, level)
-
-
 def test_lm1bs_shards_stream_sentence_by_sentence(tmp_path: Path) -> None:
     corpus = load(tmp_path, "lm1b/heldout-00010-00011.tokens", "lm1b", "word", prefix=True)
     assert corpus.name == "lm1b.heldout-00010-00011+heldout-00012-00013"
@@ -99,14 +81,3 @@ def test_lm1bs_shards_stream_sentence_by_sentence(tmp_path: Path) -> None:
         n_marks += int((segment.targets == mark).sum())
     assert streams.n_targets > 0.98 * len(corpus.splits["train"])
     assert n_marks > 0.98 * len(corpus.sentences["train"])
-
-
-@pytest.mark.slow
-def test_a_hundred_megabytes_are_prepared_in_less_than_half_a_minute(tmp_path: Path) -> None:
-    started = time.perf_counter()
-    corpus = load(tmp_path, "wikipedia-2015/wikipedia-2015.txt.xz", "wikipedia-2015", "char")
-    assert time.perf_counter() - started < 30
-    assert sum(sizes(corpus)) > 100_000_000
-    started = time.perf_counter()
-    load_corpus(DataConfig(name="wikipedia-2015", level="char", cache_dir=str(tmp_path)))
-    assert time.perf_counter() - started < 1

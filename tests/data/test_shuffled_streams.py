@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.data.streams.shuffled import ShuffledStreams
+from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import OptionError
 
 SENTENCE = 0
@@ -133,6 +133,13 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch() -> None:
         assert resumed.state_dict() == {"epoch": 2, "position": 0}
 
 
+def test_an_epoch_is_as_long_as_the_shortest_column_in_any_order() -> None:
+    """60 sentences of 5 tokens in a column: 300 tokens, of which 4 may not fill a segment's end; 74 segments of 4."""
+    assert len(ShuffledStreams(*sentences([4] * 60), 1, 4)) == 74
+    assert len(ShuffledStreams(*sentences([4] * 60), 1, 4, shuffle=False)) == 75
+    assert len(ShuffledStreams(*sentences([4] * 60), 2, 73)) == (150 - 4) // 73 == 2
+
+
 def test_another_epoch_begins_even_if_nobody_asked_for_more_than_the_last_segment() -> None:
     streams = ShuffledStreams(*sentences([3] * 60), 2, 4)
     iterator = iter(streams)
@@ -150,7 +157,7 @@ def test_another_epoch_begins_even_if_nobody_asked_for_more_than_the_last_segmen
     ("options", "words"),
     [
         ({"batch_size": 0, "segment_len": 4}, "batch_size=0"),
-        ({"batch_size": 9, "segment_len": 4}, "too few of 5 sentences"),
+        ({"batch_size": 9, "segment_len": 4}, r"too few of 5 sentences \(25 tokens\) .* segment of 4"),
         ({"batch_size": 1, "segment_len": 4, "world_size": 2}, "at least the 2 processes"),
     ],
 )

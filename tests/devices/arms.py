@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,17 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "qrnn": replace(RECURRENT, cell="qrnn"),
     "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),
 }
+# Together these run every branch of the models; `make test-all` takes all arms.
+ALWAYS = (
+    *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
+    *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp", "memory of zeros"),
+    *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+)
+
+
+def cases(arms: Iterable[str] = tuple(ARMS)) -> list[Any]:
+    """Return arms as parameters of a test."""
+    return [pytest.param(arm, marks=() if arm in ALWAYS else pytest.mark.slow) for arm in arms]
 
 
 def make(arm: str, device: str = "cpu") -> Model:

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.distributed import ranks
 from txl_lightning.training import build
 from txl_lightning.training.callbacks import training_curves
@@ -108,14 +108,17 @@ def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
 
 
 def test_mfu_and_peak_memory_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[tuple[int, ...]] = []
     monkeypatch.setattr(training_curves, "peak_flops", lambda device, precision: 1e12)
+    monkeypatch.setattr(training_curves, "training_flops", lambda model, *lengths: sizes.append(lengths) or 64000.0)
     options = ("logger=csv", "trainer.log_every_n_steps=6", "evaluation.max_segments=1")
     train(tiny_config(tmp_path, *options), tmp_path / "run")
     rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
     (_, row) = [row for row in rows if row["train/mfu"]]
     assert float(row["train/peak_memory_bytes"]) > 50e6
-    per_token = float(row["train/mfu"]) * 1e12 / float(row["train/tokens_per_second"])
-    assert 1e3 < per_token < 1e7
+    assert sizes == [(4, 8)] * 2
+    per_second = 64000 / (4 * 8) * float(row["train/tokens_per_second"])
+    assert float(row["train/mfu"]) == pytest.approx(per_second / 1e12, rel=1e-3)
 
 
 def test_no_mfu_is_invented_where_the_peak_is_unknown(tmp_path: Path) -> None:

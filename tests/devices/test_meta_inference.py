@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.devices.arms import ARMS, B, T, make, tokens, unread_clusters
+from tests.devices.arms import ARMS, B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
 from txl_lightning.data.streams.ordered import OrderedStreams
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
-from txl_lightning.evaluation.scoring.sliding import sliding_losses
 from txl_lightning.evaluation.scoring.token_losses import score_streams, token_losses
-from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.evaluation.scoring.windows import loss_grid, sliding_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
@@ -26,6 +24,7 @@ CACHEABLE = [
     if isinstance(config, TransformerXLConfig) and config.compression is None  # `can_cache`
 ]
 CORPUS = np.arange(200) % 30
+SHORT = CORPUS[: 3 * B * T]
 
 
 @pytest.fixture(autouse=True)
@@ -34,23 +33,23 @@ def _unread() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", cases())
 def test_streams_are_scored(arm: str) -> None:
-    model, streams = make(arm, "meta").eval(), OrderedStreams(CORPUS, B, T)
+    model, streams = make(arm, "meta").eval(), OrderedStreams(SHORT, B, T)
     with AnsweredReads():
         assert score_streams(model, streams).tokens == streams.n_targets
         assert len(token_losses(model, streams).nll) == streams.n_targets
 
 
-@pytest.mark.parametrize("arm", CACHEABLE)
+@pytest.mark.parametrize("arm", cases(CACHEABLE))
 def test_streams_are_scored_with_cached_keys_and_values(arm: str) -> None:
-    model, streams = make(arm, "meta").eval(), OrderedStreams(CORPUS, B, T)
+    model, streams = make(arm, "meta").eval(), OrderedStreams(SHORT, B, T)
     assert isinstance(model, TransformerXL)
     with AnsweredReads():
         assert len(token_losses(CachedTransformerXL(model, mem_len=17), streams).nll) == streams.n_targets
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", cases())
 def test_recl_has_losses_by_context(arm: str) -> None:
     reader = window_reader(make(arm, "meta"), trained_len=T)
     with AnsweredReads():
@@ -58,7 +57,7 @@ def test_recl_has_losses_by_context(arm: str) -> None:
         assert len(sliding_losses(reader, CORPUS, 8).nll)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", cases())
 def test_tokens_are_generated(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `txl generate` does it: without a memory, from a window that is recomputed for every token."""
 

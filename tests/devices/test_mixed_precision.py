@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.devices.arms import ARMS, make, tokens
+from tests.devices.arms import cases, make, tokens
 from txl_lightning import Memory
 from txl_lightning.model.baselines.recurrent import RecurrentState
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", cases())
 def test_losses_norms_and_memory_are_in_float32(arm: str) -> None:
     model, seen = make(arm), []
 
@@ -40,10 +40,3 @@ def test_the_loss_is_not_that_of_rounded_probabilities() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         nll_BT, _ = make("relative, memory").eval().score(window[:, :-1], window[:, 1:])
     assert not torch.equal(nll_BT, nll_BT.bfloat16().float())
-
-
-def test_a_softmax_of_bfloat16_scores_is_computed_in_float32() -> None:
-    scores = 8 * torch.randn(50, 400, generator=torch.Generator().manual_seed(0)).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        probabilities = torch.softmax(scores, dim=-1)
-    assert torch.equal(probabilities, torch.softmax(scores.float(), dim=-1).to(probabilities.dtype))

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.covering import product_of
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import attention
 from txl_lightning.model.inference.cached import CachedTransformerXL
-from txl_lightning.model.inference.weights_snapshot import in_place_changes, parameters_of
+from txl_lightning.model.inference.weights_snapshot import in_place_changes
 from txl_lightning.model.kernels import cpu_parts
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
@@ -74,8 +75,7 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
     assert_close(cached, outputs(model, stream, segments), tolerance)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(("encoding", "lengths"), product_of(ENCODINGS, LENGTHS))
 def test_the_cache_computes_what_hidden_states_do(encoding, lengths):
     model = model_of(encoding, **lengths)
     assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
@@ -87,18 +87,10 @@ def test_in_single_precision(encoding):
     assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, SINGLE)
 
 
-@pytest.mark.parametrize("encoding", [{}, {"encoding": "shaw", "table_len": 5}], ids=["relative", "shaw"])
-@pytest.mark.parametrize("terms", SUBSETS)
-def test_with_any_terms(terms, encoding):
-    model = tiny_model(terms=terms, untie_biases=True, mem_len=5, memory_start="zeros", **encoding)
-    assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
+HEADS = ["relative, pre-norm, untied u and v", "shaw", "absolute", "alibi", "rope, QK-norm"]
 
 
-@pytest.mark.parametrize("scores_at_once", [1, 40])
-@pytest.mark.parametrize(
-    "encoding", ["relative, pre-norm, untied u and v", "shaw", "absolute", "alibi", "rope, QK-norm"]
-)
-@pytest.mark.parametrize("terms", ["abcd", "abd", "ac", "cd", "d", ""])
+@pytest.mark.parametrize(("terms", "encoding", "scores_at_once"), product_of(SUBSETS, HEADS, [1, 40]))
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
     monkeypatch.setattr(cpu_parts, "SCORE_BYTES_AT_ONCE", 8 * scores_at_once)
     model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
@@ -238,15 +230,6 @@ def test_the_changed_parameter_is_named():
             cached(random_stream(2, 3))
 
 
-def test_training_another_model_changes_nothing():
-    cached, stream = CachedTransformerXL(tiny_model()), random_stream(2, 12)
-    with torch.no_grad():
-        _, memory = cached(stream[:, :6])
-    step_of_adam(tiny_model())
-    with torch.no_grad():
-        cached(stream[:, 6:], memory)
-
-
 def test_torch_counts_changes_in_place_except_those_of_a_fused_optimizer():
     """Fails when torch drops `_version`, or counts fused steps: then say so in `WeightsSnapshot`."""
     weight = torch.nn.Parameter(torch.ones(3))
@@ -300,8 +283,7 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
         cached(stream, memory)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(("name", "lengths"), product_of(ENCODINGS, LENGTHS))
 def test_states_at_places_are_those_of_the_whole_segment(name, lengths):
     model, stream, places = model_of(name, **lengths), random_stream(2, 17), torch.tensor([0, 3, 4, 7])
     before = model(stream[:, :9])[1]
@@ -312,9 +294,7 @@ def test_states_at_places_are_those_of_the_whole_segment(name, lengths):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("n_targets", [1, 3, 8])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(("name", "lengths", "n_targets"), product_of(ENCODINGS, LENGTHS, [1, 3, 8]))
 def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n_targets):
     model, stream = model_of(name, **lengths), random_stream(2, 17)
     targets = random_stream(2, 8)
@@ -331,8 +311,7 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n
         torch.testing.assert_close(longer[0], longer[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("terms", ["", "ac", "bd", "abcd"])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize(("lengths", "terms"), product_of(LENGTHS, ["", "ac", "bd", "abcd"]))
 def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatch):
     widths = []
 
@@ -357,25 +336,10 @@ def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatc
     torch.testing.assert_close(in_blocks, whole, rtol=0, atol=1e-12)
 
 
-def test_in_half_precision():
-    model = tiny_model().bfloat16()
-    hidden = outputs(CachedTransformerXL(model), random_stream(2, 12), [3] * 4)
-    assert hidden.dtype == torch.bfloat16
-    torch.testing.assert_close(hidden, outputs(model, random_stream(2, 12), [3] * 4), rtol=0.05, atol=0.1)
-
-
 def test_with_adaptive_embedding_and_softmax():
     model = tiny_model(cutoffs=(3, 7), div_val=2, d_embed=8)
     stream = random_stream(2, 20, VOCABULARY)
     assert_same(model, stream, [5, 1, 9, 5], EXACT)
-
-
-def test_torch_still_has_a_modules_own_table_of_parameters() -> None:
-    """Fails when torch drops `_parameters`, or keeps a replaced parameter in it."""
-    module = torch.nn.Linear(2, 2)
-    assert parameters_of(module) is module._parameters
-    module.weight = torch.nn.Parameter(torch.zeros(2, 2))
-    assert parameters_of(module)["weight"] is module.weight
 
 
 @pytest.mark.parametrize("n_streams", [1, 2])  # one token of one stream reads the table in another way

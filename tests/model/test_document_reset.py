@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.covering import product_of
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning import Memory, TransformerXL
 from txl_lightning.errors import OptionError
@@ -66,18 +67,14 @@ def documents_of(starts: list[int]) -> list[tuple[int, int]]:
 
 
 places = st.lists(st.lists(st.integers(0, L - 1), unique=True, max_size=6), min_size=B, max_size=B)
-some_cases = pytest.mark.parametrize(
-    "starts",
-    [
-        [[0, T], [T - 1], [T, 2 * T - 1, 2 * T]],  # at the first and the last token of a segment
-        [[1, 2, 3], [5, 6], [17]],  # several in a segment; the very last token
-        [[2], [], [16]],  # documents longer than the memory
-    ],
-    ids=["at the ends of segments", "several in a segment", "long documents"],
-)
+STARTS = {
+    "at the ends of segments": [[0, T], [T - 1], [T, 2 * T - 1, 2 * T]],
+    "several in a segment": [[1, 2, 3], [5, 6], [17]],  # and the very last token
+    "longer than the memory": [[2], [], [16]],
+}
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(starts=places, encoding=st.sampled_from(list(ENCODINGS)), lengths=st.sampled_from(LENGTHS), cached=st.booleans())
 def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, lengths, cached):
     model, stream = documents_model(**{**ENCODINGS[encoding], **lengths}), random_stream(B, L)
@@ -91,10 +88,12 @@ def test_a_document_scores_as_it_does_alone_in_a_stream(starts, encoding, length
                 torch.testing.assert_close(together[row, first:stop], alone[0, : stop - first], **EXACT)
 
 
-@some_cases
-@pytest.mark.parametrize("options", [*LENGTHS, *({"mem_len": 5, **e} for e in ENCODINGS.values())], ids=str)
-@pytest.mark.parametrize("mode", ["train", "evaluate", "cached"])
-def test_text_before_a_document_does_not_change_a_bit(starts, options, mode):
+ARMS = [*LENGTHS, *({"mem_len": 5, **encoding} for encoding in ENCODINGS.values())]
+
+
+@pytest.mark.parametrize(("options", "mode", "where"), product_of(ARMS, ["train", "evaluate", "cached"], STARTS))
+def test_text_before_a_document_does_not_change_a_bit(options, mode, where):
+    starts = STARTS[where]
     model = documents_model(**options, dropout=0.1 if mode == "train" else 0.0)
     model.train(mode == "train").float()
     scorer = CachedTransformerXL(model) if mode == "cached" else model
@@ -137,7 +136,7 @@ def test_without_a_reset_the_text_before_counts():
 
 
 @given(starts=places)
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_a_static_memory_computes_what_a_growing_one_does(starts):
     model, stream = documents_model(mem_len=6), marked(random_stream(B, L), starts)
     growing_nll, growing = scored(model, stream)

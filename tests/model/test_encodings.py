@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from tests.covering import product_of
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model.positions import sinusoid
@@ -23,10 +24,8 @@ ENCODINGS = [
 ]
 
 
-@pytest.mark.parametrize("mem_len", [0, 4])
-@pytest.mark.parametrize("terms", SUBSETS)
-@pytest.mark.parametrize("encoding", ["relative", "shaw"])
-def test_every_subset_of_terms_trains_with_and_without_memory(encoding: str, terms: str, mem_len: int) -> None:
+@pytest.mark.parametrize(("terms", "encoding", "mem_len"), product_of(SUBSETS, ["relative", "shaw"], [4, 4, 0]))
+def test_every_subset_of_terms_trains_with_and_without_memory(terms: str, encoding: str, mem_len: int) -> None:
     model = tiny_model(encoding=encoding, terms=terms, mem_len=mem_len, table_len=9, dropout=0.1).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     stream, memory = random_stream(2, 13), None

@@ -5,7 +5,6 @@ import sys
 from functools import partial
 from types import ModuleType
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from tests.model.tiny_model import SIZES, random_stream, tiny_model
 from txl_lightning import LanguageModel, TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.model.dropout import Dropout
-from txl_lightning.model.positions import relative_shift, sinusoid
 
 
 @pytest.mark.parametrize(
@@ -49,15 +47,6 @@ def test_an_unknown_start_of_the_memory_is_named():
     object.__setattr__(config, "memory_start", "x")  # in tests, the constructor itself refuses a wrong Literal
     with pytest.raises(OptionError, match="memory_start=x: must be empty or zeros"):
         config.__post_init__()
-
-
-def test_shapes_are_checked_in_tests():
-    with pytest.raises(jaxtyping.TypeCheckError):
-        sinusoid(torch.zeros(2, 3), 4)
-    with pytest.raises(jaxtyping.TypeCheckError):
-        relative_shift(torch.zeros(2, 3))
-    with pytest.raises(jaxtyping.TypeCheckError):
-        tiny_model().score(torch.zeros(2, 3), torch.zeros(2, 3))
 
 
 def test_the_model_is_a_language_model():

@@ -10,15 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import (
     register_module_forward_hook,
-    register_module_forward_pre_hook,
-    register_module_full_backward_hook,
-    register_module_full_backward_pre_hook,
 )
 from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.model.dropout import Dropout
-from txl_lightning.model.kernels.choice import has_hooks
 from txl_lightning.model.kernels.cpu_parts import softmax_of
 from txl_lightning.model.softmax import ROWS_BYTES, negative_log_likelihood
 
@@ -118,37 +114,6 @@ def test_hooks_of_every_module_see_what_stays_and_change_no_gradient(dropout: fl
         assert torch.equal(kept, before)
 
 
-def test_torch_still_keeps_the_hooks_of_a_module_in_these_tables() -> None:
-    """`_forward_hooks` and the others are not public: a torch that changes one fails here first."""
-    module = nn.Linear(2, 2)
-    tables = {
-        "_forward_pre_hooks": (module.register_forward_pre_hook, register_module_forward_pre_hook),
-        "_forward_hooks": (module.register_forward_hook, register_module_forward_hook),
-        "_backward_pre_hooks": (module.register_full_backward_pre_hook, register_module_full_backward_pre_hook),
-        "_backward_hooks": (module.register_full_backward_hook, register_module_full_backward_hook),
-    }
-    for table, (of_one, of_all) in tables.items():
-        assert not has_hooks(module)
-        with of_one(lambda *_: None):  # type: ignore[operator]
-            assert getattr(module, table)
-            assert has_hooks(module)
-            assert not has_hooks(nn.Linear(2, 2))
-        with of_all(lambda *_: None):  # type: ignore[operator]
-            assert has_hooks(module)  # by `_has_any_global_hook`
-    assert not has_hooks(module)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_torchs_private_backward_pass_of_softmax_may_overwrite_the_gradient_it_is_given(dtype: torch.dtype) -> None:
-    """`_softmax_backward_data` is not public: a torch that changes it fails here first."""
-    p, gradient = torch.randn(9, 700).softmax(-1).to(dtype), torch.randn(9, 700, dtype=dtype)
-    given = gradient.clone()
-    backward = torch.ops.aten._softmax_backward_data
-    written = backward.out(given, p, -1, dtype, grad_input=given)
-    assert written.data_ptr() == given.data_ptr()
-    assert torch.equal(written, backward(gradient, p, -1, dtype))
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_losses_of_many_rows_are_torchs_bit_for_bit(dtype: torch.dtype, overwrite: bool) -> None:
@@ -183,14 +148,3 @@ def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:
     each = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in nll]
     (together,) = torch.autograd.grad(nll.sum(), leaf)
     torch.testing.assert_close(torch.stack(each).sum(0), together)
-
-
-def test_torch_says_privately_whether_a_graph_is_kept() -> None:
-    """`_get_current_graph_task_keep_graph` is not public: a torch that changes it fails here first."""
-    said = []
-    x = torch.ones(1, requires_grad=True)
-    y = x * 2
-    y.register_hook(lambda _: said.append(torch._C._autograd._get_current_graph_task_keep_graph()))
-    torch.autograd.grad(y, x, retain_graph=True)
-    torch.autograd.grad(y, x)
-    assert said == [True, False]

@@ -98,7 +98,7 @@ def test_a_segment_sees_itself_and_as_many_segments_as_there_are_layers(n_layer,
             hidden, memory = model(tokens, memory)
     change = (hidden[1:] - hidden[:1]).abs().amax(-1)  # of every output of the last segment
     assert (change[:-1] > 1e-9).all()
-    assert not change[-1].any()
+    assert change[-1].max() < 1e-12, "rows of one batch may round differently"
 
 
 @given(

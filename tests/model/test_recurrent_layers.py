@@ -1,11 +1,15 @@
 """Layers of the recurrent baselines against plain loops."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from txl_lightning.model.baselines import recurrent_layers
 from txl_lightning.model.baselines.recurrent_layers import LSTMLayer, QRNNLayer, forget_mult, lstm_with_weights
 
+LSTM_PROBE = recurrent_layers.has_bfloat16_lstm  # calls a private function of torch
 EXACT = {"rtol": 0, "atol": 1e-9}
 
 
@@ -86,6 +90,33 @@ def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
     with torch.no_grad():
         plain.get_parameter(weight).mul_(mask)
     torch.testing.assert_close(dropped, plain(x, start, start)[0], **EXACT)
+
+
+@pytest.mark.parametrize("weight_dropout", [0.0, 0.5])
+@pytest.mark.parametrize("supported", [False, True])
+def test_under_autocast_an_lstm_is_in_bfloat16_only_where_the_cpu_has_one(
+    supported: bool, weight_dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype | None] = []
+    original = recurrent_layers.lstm_with_weights if weight_dropout else torch.nn.LSTM.forward
+
+    def noting(*arguments: Any) -> Any:
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        with torch.autocast("cpu", enabled=False):  # the CPU of this test may have none
+            return original(*arguments)
+
+    monkeypatch.setattr(recurrent_layers, "has_bfloat16_lstm", lambda: supported)
+    monkeypatch.setattr(recurrent_layers, "lstm_with_weights", noting)
+    monkeypatch.setattr(torch.nn.LSTM, "forward", noting)
+    layer, x, start = LSTMLayer(8, weight_dropout), torch.randn(2, 5, 8), torch.zeros(2, 8)
+    outputs = []
+    for autocast in (True, False):
+        torch.manual_seed(3)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            outputs.append(layer(x, start, start)[0])
+    assert seen == [torch.bfloat16 if supported else None, None]
+    assert torch.equal(*outputs)
+    assert isinstance(LSTM_PROBE(), bool)
 
 
 def test_torchs_undocumented_lstm_is_its_module():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.covering import product_of
 from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
 from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
@@ -124,8 +125,9 @@ def test_options_that_do_not_fit_a_rotation_are_refused(options: dict[str, objec
         tiny_model(**options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("arm", ["rope, QK-norm, interpolation", "alibi", "none"])
+@pytest.mark.parametrize(
+    ("arm", "dtype"), product_of(["rope, QK-norm, interpolation", "alibi", "none"], [torch.float64, torch.float32])
+)
 def test_a_stream_far_longer_than_its_memory_stays_exact_in_the_cache(arm: str, dtype: torch.dtype) -> None:
     """With `same_length` the cut does not matter: the last tokens of 3,000 are compared with a new memory's."""
     model, stream = tiny_model(**ARMS[arm], mem_len=6, same_length=True, n_layer=1).to(dtype), random_stream(1, 3001)

@@ -12,8 +12,8 @@ from tests.training.small_run import tiny_config
 from tests.training.test_launched import start
 from txl_lightning.config.schemas import Config
 from txl_lightning.runs import threads
-from txl_lightning.runs.threads import fastest_threads, resolve_threads
-from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.runs.threads import resolve_threads, set_threads, useful_threads
+from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training import run
 from txl_lightning.training.run import train
 
@@ -26,6 +26,12 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def train_tiny(tmp_path: Path) -> Path:
+    """Train four steps and return the last checkpoint."""
+    train(config(tmp_path), tmp_path / "run")
+    return tmp_path / "run/checkpoints/last.ckpt"
+
+
 def config(tmp_path: Path, *overrides: str) -> Config:
     return tiny_config(tmp_path, "trainer.num_threads=null", "trainer.max_steps=4", *overrides)
 
@@ -34,25 +40,26 @@ def config(tmp_path: Path, *overrides: str) -> Config:
     ("n_parameters", "n_layer", "tokens", "available", "chosen"),
     [
         (20_000, 2, 4 * 32, 2, 1),
-        (383_000, 3, 16 * 64, 2, 2),  # txl_laptop_small
+        (383_000, 3, 16 * 32, 2, 1),  # txl_laptop_small in the profile laptop
         (5_192_000, 6, 16 * 128, 2, 2),  # txl_laptop_large
         (5_192_000, 6, 16 * 128, 1, 1),
         (41_000_000, 12, 22 * 512, 16, 16),
         (41_000_000, 12, 1, 16, 1),
     ],
 )
-def test_small_models_train_with_one_thread_and_large_ones_with_more(
+def test_more_than_one_thread_only_where_each_gains(
     n_parameters: int, n_layer: int, tokens: int, available: int, chosen: int
 ) -> None:
-    assert fastest_threads(n_parameters, n_layer, tokens, available) == chosen
+    assert useful_threads(n_parameters, n_layer, tokens, available) == chosen
 
 
 def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config(tmp_path), tmp_path / "run")
-    assert "trainer.num_threads=null: training with 1 of 2 CPU threads, the fastest" in capsys.readouterr().err
-    last = tmp_path / "run/checkpoints/last.ckpt"
+    last = train_tiny(tmp_path)
+    assert (
+        "training with 1 of 2 CPU threads: more would gain less than 1.6 times at this size" in capsys.readouterr().err
+    )
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
     assert read_checkpoint(last)["txl_lightning"]["config"]["trainer"]["num_threads"] == 1
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
@@ -78,6 +85,20 @@ def test_a_checkpoint_without_the_number_is_resumed_with_the_default_of_torch(tm
     earlier = {"txl_lightning": {"config": {"trainer": {"num_threads": None}}}}
     assert resolve_threads(config(tmp_path), 100, earlier).trainer.num_threads == 2
     assert resolve_threads(config(tmp_path), 100).trainer.num_threads == 1
+
+
+def test_measurements_use_the_threads_that_training_pays_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = load_trained(train_tiny(tmp_path))
+    set_threads(None)  # models from elsewhere keep torch's default
+    assert torch.get_num_threads() == 2
+    set_threads(None, trained)
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)
+    monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
+    set_threads(None, trained)
+    assert torch.get_num_threads() == 2
+    set_threads(3, trained)
+    assert torch.get_num_threads() == 3
 
 
 def test_other_runs_keep_what_they_have(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import plain
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained

@@ -1,4 +1,4 @@
-"""Number of CPU threads of a training run where the config says null."""
+"""Number of CPU threads where the options say null."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import n_processes
+from txl_lightning.runs.trained import TrainedModel
 
-# Operations of a layer in a training step that pay for a thread, measured on two cores (BENCHMARKS.md, "Threads").
-FLOPS_PER_THREAD = 0.15e9
+# A second thread gains 1.6 times from twice this on, measured on two cores (BENCHMARKS.md, "Threads"). Below it gains
+# less than it costs beside another program: each product then waits for the thread whose core is taken.
+FLOPS_PER_THREAD = 3e9
 
 
-def fastest_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
-    """Return the number of threads that trains fastest: one for a small model, more for a larger one.
+def useful_threads(n_parameters: int, n_layer: int, tokens: int, available: int) -> int:
+    """Return the number of threads that a training step pays for.
 
         threads = 6 · parameters / layers · tokens / FLOPS_PER_THREAD, from 1 to those available
 
@@ -30,6 +32,11 @@ def fastest_threads(n_parameters: int, n_layer: int, tokens: int, available: int
     """
     flops = 6 * n_parameters / n_layer * tokens
     return max(1, min(available, int(flops / FLOPS_PER_THREAD)))
+
+
+def _of_training(config: Config, n_parameters: int) -> int:
+    tokens = config.data.batch_size * config.data.segment_len // config.trainer.column_chunks
+    return useful_threads(n_parameters, config.model.n_layer, tokens, torch.get_num_threads())
 
 
 def resolve_threads(config: Config, n_parameters: int, checkpoint: dict[str, Any] | None = None) -> Config:
@@ -46,15 +53,33 @@ def resolve_threads(config: Config, n_parameters: int, checkpoint: dict[str, Any
     trainer = config.trainer
     if trainer.num_threads is not None or trainer.accelerator != "cpu" or n_processes(trainer) > 1:
         return config
+    available = torch.get_num_threads()
     if checkpoint is not None:  # null in the record of an earlier version, which used torch's default
-        before = checkpoint["txl_lightning"]["config"]["trainer"].get("num_threads")
-        threads = before or torch.get_num_threads()
-        which = f"CPU thread{'' if threads == 1 else 's'}, as before"
+        threads = checkpoint["txl_lightning"]["config"]["trainer"].get("num_threads") or available
+        why = f"{_count(threads)}, as before"
     else:
-        tokens = config.data.batch_size * config.data.segment_len // trainer.column_chunks
-        available = torch.get_num_threads()
-        threads = fastest_threads(n_parameters, config.model.n_layer, tokens, available)
-        which = f"of {available} CPU threads, the fastest for this model"
+        threads = _of_training(config, n_parameters)
+        gain = "more would gain less than 1.6 times" if threads < available else "each pays"
+        why = f"{threads} of {_count(available)}: {gain} at this size"
     torch.set_num_threads(threads)
-    print(f"trainer.num_threads=null: training with {threads} {which}", file=sys.stderr, flush=True)
+    print(f"trainer.num_threads=null: training with {why}", file=sys.stderr, flush=True)
     return replace(config, trainer=replace(trainer, num_threads=threads))
+
+
+def set_threads(given: int | None, *trained: TrainedModel) -> None:
+    """Set torch's threads for a measurement: as given, else those that the largest of the models would train with.
+
+    Args:
+        given: `num_threads` of a command.
+        trained: models of checkpoints; without one, null leaves torch's default.
+    """
+    if given is not None:
+        torch.set_num_threads(given)
+    elif trained:
+        torch.set_num_threads(
+            max(_of_training(one.config, sum(p.numel() for p in one.model.parameters())) for one in trained)
+        )
+
+
+def _count(threads: int) -> str:
+    return f"{threads} CPU thread{'' if threads == 1 else 's'}"

@@ -9,17 +9,18 @@ import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.data.streams.ordered import OrderedStreams
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention.maps import (
     AttentionInputs,
     attention_maps,
     attention_reach,
     by_distance,
+    most_attended,
+    text_attention,
     watched,
 )
-from txl_lightning.evaluation.attention.text_attention import most_attended, text_attention
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.positions import attention_mask
 from txl_lightning.model.transformer_xl import TransformerXL

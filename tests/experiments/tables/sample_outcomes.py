@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import numpy as np
 
 from experiments.engine.jobs import Job
@@ -25,17 +26,19 @@ class World:
     Args:
         sign: 1 for differences as in the paper, -1 for reversed ones.
         noise: standard deviation of the loss between seeds, in bits per byte.
+        level: of the tokens.
     """
 
     sign: int = 1
     noise: float = 0.002
+    level: str = "byte"
 
 
 PAPER = World()
 
 
 def write_outcomes(setup: Setup, jobs: Sequence[Job], world: World = PAPER) -> None:
-    """Write the files that the tables read, for every job."""
+    """Write the files that the tables read, for every job; no two numbers of a file are equal by chance."""
     for job in jobs:
         folder = setup.runs / job.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,11 +58,12 @@ def write_outcomes(setup: Setup, jobs: Sequence[Job], world: World = PAPER) -> N
 
 def _train(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     loss = 2 + random_.random()
-    metrics = {"steps": 450, "tokens": 921600, "parameters": 387040, "seconds": 60.0, "corpus": CORPUS}
-    metrics["peak_memory_bytes"] = 600e6
-    metrics |= {"val/bpc": loss, "test/bpc": loss + 0.01}
-    metrics["evaluation"] = {"segment_len": 32, "batch_size": 64}
-    rows = [{"tokens": 1000 * i, "val/bpc": loss + 1 / i} for i in range(1, 4)]
+    metrics = {"corpus": CORPUS | {"level": world.level}, "evaluation": {"segment_len": 32, "batch_size": 64}}
+    for name, least in (("steps", 450), ("tokens", 921600), ("parameters", 387040), ("peak_memory_bytes", 600 << 20)):
+        metrics[name] = round(least * (1 + random_.random()))
+    metrics |= {"seconds": 60 + random_.random(), "val/bpc": loss, "test/bpc": loss + 0.01}
+    metrics |= {"val/ppl": 2**loss, "test/ppl": 2 ** (loss + 0.01)}
+    rows = [{"tokens": 1000 * i, "val/bpc": loss + 1 / i, "val/ppl": 2**loss + 1 / i} for i in range(1, 4)]
     return {"metrics.json": metrics, "validation.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
 
 
@@ -69,18 +73,16 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     swept = next((word for word in job.overrides if word.startswith("attention_lengths=")), None)
     trained = 32 if "no_recurrence" in job.name else 64
     longer = not absolute and ("shaw" not in job.name if world.sign > 0 else True)
-    gain = 0.02 * world.sign if "shaw" not in job.name else 0.04
+    gain = (0.02 * world.sign if "shaw" not in job.name else 0.04) * (1 + random_.random() / 8)
     init = base_loss(job, world)
     best = init - gain if longer else init
-    chosen = 128 if longer else trained
-    scored = {"standard_error": {"bpc": 0.01}, "tokens": POSITIONS, "evaluation": {}}
-    selected = {
-        "chosen_on": "valid",
+    chosen = random_.choice([128, 256]) if longer else trained
+    selected: dict[str, Any] = {
         "attention_length": chosen,
-        "init": {"attention_length": trained, **both(init), **scored, "losses": "losses_test_init.npz"},
-        "best": {"attention_length": chosen, **both(best), **scored, "losses": "losses_test_best.npz"},
+        "init": {"attention_length": trained, **scored(init), "tokens": POSITIONS, "losses": "losses_test_init.npz"},
+        "best": {"attention_length": chosen, **scored(best), "tokens": POSITIONS, "losses": "losses_test_best.npz"},
     }
-    valid: dict[str, Any] = {"tokens": 9000, **both(init)}
+    valid: dict[str, Any] = {"tokens": 9000, **scored(init + random_.random())}
     if swept is None:  # a recurrent network has no attention length
         selected |= {"attention_length": None, "init": {**selected["init"], "attention_length": None}}
         selected |= {"best": selected["init"]}
@@ -88,27 +90,28 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
         lengths = [int(n) for n in swept.partition("[")[2].rstrip("]").split(",")]
         lengths = [n for n in lengths if n <= trained or not absolute]
         valid["sweep"] = {
-            "unit": "bpc",
-            "init": {"attention_length": trained, **both(init)},
-            "best": {"attention_length": chosen, **both(best)},
+            "init": {"attention_length": trained, **scored(init + random_.random())},
+            "best": {"attention_length": chosen, **scored(best + random_.random())},
             "attention_length": chosen,
-            "lengths": [{"attention_length": n, **both(2 + random_.random())} for n in lengths],
+            "lengths": [{"attention_length": n, **scored(2 + random_.random())} for n in lengths],
             "tolerance": 0.001,
-            "limit": 32 if absolute else None,
         }
         if "unclamped=true" in job.overrides:
-            valid["sweep"]["unclamped"] = [{"attention_length": n, **both(3.0)} for n in lengths if n > trained]
+            far = [n for n in lengths if n > trained]
+            valid["sweep"]["unclamped"] = [{"attention_length": n, **scored(3 + random_.random())} for n in far]
     memory = any(word.startswith("memory_at_evaluation=") for word in job.overrides)
-    test = {"tokens": POSITIONS, "selected": selected, "memory_at_evaluation": both(2.9) if memory else None}
-    return {"evaluation.json": {"valid": valid, "test": test}}
+    alone = scored(2.9 + random_.random()) if memory else None
+    return {
+        "evaluation.json": {"valid": valid, "test": {"tokens": 1, "selected": selected, "memory_at_evaluation": alone}}
+    }
 
 
 POSITIONS = 12_345
 
 
-def both(bpc: float) -> dict[str, float]:
-    """Return a loss in both units."""
-    return {"nll": bpc * math.log(2), "bpc": bpc}
+def scored(bpc: float) -> dict[str, float]:
+    """Return a loss in all units."""
+    return {"nll": bpc * math.log(2), "bpc": bpc, "ppl": 2**bpc}
 
 
 def base_loss(job: Job, world: World) -> float:
@@ -124,8 +127,8 @@ def write_losses(folder: Path, job: Job) -> None:
     """Write losses whose means are those of the evaluation; the text is the same for all runs."""
     selected = json.loads((folder / "evaluation.json").read_text())["test"]["selected"]
     text = np.random.default_rng(0).gamma(2.0, 0.3, POSITIONS)
-    for name in ("init", "best"):
-        noise = np.random.default_rng([len(name), sum(job.name.encode())]).normal(0, 0.05, POSITIONS)
+    for i, name in enumerate(("init", "best")):
+        noise = np.random.default_rng([i, *job.name.encode()]).normal(0, 0.05, POSITIONS)
         nll = text + noise
         nll += selected[name]["nll"] - nll.mean()
         np.savez(folder / selected[name]["losses"], nll=nll.astype(np.float32), positions=np.arange(POSITIONS))
@@ -134,24 +137,23 @@ def write_losses(folder: Path, job: Job) -> None:
 def _recl(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     word = next(word for word in job.overrides if word.startswith("names="))
     names = word.removeprefix("names=[").removesuffix("]").replace("'", "").split(",")
+    others = 64 - 24 * world.sign
     models = []
     for name in names:
-        value = {"Transformer-XL": 64}.get(name, 64 - 24 * world.sign)
-        bounds = {"low": value - 8, "high": value + 8} if name != "LSTM" else {"low": None, "high": None}
-        difference = value - (64 - 24 * world.sign)
-        bounds["high_at_least"] = False
-        bounds["longer_than"] = {other: [difference - 11, difference + 11] for other in names if other != name}
-        models.append(
-            {
-                "name": name,
-                "recl": {r: {"value": value, "at_least": name == "QRNN", **bounds} for r in ("0.1", "0.5", "1.0")},
-                "bpc": [2.5, 2.4],
-                "bpc_standard_error": [0.1, 0.09],
-                "limit": 32 if name == "Transformer" else None,
-            }
-        )
+        lengths = {}
+        for i, r in enumerate(("0.1", "0.5", "1.0")):
+            value = (64 if name == "Transformer-XL" else others) - i
+            lengths[r] = {"value": value, "at_least": name == "QRNN", "high_at_least": r == "0.5"}
+            lengths[r] |= {"low": None, "high": None} if name == "LSTM" else {"low": value - 9, "high": value + 8}
+            ends = {other: (64 if other == "Transformer-XL" else others) - i for other in names if other != name}
+            lengths[r]["longer_than"] = {other: [value - it - 11, value - it + 12] for other, it in ends.items()}
+        last, error = 2.4 + random_.random(), 0.09 + random_.random() / 10
+        model = {"name": name, "recl": lengths, "limit": 32 if name == "Transformer" else None}
+        for unit, factor in (("bpc", 1.0), ("ppl", 2.0)):
+            model |= {unit: [2.5 * factor, last * factor], f"{unit}_standard_error": [0.1 * factor, error * factor]}
+        models.append(model)
     shared = {
-        "unit": "bpc",
+        "unit": "ppl" if world.level == "word" else "bpc",
         "contexts": [8, 16],
         "step": 8,
         "positions": {"number": 800, "blocks": 30},
@@ -166,7 +168,7 @@ def _speed(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
             "level": "char",
             "attention_len": length,
             "ratios": {
-                "vanilla/hidden": {"median": length / 2, "min": length / 2 - 20, "max": length / 2 + 20},
+                "vanilla/hidden": {"median": length / 2, "min": length / 2 - 21, "max": length / 2 + 20},
                 "vanilla/cached": {"median": length / 1.5},
             },
             "seconds_per_token": {
@@ -208,14 +210,13 @@ WRITERS = {
 }
 
 
-def draw_figures(setup: Setup, png: bytes) -> None:
-    """Write the figures that jobs draw, all of them the same PNG."""
+def draw_figures(setup: Setup) -> None:
+    """Write the figures that jobs draw; each is one grey pixel, of which no two are alike."""
     names = {"attention": ("by_distance", "text", "terms"), "speed": ("speed",)}
-    names |= {f"recl-group{group}": ("gains_r0.1", "contexts") for group in (1, 2)}
-    for job, figures in names.items():
-        for figure in figures:
-            if (folder := setup.runs / job).is_dir():
-                (folder / f"{figure}.png").write_bytes(png)
+    names |= {f"recl-{group}": ("gains_r0.1", "contexts") for group in ("group1", "group2", "beyond")}
+    for i, (job, figure) in enumerate((job, figure) for job, figures in names.items() for figure in figures):
+        if (folder := setup.runs / job).is_dir():
+            matplotlib.image.imsave(folder / f"{figure}.png", np.full((1, 1, 3), i / 20))
 
 
 def small_corpus(folder: Path) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ triton_attention = import_module("txl_lightning.model.kernels.triton_attention")
 triton_kernels = import_module("txl_lightning.model.kernels.triton_kernels")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy in the interpreter: -inf - 0, wrapping of hashes
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]

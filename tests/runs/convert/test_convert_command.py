@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from tests.training.small_run import tiny_config
@@ -19,10 +20,6 @@ from txl_lightning.runs.convert.command import run
 from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
-
-register_schemas()
-register_command("convert", ConvertOptions)
-
 
 TRAINED = ("memory.start=zeros", "model.untie_biases=true", "trainer.max_steps=2")
 
@@ -40,6 +37,14 @@ def source(place: Path) -> Path:
     return place / "run/checkpoints/best.ckpt"
 
 
+@cache
+def composed() -> DictConfig:
+    register_schemas()
+    register_command("convert", ConvertOptions)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("convert", overrides=["profile=smoke", "data=file"])
+
+
 class Convert:
     """`txl convert` with the text of a folder."""
 
@@ -47,12 +52,11 @@ class Convert:
         self.place, self.directory = place, directory
 
     def __call__(self, source: object, source_format: str, target: str, target_format: str, *more: str) -> Path:
-        data = ["data=file", f"data.path={self.place / 'text.txt'}", f"data.cache_dir={self.place / 'cache'}"]
+        data = [f"data.path={self.place / 'text.txt'}", f"data.cache_dir={self.place / 'cache'}"]
         formats = [f"source_format={source_format}", f"target_format={target_format}"]
         paths = [f"source={source}", f"target={self.directory / target}"]
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("convert", overrides=["profile=smoke", *data, *formats, *paths, *more])
-        options = OmegaConf.to_object(config)
+        words = OmegaConf.from_dotlist([*data, *formats, *paths, *more])
+        options = OmegaConf.to_object(OmegaConf.merge(composed(), words))
         assert isinstance(options, ConvertOptions)
         (line,) = run(options, self.directory)
         return Path(line)
@@ -142,11 +146,17 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
     [("memory=compressive", "memory.rate=2"), ("encoding=rope", "model.d_head=8", "encoding.interpolation=2")],
     ids=["compressive", "interpolated"],
 )
-def test_nothing_of_a_run_is_lost(convert: Convert, place: Path, tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    train(tiny_config(place, *overrides, "trainer.max_steps=1"), tmp_path / "run")
+def test_nothing_of_a_run_is_lost_but_given_lengths_replace_those_of_its_evaluation(
+    convert: Convert, place: Path, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    lengths = ("evaluation.mem_len=3", "evaluation.segment_len=4")
+    train(tiny_config(place, *overrides, *lengths, "trainer.max_steps=1"), tmp_path / "run")
     source = tmp_path / "run/checkpoints/best.ckpt"
-    copied = load_trained(convert(source, "txl", "copy.ckpt", "txl")).model
-    assert copied.config == load_trained(source).model.config
+    first, copied = load_trained(source), load_trained(convert(source, "txl", "copy.ckpt", "txl"))
+    assert copied.model.config == first.model.config
+    assert copied.config.evaluation == first.config.evaluation
+    longer = load_trained(convert(source, "txl", "longer.ckpt", "txl", "mem_len=5")).config.evaluation
+    assert (longer.mem_len, longer.segment_len) == (None, 4)
 
 
 def test_a_checkpoint_keeps_its_own_vocabulary_and_corpus(convert: Convert, source: Path, place: Path) -> None:
@@ -161,10 +171,3 @@ def test_a_checkpoint_keeps_its_own_vocabulary_and_corpus(convert: Convert, sour
     assert copied.config.evaluation == first.config.evaluation
     with pytest.raises(OptionError, match="vocabulary=corpus: must be null: a checkpoint of source_format=txl keeps"):
         convert(source, "txl", "other.ckpt", "txl", "vocabulary=corpus")
-
-
-def test_given_lengths_replace_those_of_the_runs_evaluation(convert: Convert, place: Path, tmp_path: Path) -> None:
-    train(tiny_config(place, "evaluation.mem_len=3", "evaluation.clamp_len=4", "trainer.max_steps=1"), tmp_path / "run")
-    copy = convert(tmp_path / "run/checkpoints/best.ckpt", "txl", "copy.ckpt", "txl", "mem_len=5")
-    evaluation = load_trained(copy).config.evaluation
-    assert (evaluation.mem_len, evaluation.clamp_len) == (None, 4)

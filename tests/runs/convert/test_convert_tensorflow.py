@@ -1,6 +1,7 @@
 """txl convert source_format=tensorflow: checkpoint, flags and vocabulary from the folder; evaluation of the result."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from tests.model.tiny_model import score_segments
 from tests.runs.convert.bundle_writer import write_bundle
 from tests.runs.convert.test_convert_command import Convert
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.evaluate.command import run as evaluate
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.model.checkpoints import from_tensorflow
 from txl_lightning.model.checkpoints.formats import CheckpointError
-from txl_lightning.runs.convert.tensorflow_folder import find_checkpoint, read_vocabulary
+from txl_lightning.runs.convert.tensorflow_checkpoint import find_checkpoint, read_vocabulary
 from txl_lightning.runs.trained import load_trained
 
 REFERENCES = sorted((Path(__file__).parents[2] / "reference/tensorflow").iterdir())
@@ -64,8 +65,8 @@ def test_losses_memory_and_evaluation_of_the_references(convert: Convert, tmp_pa
     assert all(torch.equal(tensor, direct[name]) for name, tensor in trained.model.state_dict().items())
     with torch.no_grad():
         nll, memory = score_segments(trained.model, outputs["tokens"], flags["tgt_len"])
-    torch.testing.assert_close(nll, outputs["nll"], rtol=0, atol=2e-6)
-    torch.testing.assert_close(memory.states, outputs["memory"], rtol=0, atol=2e-6)
+    torch.testing.assert_close(nll, outputs["nll"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(memory.states, outputs["memory"], rtol=1e-5, atol=1e-5)
 
     options = EvaluateOptions(str(target), splits=["test"], losses=True, batch_size=2, max_segments=4)
     evaluate(options, tmp_path)
@@ -78,14 +79,16 @@ def test_losses_memory_and_evaluation_of_the_references(convert: Convert, tmp_pa
     with torch.no_grad():
         expected, _ = score_segments(trained.model, stream[:, : 4 * flags["tgt_len"] + 1], flags["tgt_len"])
     found = np.load(tmp_path / "losses_test.npz")["nll"]
-    np.testing.assert_allclose(found, expected.flatten(), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found, expected.flatten(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_published_folder_needs_only_lengths(
     convert: Convert, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
-    assert "model.ckpt-0: ignored global_step, transformer/" in capsys.readouterr().err
+    n_more = len(random_variables(FLAGS)) + 1 - 3  # a slot of each variable and the step, of which three are shown
+    shown = r"model.ckpt-0: ignored global_step, transformer/\S+, transformer/\S+ and (\d+) more, not of the model"
+    assert re.findall(shown, capsys.readouterr().err) == [str(n_more)]
     trained = load_trained(target)
     assert trained.vocabulary.symbols[:3] == ("<eos>", "<unk>", "w2")
     variables = {name: value.astype("<f4").astype(float) for name, value in random_variables(FLAGS).items()}

@@ -15,15 +15,26 @@ from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, ex
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.attention.maps import ALL_TERMS, SINGLE_TERMS, Array, AttentionMaps, attention_maps
+from txl_lightning.evaluation.attention.maps import (
+    ALL_TERMS,
+    SINGLE_TERMS,
+    Array,
+    AttentionMaps,
+    attention_maps,
+    text_attention,
+)
 from txl_lightning.evaluation.attention.options import AttentionOptions
 from txl_lightning.evaluation.attention.report import write_report
-from txl_lightning.evaluation.attention.text_attention import text_attention
-from txl_lightning.evaluation.scoring.device import prepare_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.evaluation.scoring.option_checks import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    options_as_typed,
+)
 from txl_lightning.files import write_json
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.corpora import checkpoint_corpus
+from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import load_trained
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
@@ -40,9 +51,10 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     _check_options(options)
-    device = prepare_device(options.accelerator, options.num_threads)
+    device = chosen_device(options.accelerator)
     started = time.perf_counter()
     trained = load_trained(options.checkpoint)
+    set_threads(options.num_threads, trained)
     config, model = trained.config, trained.model
     if not isinstance(model, TransformerXL):
         raise OptionError(

@@ -32,7 +32,7 @@ class AttentionOptions:
         text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
         data_path: text file to read instead of the run's corpus, in the vocabulary of the checkpoint.
         accelerator: cpu or gpu.
-        num_threads: CPU threads; null for torch's default.
+        num_threads: CPU threads; null for as many as training such a model pays for.
         logger: group: none or wandb.
     """
 

@@ -14,13 +14,17 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.config.schemas import TransformerXLModelConfig
-from txl_lightning.data.vocabulary.decoding import StreamDecoder
-from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompts
-from txl_lightning.evaluation.scoring.device import device_of, prepare_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.evaluation.scoring.option_checks import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    options_as_typed,
+)
+from txl_lightning.evaluation.scoring.token_losses import device_of
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses
@@ -28,6 +32,7 @@ from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
+from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
@@ -59,9 +64,10 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
         UserError: an option, the checkpoint or the prompt is not usable.
     """
     _check_options(options)
-    device = prepare_device(options.accelerator, options.num_threads)
+    device = chosen_device(options.accelerator)
     precision = chosen_precision(options.precision, options.accelerator)
     trained = load_trained(options.checkpoint)
+    set_threads(options.num_threads, trained)
     trained.model.to(device)
     prompts = read_prompts(options, trained)
     with autocast(precision, device):  # cached inference checks that it is used as it was set up

@@ -32,7 +32,7 @@ class GenerateOptions:
         accelerator: cpu or gpu.
         precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
             on this machine.
-        num_threads: CPU threads; null for torch's default.
+        num_threads: CPU threads; null for as many as training such a model pays for.
     """
 
     checkpoint: str = MISSING

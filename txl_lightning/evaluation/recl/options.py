@@ -41,7 +41,7 @@ class ReclOptions:
         accelerator: cpu or gpu.
         precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
             on this machine.
-        num_threads: CPU threads; null for torch's default.
+        num_threads: CPU threads; null for as many as training such a model pays for.
         logger: group: none or wandb.
     """
 

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 
 from txl_lightning.config.schemas import plain
-from txl_lightning.data.corpora.published import CUTOFFS, PUBLISHED
+from txl_lightning.data.benchmarks import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.scoring.device import prepare_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
-from txl_lightning.evaluation.speed.options import SpeedOptions
-from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
+from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, chosen_device
+from txl_lightning.evaluation.speed.options import TABLE_9, SpeedOptions
 from txl_lightning.evaluation.speed.report import write_report
 from txl_lightning.evaluation.speed.schemes import RATIOS, TimedScheme, make_schemes, random_text, vanilla_of
 from txl_lightning.files import write_json
@@ -26,6 +24,7 @@ from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.machine import processor
 from txl_lightning.runs.metrics import loss_unit
+from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import load_trained
 
 LEVELS = ("char", "word")
@@ -83,7 +82,8 @@ def run(options: SpeedOptions, directory: Path, show: Show = print_now) -> list[
         UserError: an option or the checkpoint is not usable, or the budget is too small for three rounds.
     """
     _check_options(options)
-    device = prepare_device(options.accelerator, options.num_threads)
+    device = chosen_device(options.accelerator)
+    set_threads(options.num_threads)
     started = time.perf_counter()
     torch.manual_seed(options.seed)
     subjects = _checkpoint_subjects(options) if options.checkpoint else _random_subjects(options)

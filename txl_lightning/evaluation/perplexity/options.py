@@ -1,0 +1,84 @@
+"""Options of `txl evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from txl_lightning.config.schemas import LoggerConfig
+
+
+@dataclass
+class EvaluateOptions:
+    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
+
+    Lengths and batch size that are null are those of the run's own evaluation.
+
+    Args:
+        checkpoint: checkpoint of `txl train` to score.
+        splits: any of train, valid and test.
+        protocol: `memory` carries the state from segment to segment; `sliding` recomputes a window of context for
+            every few tokens.
+        batch_size: number of streams (protocol=memory; sliding has one).
+        segment_len: tokens in a segment (protocol=memory).
+        mem_len: memory length in tokens (protocol=memory).
+        compressed_len: length of a compressed memory in states (protocol=memory).
+        ext_len: extended context in tokens (protocol=memory).
+        same_length: whether all queries attend to equally many keys (protocol=memory).
+        clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
+            longest distance of training if you give longer lengths; -1 for no limit.
+        interpolation: positions of an encoding that rotates (rope) are divided by this; 0 for as much as the farthest
+            distance exceeds that of training; null for training's.
+        window: tokens in a window (protocol=sliding); null for the attention length of training.
+        stride: tokens scored in each window (protocol=sliding); null for half the window.
+        attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
+        select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
+            others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
+        sweep_tokens: tokens of that split to use, from its start; null for all.
+        unclamped: score attention lengths beyond the longest trained distance a second time, without clamp.
+        memory_at_evaluation: memory length at which a model with relative distances that was trained without memory
+            is scored as well, with `select_on`; null for none.
+        tolerance: how much worse than the best an attention length may be to count as reaching it, in ppl or bpc;
+            null for 0.005 ppl or 0.0005 bpc.
+        block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
+        losses: write the loss of every token to `losses_SPLIT.npz`.
+        data_path: text file to score instead of the run's corpus, in the vocabulary of the checkpoint.
+        max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
+            without limit if it had none or with protocol=sliding.
+        cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
+        accelerator: cpu or gpu.
+        precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
+            on this machine.
+        num_threads: CPU threads; null for as many as training such a model pays for.
+        logger: group: none or wandb.
+    """
+
+    checkpoint: str = MISSING
+    splits: list[str] = field(default_factory=lambda: ["valid", "test"])
+    protocol: str = "memory"
+    batch_size: int | None = None
+    segment_len: int | None = None
+    mem_len: int | None = None
+    compressed_len: int | None = None
+    ext_len: int | None = None
+    same_length: bool | None = None
+    clamp_len: int | None = None
+    interpolation: float | None = None
+    window: int | None = None
+    stride: int | None = None
+    attention_lengths: list[int] | None = None
+    select_on: str | None = None
+    sweep_tokens: int | None = None
+    unclamped: bool = False
+    memory_at_evaluation: int | None = None
+    tolerance: float | None = None
+    block_len: int = 1000
+    losses: bool = False
+    data_path: str | None = None
+    max_segments: int | None = None
+    cached: bool = True
+    accelerator: str = "cpu"
+    precision: str = "32-true"
+    num_threads: int | None = None
+    logger: LoggerConfig = field(default_factory=lambda: LoggerConfig(name="none"))
