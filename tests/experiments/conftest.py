@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from experiments.engine.session import Stopwatch
+from experiments.engine.plan import Stopwatch
 
 from experiments.claims import judged
 from experiments.engine.jobs import Job, merge

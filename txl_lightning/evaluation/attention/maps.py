@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from txl_lightning.data.documents import without_marks
-from txl_lightning.data.streams.ordered import Streams
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.streams import Streams
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
