@@ -30,6 +30,7 @@ from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum, write_json
 from txl_lightning.jobs.identity import code_of
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
+from txl_lightning.jobs.progress import Progress
 from txl_lightning.reporting.machine import processor
 
 ROUNDS, WARMUP = 7, 1
@@ -129,8 +130,6 @@ def measure_all(
         if budget is not None and used + expected > budget:
             late.append(task.name)
             raise UserError("no time left")
-        i = list(left).index(task.name) + 1
-        print(f"bench: {i}/{len(left)} {task.name}, about {expected:.1f} min; {used:.1f} min so far", file=sys.stderr)
         return JobProcess(task.measure)
 
     def end(task: Task, ended: Ended) -> str | None:
@@ -142,7 +141,12 @@ def measure_all(
         return None
 
     jobs = Jobs(list(left.values()), start, end)
-    jobs.run()
+    progress = Progress(jobs, lambda task: 60 * expected_minutes(task, records.get(task.name)))
+    jobs.show = progress.show
+    try:
+        jobs.run()
+    finally:
+        progress.close()
     return late, {name: error for name, error in jobs.failed.items() if name not in late}
 
 

@@ -38,7 +38,7 @@ from txl_lightning.reporting.machine import processor
 GRACE_SECONDS = 45  # for a stopped part to save and end
 LEAST_TRAINING_SECONDS = 120
 START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-KERNELS = ("triton", "flex")
+KERNELS = ("flex",)
 SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
 BASE = (
     "experiment=paper/enwik8_base",
@@ -88,7 +88,7 @@ class GpuSession:
         else:
             print(f"gpu.sh: {name}, at most {limit:.0f} s …", file=sys.stderr, flush=True)
             begun = time.monotonic()
-            record["status"] = _run(Part(name, [sys.executable, *words]), log, limit)
+            record["status"] = _run(TimedPart(name, [sys.executable, *words]), log, limit)
             record["seconds"] = round(time.monotonic() - begun, 1)
         self.parts.append(record)
         self.write()
@@ -103,7 +103,7 @@ class GpuSession:
 
 
 @dataclass(frozen=True)
-class Part:
+class TimedPart:
     """One part as a job."""
 
     name: str
@@ -112,15 +112,15 @@ class Part:
     alone: bool = True
 
 
-def _run(part: Part, log: Path, limit: float) -> str:
+def _run(part: TimedPart, log: Path, limit: float) -> str:
     """Run a process; after the limit ask it to end, and kill it if it does not. Return how it ended."""
     status: list[int | None] = []
 
-    def start(part: Part, slot: int) -> JobProcess:
+    def start(part: TimedPart, slot: int) -> JobProcess:
         log.write_text("")
         return JobProcess(execute, part.words, log=log)
 
-    def end(part: Part, ended: Ended) -> None:
+    def end(part: TimedPart, ended: Ended) -> None:
         status.append(ended.status)
 
     jobs = Jobs([part], start, end, grace_seconds=GRACE_SECONDS, first_signal=signal.SIGTERM, limit=limit)

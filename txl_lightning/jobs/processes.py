@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Job(Protocol):
+class Runnable(Protocol):
     """Something to run."""
 
     @property
@@ -45,7 +45,7 @@ class Job(Protocol):
         """Whether no other job may run meanwhile."""
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Runnable)
 
 
 @dataclass(frozen=True)
@@ -237,6 +237,7 @@ class Jobs(Generic[J]):
         running: jobs with their process and their slot.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
+        seconds: time of each job that ended, by name.
         stopped: whether a signal or the limit has ended the jobs.
     """
 
@@ -247,10 +248,11 @@ class Jobs(Generic[J]):
     grace_seconds: float = 60.0
     first_signal: signal.Signals = signal.SIGINT
     limit: float | None = None
-    show: Callable[[], None] = lambda: None
+    show: Callable[[], object] = lambda: None
     running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     stopped: bool = False
 
     def run(self) -> None:
@@ -311,6 +313,7 @@ class Jobs(Generic[J]):
                 self._ended(entry[0], ended)
 
     def _ended(self, job: J, ended: Ended) -> None:
+        self.seconds[job.name] = ended.seconds
         if (error := self.end(job, ended)) is None:
             self.done.add(job.name)
         else:
