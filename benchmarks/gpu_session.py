@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GRACE_SECONDS = 45  # for a stopped part to save and end
 LEAST_TRAINING_SECONDS = 120
 START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-KERNELS = ("triton", "flex")
+KERNELS = ("flex",)
 SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
 BASE = (
     "experiment=paper/enwik8_base",
@@ -191,7 +191,7 @@ def measure(session: GpuSession) -> None:
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
     session.run("kernels", kernels, 90)
-    few = ["-k", "one_mask"] if session.dry_run else []
+    few = ["-k", "formula"] if session.dry_run else []
     gradients = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not slow", *few, "tests/model/kernels"]
     session.run("gradients", gradients, 60)
     session.kept = 0

@@ -13,10 +13,8 @@ from tests.covering import product_of
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model import attention
-from txl_lightning.model.inference.cached import CachedTransformerXL
-from txl_lightning.model.inference.weights_snapshot import in_place_changes
-from txl_lightning.model.kernels import cpu_parts
+from txl_lightning.model.inference.cached import CachedTransformerXL, in_place_changes
+from txl_lightning.model.kernels import cpu
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 4, 4]
@@ -92,7 +90,7 @@ HEADS = ["relative, pre-norm, untied u and v", "shaw", "absolute", "alibi", "rop
 
 @pytest.mark.parametrize(("terms", "encoding", "scores_at_once"), product_of(SUBSETS, HEADS, [1, 40]))
 def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
-    monkeypatch.setattr(cpu_parts, "SCORE_BYTES_AT_ONCE", 8 * scores_at_once)
+    monkeypatch.setattr(cpu, "LOGITS_BYTES_AT_ONCE", 8 * scores_at_once)
     model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
     assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
 
@@ -315,20 +313,18 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n
 def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatch):
     widths = []
 
-    def noting(attend):
-        def noted(self, q_HBTE, keys_values, positions, mask_TK):
-            widths.append(tuple(mask_TK.shape))
-            return attend(self, q_HBTE, keys_values, positions, mask_TK)
+    def noting(query, keys, values, distances, visible, dropout):
+        widths.append(tuple(visible.mask_TK.shape))
+        return original(query, keys, values, distances, visible, dropout)
 
-        return noted
-
-    monkeypatch.setattr(cpu_parts, "QUERIES_AT_ONCE", 2)
+    monkeypatch.setattr(cpu, "QUERIES_AT_ONCE", 2)
     for encoding in ("relative", "shaw", "rope, QK-norm"):
         assert_same(model_of(encoding, terms=terms, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
     model = tiny_model(terms=terms, mem_len=0)
     whole = model(random_stream(2, 5))[0]
-    for name in ("_attend_fused", "_attend_with_gradient"):
-        monkeypatch.setattr(attention.Attention, name, noting(getattr(attention.Attention, name)))
+    part = (cpu.fused, "attend") if {"a", "c"} & set(terms) else (cpu, "_attend_at_once")
+    original = getattr(*part)
+    monkeypatch.setattr(*part, noting)
     with torch.no_grad():
         in_blocks = model(random_stream(2, 5))[0]
         CachedTransformerXL(model)(random_stream(2, 5))

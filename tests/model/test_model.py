@@ -14,7 +14,7 @@ import txl_lightning
 from tests.model.tiny_model import SIZES, random_stream, tiny_model
 from txl_lightning import LanguageModel, TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.layers import Dropout
 
 
 @pytest.mark.parametrize(

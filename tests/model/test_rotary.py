@@ -231,9 +231,7 @@ def test_qk_norm_is_the_root_mean_square_of_each_head() -> None:
     attention, hidden, memory = model.layers[0].attention, torch.randn(2, 3, 8).double(), torch.randn(2, 4, 8).double()
     bare = tiny_model(pre_norm=True).layers[0].attention
     bare.qkv.weight = attention.qkv.weight
-    (q, (k, v)), (normed_q, (normed_k, normed_v)) = (
-        one.project_with_memory(hidden, memory) for one in (bare, attention)
-    )
+    (q, (k, v)), (normed_q, (normed_k, normed_v)) = (one.project(hidden, memory) for one in (bare, attention))
     for x, normed, norm in ((q, normed_q, attention.query_norm), (k, normed_k, attention.key_norm)):
         expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
         torch.testing.assert_close(normed, expected, **EXACT)

@@ -113,7 +113,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of `Attention.forward` and `Attention.scores`."""
+    """Inputs of `Attention.forward` and `Attention.logits`."""
 
     hidden_BTD: Tensor
     memory_BMD: Tensor
@@ -160,7 +160,7 @@ class _AttentionSums:
         enough_BT = ((inputs.visible.mask_TK[..., first:, :] == 0).sum(dim=-1) >= reach).expand(B, -1)
         self.queries += int(enough_BT.sum()) if n == 0 else 0
         for name, terms in self.terms.items():
-            weights_HBTK = attention.scores(*inputs, terms=terms).softmax(-1)[:, :, first:]
+            weights_HBTK = attention.logits(*inputs, terms=terms).softmax(-1)[:, :, first:]
             weights_HBTK = weights_HBTK * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = by_distance(weights_HTK, n_memory + first).sum(dim=1)

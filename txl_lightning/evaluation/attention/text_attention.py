@@ -100,7 +100,7 @@ def text_attention(
     seen: dict[int, Tensor] = {}
 
     def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        seen[n] = attention.scores(*inputs)[:, 0].softmax(-1)
+        seen[n] = attention.logits(*inputs)[:, 0].softmax(-1)
 
     with watched(view, see):
         view(segments[-1], memory)

@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from txl_lightning.model.compression.compression_functions import FUNCTIONS, CompressionFunction
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
-from txl_lightning.model.compression.compressor import key_usage
+from txl_lightning.model.compression import FUNCTIONS, CompressionFunction, CompressiveMemory, key_usage
 
 D, G = 5, 3
 

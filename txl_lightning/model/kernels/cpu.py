@@ -1,0 +1,245 @@
+"""Attention on the CPU, in parts that stay in its caches; what no one reads again is overwritten.
+
+New tensors of the size of the logits cost as much time as the softmax: the system fills their pages with zeros first.
+BENCHMARKS.md, "Attention in blocks of queries" and "Evaluation", has what each of these ways gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.checkpoint import checkpoint
+
+from txl_lightning.model.kernels import eager, fused
+from txl_lightning.model.positions import DistanceLogits, VisibleKeys
+
+# Queries that are attended from at a time in training; more need more memory and more products of hidden keys, fewer
+# need more calls.
+BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
+# Without a gradient nothing is computed twice, so smaller blocks pay. Logits of some of the heads have this many bytes.
+QUERIES_AT_ONCE = 64
+LOGITS_BYTES_AT_ONCE = 1 << 22
+
+
+def attend(
+    query: Float[Tensor, "H _B _T E"] | None,
+    keys: Float[Tensor, "H B K E"],
+    values: Float[Tensor, "H B K E"],
+    distances: DistanceLogits,
+    visible: VisibleKeys,
+    dropout: nn.Module,
+) -> Float[Tensor, "H B T E"]:
+    """Return what `eager.attend` returns; arguments of `kernels.attend`."""
+    inputs = (query, keys, values, distances, visible, dropout)
+    if not torch.is_grad_enabled() and not (dropout.training and dropout.p):
+        return _attend_without_gradient(*inputs)
+    n_queries = visible.mask_TK.shape[-2]
+    return _attend_at_once(*inputs) if n_queries <= BLOCK.get(values.dtype, n_queries) else _attend_in_blocks(*inputs)
+
+
+def _attend_at_once(
+    query: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    distances: DistanceLogits,
+    visible: VisibleKeys,
+    dropout: nn.Module,
+) -> Float[Tensor, "H B T E"]:
+    logits_XTK = eager.logits(query, keys, distances, visible)
+    return eager.weighted(dropout(softmax(logits_XTK, read_by=dropout)), values)
+
+
+def _attend_in_blocks(
+    query: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    distances: DistanceLogits,
+    visible: VisibleKeys,
+    dropout: nn.Module,
+) -> Float[Tensor, "H B T E"]:
+    """Attend from one block of queries after another, without the keys that come after all queries of a block.
+
+    The backward pass computes a block's probabilities again instead of storing them, which costs less than the
+    skipped products save. In bfloat16 it would cost more, so there they are stored.
+    """
+    size, (T, K) = BLOCK[values.dtype], visible.mask_TK.shape[-2:]
+    blocks = [slice(first, min(first + size, T)) for first in range(0, T, size)]
+    lengths = [K - T + block.stop for block in blocks]
+    first_values = first_keys(values, lengths)
+    parts = zip(
+        _split(query, size, len(blocks)),
+        first_values if keys is values else first_keys(keys, lengths),
+        first_values,
+        (distances._replace(rows=rows) for rows in _split(distances.rows, size, len(blocks))),
+        blocks,
+        strict=True,
+    )
+    draws = bool(dropout.training and dropout.p)
+    heads = []
+    for query_block, keys_seen, values_seen, of_block, block in parts:
+        n_keys = values_seen.shape[2]
+        inputs = (query_block, keys_seen, values_seen, of_block.part(n_keys), visible.part(block, n_keys), dropout)
+        if values.dtype == torch.bfloat16:
+            heads.append(_attend_at_once(*inputs))
+        else:
+            heads.append(checkpoint(_attend_at_once, *inputs, use_reentrant=False, preserve_rng_state=draws))
+    return torch.cat(heads, dim=2)
+
+
+def _attend_without_gradient(
+    query: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    distances: DistanceLogits,
+    visible: VisibleKeys,
+    dropout: nn.Module,
+) -> Float[Tensor, "H B T E"]:
+    """Attend from a block of queries, and with a group of heads, at a time.
+
+    Keys after all queries of a block are left out, unless most keys are memory: there more calls cost more. Groups of
+    heads keep the logits small: large buffers would be freed and zeroed again in every layer, which costs a quarter of
+    the time.
+    """
+    (H, B, K, _), T = values.shape, visible.mask_TK.shape[-2]
+    size = QUERIES_AT_ONCE if K < 4 * T else max(1, T)
+    blocks = []
+    for first in range(0, T, size):
+        queries = slice(first, min(first + size, T))
+        n_keys = K - T + queries.stop
+        of_block = visible.part(queries, n_keys)
+        n_rows = queries.stop - first
+        bytes_of_head = B * n_rows * K * values.element_size()
+        n_heads = max(LOGITS_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
+        groups = []
+        for heads in (slice(h, h + n_heads) for h in range(0, H, n_heads)):
+            inputs = (
+                _rows(query, heads, queries),
+                keys[heads, :, :n_keys],
+                values[heads, :, :n_keys],
+                distances._replace(rows=_rows(distances.rows, heads, queries)).part(n_keys, heads),
+                of_block,
+                dropout,
+            )
+            if query is None:
+                groups.append(_attend_at_once(*inputs))
+            else:
+                attend_part = _attend_by_products if products_are_faster(n_rows, values.dtype) else fused.attend
+                groups.append(attend_part(*inputs))
+        blocks.append(groups[0] if len(groups) == 1 else torch.cat(groups))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+
+def _attend_by_products(
+    query: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    distances: DistanceLogits,
+    visible: VisibleKeys,
+    dropout: nn.Module,
+) -> Float[Tensor, "H B T E"]:
+    """Attend without a gradient, with all logits of these heads in memory."""
+    assert query is not None
+    bias_HBTK = fused.bias_of(distances, visible, values)
+    rows_XTE = query.expand(*bias_HBTK.shape[:3], -1).flatten(0, 1)
+    logits_XTK = torch.baddbmm(bias_HBTK.flatten(0, 1), rows_XTE, keys.flatten(0, 1).transpose(1, 2))
+    return eager.weighted(torch.softmax(logits_XTK, dim=-1, out=logits_XTK), values)
+
+
+def products_are_faster(n_queries: int, dtype: torch.dtype) -> bool:
+    """Return whether batched products are faster than torch's fused attention: for many queries, but in 16 bits."""
+    return n_queries > QUERIES_AT_ONCE and dtype in (torch.float32, torch.float64)
+
+
+def is_eager_on_cpu(tensor: Tensor) -> bool:
+    """Return whether operations on a tensor run one by one on the CPU: not on another device or in a compiled graph.
+
+    There the CPU computes in parts and overwrites what no one reads again.
+    """
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks, its own or those of all modules, may keep a module's inputs, outputs or gradients."""
+    own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(own) or bool(_has_any_global_hook())
+
+
+def softmax(logits_XTK: Tensor, read_by: nn.Module) -> Float[Tensor, "X T K"]:
+    """Return the softmax over the keys; it overwrites the logits, and its backward pass the gradient.
+
+    Args:
+        logits_XTK: logits that nothing else reads.
+        read_by: module that alone reads the softmax. If it has hooks, nothing is overwritten: they may keep the
+            softmax, and so its gradient.
+    """
+    if has_hooks(read_by):
+        return torch.softmax(logits_XTK, dim=-1)
+    probabilities: Tensor = _Softmax.apply(logits_XTK)
+    return probabilities
+
+
+class _Softmax(torch.autograd.Function):
+    """Backward: p · (gradient - Σ p · gradient)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_XTK: Tensor) -> Tensor:
+        overwritten = logits_XTK.detach()  # no other function keeps the logits
+        p_XTK = torch.softmax(overwritten, dim=-1, out=overwritten)
+        ctx.save_for_backward(p_XTK)
+        return p_XTK
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient_XTK,), (p_XTK,) = gradients, ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            weighted_XTK = p_XTK * gradient_XTK
+            return weighted_XTK - p_XTK * weighted_XTK.sum(-1, keepdim=True)
+        # A gradient such as that of a sum is expanded from one number, and has no room for the result.
+        room_XTK = gradient_XTK if gradient_XTK.is_contiguous() else torch.empty_like(p_XTK)
+        backward = torch.ops.aten._softmax_backward_data.out
+        result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=room_XTK)
+        return result
+
+
+def first_keys(x_HBKE: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Return the first keys, or values, in several lengths: ascending, the last is K.
+
+    The backward pass adds the gradient of each to that of the next in place, where the gradient of a slice would first
+    be extended with zeros to all K keys.
+    """
+    parts = []
+    for n_keys in lengths[:-1]:
+        part, x_HBKE = _FirstKeys.apply(x_HBKE, n_keys)
+        parts.append(part)
+    return [*parts, x_HBKE]
+
+
+class _FirstKeys(torch.autograd.Function):
+    """Forward: views of the first keys and of all. Backward: overwrites the gradient of all, which nothing else has."""
+
+    @staticmethod
+    def forward(ctx: Any, x_HBKE: Tensor, n_keys: int) -> tuple[Tensor, Tensor]:
+        ctx.n_keys = n_keys
+        return x_HBKE[:, :, :n_keys], x_HBKE.view_as(x_HBKE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        of_first, of_all = gradients
+        total_HBKE = of_all.clone() if torch.is_grad_enabled() else of_all  # create_graph=True
+        total_HBKE[:, :, : ctx.n_keys] += of_first
+        return total_HBKE, None
+
+
+def _split(x: Tensor | None, size: int, n: int) -> Sequence[Tensor | None]:
+    """Return the queries of each block; slices instead would fill their gradients with zeros."""
+    return [x] * n if x is None or x.shape[2] == 1 else x.split(size, dim=2)
+
+
+def _rows(x: Tensor | None, heads: slice, queries: slice) -> Tensor | None:
+    """Return some heads and queries of a factor, whose queries have size 1 if they are all alike."""
+    return x if x is None else x[heads] if x.shape[2] == 1 else x[heads, :, queries]
