@@ -24,7 +24,7 @@ from txl_lightning.model.baselines import (
     lstm_with_weights,
 )
 
-LSTM_PROBE = baselines.has_bfloat16_lstm  # calls a private function of torch
+LSTM_PROBE = baselines.has_bfloat16_lstm  # calls the private `_is_mkldnn_bf16_supported`
 EXACT = {"rtol": 0, "atol": 1e-9}
 both = pytest.mark.parametrize("cell", ["lstm", "qrnn"])
 ADAPTIVE = [

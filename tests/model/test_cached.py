@@ -191,7 +191,7 @@ def change_in_place(model: TransformerXL) -> None:
     model.encoding.v.mul_(1.1)
 
 
-CHANGES = {
+CHANGES = {  # a replaced parameter is seen in torch's private `_parameters`
     "a parameter changed in place": change_in_place,
     "a step of Adam": step_of_adam,
     "a step of Adam, tensors together": lambda model: step_of_adam(model, foreach=True),

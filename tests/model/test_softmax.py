@@ -163,6 +163,7 @@ def test_a_second_derivative_of_the_losses_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_losses_of_many_rows_are_torchs_bit_for_bit(dtype: torch.dtype, overwrite: bool) -> None:
+    """The gradient is of the private `_log_softmax_backward_data`."""
     width = 3 * ROWS_BYTES // 8 // 10  # several groups of rows in every type
     logits, targets, cotangent = 5 * torch.randn(25, width, dtype=dtype), torch.randint(width, (25,)), torch.randn(25)
     results = []
@@ -189,6 +190,7 @@ def test_logits_are_kept_unless_they_may_be_overwritten() -> None:
 
 
 def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:
+    """As the private `_autograd._get_current_graph_task_keep_graph` says."""
     leaf, targets = torch.randn(4, 6, requires_grad=True), torch.tensor([0, 5, 2, 3])
     nll = negative_log_likelihood(leaf + 0, targets, overwrite=True)
     each = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in nll]

@@ -116,6 +116,7 @@ def test_products_with_distances_in_bfloat16_are_those_of_any_cpu(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (8, 64, 321)])
 def test_the_softmax_and_its_gradient_are_torchs_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The gradient is of the private `_softmax_backward_data`."""
     logits, gradient = 5 * torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
     logits[..., 1:][torch.rand(logits[..., 1:].shape) < 0.2] = float("-inf")
     results = []
@@ -146,6 +147,20 @@ def test_the_softmax_has_a_second_derivative() -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: cpu.softmax(x + 0, READER), x)
     assert torch.autograd.gradgradcheck(lambda x: cpu.softmax(x + 0, READER), x)
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_hooks_of_a_module_and_of_all_modules_are_found(kind: str) -> None:
+    """In the private `_forward_pre_hooks`, `_forward_hooks`, `_backward_pre_hooks`, `_backward_hooks`, and by the
+    private `_has_any_global_hook`.
+    """
+    module = nn.Linear(2, 2)
+    with getattr(module, f"register_{kind}_hook")(lambda *_: None):
+        assert cpu.has_hooks(module)
+        assert not cpu.has_hooks(nn.Linear(2, 2))
+    with getattr(nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None):
+        assert cpu.has_hooks(module)
+    assert not cpu.has_hooks(module)
 
 
 @pytest.mark.parametrize("of_all_modules", [False, True])
