@@ -313,9 +313,9 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n
 def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatch):
     widths = []
 
-    def noting(query, keys, values, distances, visible, dropout):
-        widths.append(tuple(visible.mask_TK.shape))
-        return original(query, keys, values, distances, visible, dropout)
+    def noting(factors, dropout):
+        widths.append(tuple(factors.visible.mask_TK.shape))
+        return original(factors, dropout)
 
     monkeypatch.setattr(cpu, "QUERIES_AT_ONCE", 2)
     for encoding in ("relative", "shaw", "rope, QK-norm"):

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels import attend, eager
+from txl_lightning.model.kernels.factors import DistanceLogits, Factors
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import DistanceLogits, VisibleKeys, rotate
+from txl_lightning.model.positions import VisibleKeys, rotate
 
 
 class Attention(nn.Module):
@@ -103,30 +104,43 @@ class Attention(nn.Module):
         kernel: str = "eager",
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by a kernel (see `model.kernels`)."""
-        q_HBTE, k_HBKE, v_HBKE = _rotated(q_HBTE, kv_PHBKE, positions)
-        content, distances = self.factors(q_HBTE, positions, self.terms)
-        return attend(kernel, content, k_HBKE, v_HBKE, distances, visible, self.dropout)
+        return attend(kernel, self.factors(q_HBTE, kv_PHBKE, positions, visible, self.terms), self.dropout)
 
     def factors(
-        self, q_HBTE: Float[Tensor, "H B T E"] | None, positions: LayerPositions, terms: str
-    ) -> tuple[Float[Tensor, "H _B _T E"] | None, DistanceLogits]:
-        """Return the factor of the keys, (q_i + u) / sqrt(E), and (q_i + v)·r_s / sqrt(E) of the distances s = K, …, 0.
+        self,
+        q_HBTE: Float[Tensor, "H B T E"] | None,
+        kv_PHBKE: Float[Tensor, "P H B K E"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+        terms: str,
+    ) -> Factors:
+        """Return the factors of the logits, by which keys and distances are multiplied, with the keys and values.
 
-        The second is not computed yet: a kernel does so for the queries and keys that it needs. The first is None
-        without terms (a) and (c). Streams and tokens have size 1 where no query enters.
+            (q_i + u) / sqrt(E)    for k_j, without terms (a) and (c) None
+            (q_i + v) / sqrt(E)    for r_s of the distances s = K, …, 0
+
+        The products are left to the kernel, which needs only those of visible keys. Streams and tokens have size 1 in a
+        factor that no query enters.
 
         Args:
-            q_HBTE: queries, rotated where the encoding rotates.
+            q_HBTE: queries.
+            kv_PHBKE: keys and values, or values alone.
             positions: u, v and the encoding of the distances, None for terms that are left out.
+            visible: keys that the queries may attend to.
             terms: terms of the logits.
         """
+        kv = kv_PHBKE.unbind()
+        k_HBKE, v_HBKE = kv[0], kv[-1]  # the same where no term needs keys
+        if positions.rotation_2SE is not None and q_HBTE is not None:
+            q_HBTE, k_HBKE = (rotate(x, positions.rotation_2SE) for x in (q_HBTE, k_HBKE))
         scale = self.d_head**-0.5  # of the factors, which are smaller than the logits
         q, u, v, bias_HS = (
             None if x is None else x * scale for x in (q_HBTE, positions.u_HE, positions.v_HE, positions.bias_HS)
         )
         content = _sum(q if "a" in terms else None, None if u is None else u[:, None, None])
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
-        return content, DistanceLogits(position, self.distance_vectors(positions), bias_HS)
+        distances = DistanceLogits(position, self.distance_vectors(positions), bias_HS)
+        return Factors(content, k_HBKE, v_HBKE, distances, visible)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
@@ -161,20 +175,8 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        q_HBTE, k_HBKE, _ = _rotated(*self.project(hidden_BTD, memory_BMD), positions)
-        content, distances = self.factors(q_HBTE, positions.of_terms(terms), terms)
-        return eager.logits(content, k_HBKE, distances, visible).unflatten(0, k_HBKE.shape[:2])
-
-
-def _rotated(
-    q_HBTE: Tensor | None, kv_PHBKE: Tensor, positions: LayerPositions
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return queries, keys and values, with queries and keys rotated if the encoding rotates them."""
-    kv = kv_PHBKE.unbind()
-    k_HBKE, v_HBKE = kv[0], kv[-1]  # the same where no term needs keys
-    if positions.rotation_2SE is None or q_HBTE is None:
-        return q_HBTE, k_HBKE, v_HBKE
-    return rotate(q_HBTE, positions.rotation_2SE), rotate(k_HBKE, positions.rotation_2SE), v_HBKE
+        factors = self.factors(*self.project(hidden_BTD, memory_BMD), positions.of_terms(terms), visible, terms)
+        return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
 
 def _normalize(x_HBTE: Tensor, norm: nn.RMSNorm) -> Tensor:

@@ -12,10 +12,10 @@ from torch.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model import positions
-from txl_lightning.model.kernels import cpu
+from txl_lightning.model.kernels import cpu, factors
+from txl_lightning.model.kernels.factors import DistanceLogits, Factors
 from txl_lightning.model.layers import Dropout
-from txl_lightning.model.positions import DistanceLogits, VisibleKeys, attention_mask
+from txl_lightning.model.positions import VisibleKeys, attention_mask
 
 READER = nn.Identity()
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -29,7 +29,7 @@ def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64)
     query, keys, values, rows, r_HSE = (x * 1 for x in inputs)
     visible = VisibleKeys(attention_mask(T, M, M, None, query), 0, None)
     torch.manual_seed(2)
-    return cpu.attend(query, keys, values, DistanceLogits(rows, r_HSE), visible, Dropout(dropout)), inputs
+    return cpu.attend(Factors(query, keys, values, DistanceLogits(rows, r_HSE), visible), Dropout(dropout)), inputs
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_products_are_for_many_queries_in_a_precise_type(
             query, keys = torch.randn(1, 1, T, 4, dtype=dtype), torch.randn(1, 1, n_keys, 4, dtype=dtype)
             visible = VisibleKeys(attention_mask(T, n_keys - T, n_keys - T, None, query), 0, None)
             with torch.no_grad():
-                cpu.attend(query, keys, keys, DistanceLogits(), visible, Dropout(0.0))
+                cpu.attend(Factors(query, keys, keys, DistanceLogits(), visible), Dropout(0.0))
     few = ["fused"] * (3 if n_keys == 300 else 4)  # 65 queries of 100 keys are two blocks
     assert taken == [*few, *(ways if n_keys == 300 else few)]
 
@@ -104,10 +104,10 @@ def test_products_are_for_many_queries_in_a_precise_type(
 def test_products_with_distances_in_bfloat16_are_those_of_any_cpu(
     n_rows: int, S: int, amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(positions, "_has_amx", lambda: amx)
+    monkeypatch.setattr(factors, "_has_amx", lambda: amx)
     rows, table = torch.randn(2, n_rows, 1, 4).bfloat16(), torch.randn(2, 12, 4).bfloat16()
     for r_HSE in (table[:, -S:], table[:, -S:].contiguous()):
-        found = positions._products(rows.flatten(1, 2), r_HSE)
+        found = factors._products(rows.flatten(1, 2), r_HSE)
         expected = rows.flatten(1, 2).double() @ r_HSE.double().mT
         torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.05)
     assert isinstance(torch.cpu._is_amx_tile_supported(), bool)  # private: fails when torch changes it

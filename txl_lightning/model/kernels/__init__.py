@@ -1,6 +1,6 @@
 """Attention kernels: from the two factors of the logits to Σ_j softmax_j(logits_i) v_j, all with one signature.
 
-    attend(query, keys, values, distances, visible, dropout)
+    attend(factors, dropout)
 
     eager  the paper in torch's own operations, on any device: the judge of the others
     cpu    the same in blocks of queries and groups of heads, overwriting what no one reads again
@@ -17,12 +17,12 @@ from importlib import import_module
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl_lightning.errors import require
 from txl_lightning.model.kernels import cpu, eager, fused
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
-from txl_lightning.model.positions import DistanceLogits, VisibleKeys
+from txl_lightning.model.kernels.factors import Factors
 
 KERNELS = ("eager", "flex", "auto")
 
@@ -40,34 +40,21 @@ def check_kernel(kernel: str, option: str = "attention") -> None:
     require(kernel in KERNELS, option, kernel, f"must be one of {', '.join(KERNELS)}")
 
 
-def attend(
-    kernel: str,
-    query: Float[Tensor, "H _B _T E"] | None,
-    keys: Float[Tensor, "H B K E"],
-    values: Float[Tensor, "H B K E"],
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: torch.nn.Module,
-) -> Float[Tensor, "H B T E"]:
+def attend(kernel: str, factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return Σ_j softmax_j(logits_i) v_j over the visible keys j, by the chosen kernel.
 
     Args:
         kernel: eager, flex or auto.
-        query: (q_i + u) / sqrt(E), terms (a) and (c); streams and tokens have size 1 without (a); None without both.
-        keys: rotated already where the encoding rotates; not read without a query.
-        values: v_j.
-        distances: terms (b) and (d) by distance, computed by the kernel for as many queries and keys as it needs.
-        visible: keys that each query may attend to.
+        factors: of the logits, and the values.
         dropout: of the probabilities.
 
     Raises:
         OptionError: flex cannot compute this attention, or not on this device.
     """
-    inputs = (query, keys, values, distances, visible, dropout)
     if kernel == "flex":  # imported when it is needed: that takes a second
-        heads: Tensor = import_module("txl_lightning.model.kernels.flex").attend(*inputs)
+        heads: Tensor = import_module("txl_lightning.model.kernels.flex").attend(factors, dropout)
         return heads
-    if is_eager_on_cpu(values):
-        return cpu.attend(*inputs)
-    drops = dropout.training and dropout.p
-    return eager.attend(*inputs) if torch.is_grad_enabled() or drops or query is None else fused.attend(*inputs)
+    if is_eager_on_cpu(factors.values):
+        return cpu.attend(factors, dropout)
+    needs_probabilities = torch.is_grad_enabled() or (dropout.training and dropout.p) or factors.query is None
+    return (eager if needs_probabilities else fused).attend(factors, dropout)

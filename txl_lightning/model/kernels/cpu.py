@@ -16,7 +16,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from txl_lightning.model.kernels import eager, fused
-from txl_lightning.model.positions import DistanceLogits, VisibleKeys
+from txl_lightning.model.kernels.factors import Factors
 
 # Queries that are attended from at a time in training; more need more memory and more products of hidden keys, fewer
 # need more calls.
@@ -24,135 +24,78 @@ BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
 # Without a gradient nothing is computed twice, so smaller blocks pay. Logits of some of the heads have this many bytes.
 QUERIES_AT_ONCE = 64
 LOGITS_BYTES_AT_ONCE = 1 << 22
+PRECISE = (torch.float32, torch.float64)
 
 
-def attend(
-    query: Float[Tensor, "H _B _T E"] | None,
-    keys: Float[Tensor, "H B K E"],
-    values: Float[Tensor, "H B K E"],
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
-    """Return what `eager.attend` returns; arguments of `kernels.attend`."""
-    inputs = (query, keys, values, distances, visible, dropout)
+def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Return what `eager.attend` returns."""
     if not torch.is_grad_enabled() and not (dropout.training and dropout.p):
-        return _attend_without_gradient(*inputs)
-    n_queries = visible.mask_TK.shape[-2]
-    return _attend_at_once(*inputs) if n_queries <= BLOCK.get(values.dtype, n_queries) else _attend_in_blocks(*inputs)
+        return _attend_without_gradient(factors, dropout)
+    n_queries = factors.visible.mask_TK.shape[-2]
+    whole = n_queries <= BLOCK.get(factors.values.dtype, n_queries)
+    return (_attend_at_once if whole else _attend_in_blocks)(factors, dropout)
 
 
-def _attend_at_once(
-    query: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
-    logits_XTK = eager.logits(query, keys, distances, visible)
-    return eager.weighted(dropout(softmax(logits_XTK, read_by=dropout)), values)
+def _attend_at_once(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    return eager.weighted(dropout(softmax(eager.logits(factors), read_by=dropout)), factors.values)
 
 
-def _attend_in_blocks(
-    query: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
+def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Attend from one block of queries after another, without the keys that come after all queries of a block.
 
     The backward pass computes a block's probabilities again instead of storing them, which costs less than the
     skipped products save. In bfloat16 it would cost more, so there they are stored.
     """
+    query, keys, values, distances, visible = factors
     size, (T, K) = BLOCK[values.dtype], visible.mask_TK.shape[-2:]
     blocks = [slice(first, min(first + size, T)) for first in range(0, T, size)]
     lengths = [K - T + block.stop for block in blocks]
     first_values = first_keys(values, lengths)
-    parts = zip(
-        _split(query, size, len(blocks)),
-        first_values if keys is values else first_keys(keys, lengths),
-        first_values,
-        (distances._replace(rows=rows) for rows in _split(distances.rows, size, len(blocks))),
-        blocks,
-        strict=True,
-    )
+    all_first_keys = first_values if keys is values else first_keys(keys, lengths)
+    queries, rows = (_split(x, size, len(blocks)) for x in (query, distances.rows))
     draws = bool(dropout.training and dropout.p)
     heads = []
-    for query_block, keys_seen, values_seen, of_block, block in parts:
-        n_keys = values_seen.shape[2]
-        inputs = (query_block, keys_seen, values_seen, of_block.part(n_keys), visible.part(block, n_keys), dropout)
+    for n, (block, n_keys) in enumerate(zip(blocks, lengths, strict=True)):
+        of_block = distances._replace(rows=rows[n]).part(n_keys)
+        part = Factors(queries[n], all_first_keys[n], first_values[n], of_block, visible.part(block, n_keys))
         if values.dtype == torch.bfloat16:
-            heads.append(_attend_at_once(*inputs))
+            heads.append(_attend_at_once(part, dropout))
         else:
-            heads.append(checkpoint(_attend_at_once, *inputs, use_reentrant=False, preserve_rng_state=draws))
+            attended = checkpoint(_attend_at_once, part, dropout, use_reentrant=False, preserve_rng_state=draws)
+            heads.append(attended)
     return torch.cat(heads, dim=2)
 
 
-def _attend_without_gradient(
-    query: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
+def _attend_without_gradient(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Attend from a block of queries, and with a group of heads, at a time.
 
     Keys after all queries of a block are left out, unless most keys are memory: there more calls cost more. Groups of
     heads keep the logits small: large buffers would be freed and zeroed again in every layer, which costs a quarter of
     the time.
     """
-    (H, B, K, _), T = values.shape, visible.mask_TK.shape[-2]
-    size = QUERIES_AT_ONCE if K < 4 * T else max(1, T)
+    (H, B, K, _), T = factors.values.shape, factors.visible.mask_TK.shape[-2]
+    dtype, size = factors.values.dtype, QUERIES_AT_ONCE if K < 4 * T else max(1, T)
     blocks = []
     for first in range(0, T, size):
         queries = slice(first, min(first + size, T))
-        n_keys = K - T + queries.stop
-        of_block = visible.part(queries, n_keys)
         n_rows = queries.stop - first
-        bytes_of_head = B * n_rows * K * values.element_size()
+        way = _attend_by_products if n_rows > QUERIES_AT_ONCE and dtype in PRECISE else fused.attend
+        way = _attend_at_once if factors.query is None else way
+        bytes_of_head = B * n_rows * K * dtype.itemsize
         n_heads = max(LOGITS_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
-        groups = []
-        for heads in (slice(h, h + n_heads) for h in range(0, H, n_heads)):
-            inputs = (
-                _rows(query, heads, queries),
-                keys[heads, :, :n_keys],
-                values[heads, :, :n_keys],
-                distances._replace(rows=_rows(distances.rows, heads, queries)).part(n_keys, heads),
-                of_block,
-                dropout,
-            )
-            if query is None:
-                groups.append(_attend_at_once(*inputs))
-            else:
-                attend_part = _attend_by_products if products_are_faster(n_rows, values.dtype) else fused.attend
-                groups.append(attend_part(*inputs))
+        groups = [way(factors.part(queries, slice(h, h + n_heads)), dropout) for h in range(0, H, n_heads)]
         blocks.append(groups[0] if len(groups) == 1 else torch.cat(groups))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
-def _attend_by_products(
-    query: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
-    """Attend without a gradient, with all logits of these heads in memory."""
+def _attend_by_products(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Attend with all logits of these heads in memory: faster than fused attention for many queries, but in 16 bits."""
+    query, keys, values, *_ = factors
     assert query is not None
-    bias_HBTK = fused.bias_of(distances, visible, values)
+    bias_HBTK = fused.bias_of(factors)
     rows_XTE = query.expand(*bias_HBTK.shape[:3], -1).flatten(0, 1)
     logits_XTK = torch.baddbmm(bias_HBTK.flatten(0, 1), rows_XTE, keys.flatten(0, 1).transpose(1, 2))
     return eager.weighted(torch.softmax(logits_XTK, dim=-1, out=logits_XTK), values)
-
-
-def products_are_faster(n_queries: int, dtype: torch.dtype) -> bool:
-    """Return whether batched products are faster than torch's fused attention: for many queries, but in 16 bits."""
-    return n_queries > QUERIES_AT_ONCE and dtype in (torch.float32, torch.float64)
 
 
 def is_eager_on_cpu(tensor: Tensor) -> bool:
@@ -238,8 +181,3 @@ class _FirstKeys(torch.autograd.Function):
 def _split(x: Tensor | None, size: int, n: int) -> Sequence[Tensor | None]:
     """Return the queries of each block; slices instead would fill their gradients with zeros."""
     return [x] * n if x is None or x.shape[2] == 1 else x.split(size, dim=2)
-
-
-def _rows(x: Tensor | None, heads: slice, queries: slice) -> Tensor | None:
-    """Return some heads and queries of a factor, whose queries have size 1 if they are all alike."""
-    return x if x is None else x[heads] if x.shape[2] == 1 else x[heads, :, queries]

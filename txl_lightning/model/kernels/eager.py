@@ -6,19 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from txl_lightning.model.positions import DistanceLogits, VisibleKeys
+from txl_lightning.model.kernels.factors import Factors
 
 
-def logits(
-    query: Float[Tensor, "H _B _T E"] | None,
-    keys: Float[Tensor, "H B K E"],
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-) -> Float[Tensor, "X T K"]:
+def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     """Return A_ij / sqrt(E) = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E), and -inf where key j is hidden.
 
-    X = H·B matrices are multiplied at once. Arguments of `kernels.attend`.
+    X = H·B matrices are multiplied at once.
     """
+    query, keys, _, distances, visible = factors
     (H, B, K, E), T = keys.shape, visible.mask_TK.shape[-2]
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
@@ -40,16 +36,9 @@ def weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H
     return torch.bmm(probabilities_XTK, values.flatten(0, 1)).unflatten(0, values.shape[:2])
 
 
-def attend(
-    query: Float[Tensor, "H _B _T E"] | None,
-    keys: Float[Tensor, "H B K E"],
-    values: Float[Tensor, "H B K E"],
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
-    """Return dropout(softmax(logits)) · values; arguments of `kernels.attend`."""
-    logits_XTK = logits(query, keys, distances, visible)
+def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Return dropout(softmax(logits)) · values."""
+    logits_XTK = logits(factors)
     with torch.autocast("cuda", enabled=False):  # it would keep all probabilities in float32
         probabilities_XTK = dropout(torch.softmax(logits_XTK, dim=-1))
-    return weighted(probabilities_XTK, values)
+    return weighted(probabilities_XTK, factors.values)

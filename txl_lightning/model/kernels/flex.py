@@ -11,25 +11,17 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from txl_lightning.errors import require
-from txl_lightning.model.positions import DistanceLogits, VisibleKeys
+from txl_lightning.model.kernels.factors import Factors
 
 
-def attend(
-    query: Float[Tensor, "H _B _T E"] | None,
-    keys: Float[Tensor, "H B K E"],
-    values: Float[Tensor, "H B K E"],
-    distances: DistanceLogits,
-    visible: VisibleKeys,
-    dropout: nn.Module,
-) -> Float[Tensor, "H B T E"]:
+def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return what `eager.attend` returns, compiled on a GPU and by plain operations on the CPU.
-
-    Arguments of `kernels.attend`.
 
     Raises:
         OptionError: with dropout, with a mask for each stream, or with gradients on the CPU: flex_attention has none of
             them; on a GPU with heads of less than 16, which its kernels do not have.
     """
+    query, keys, values, distances, visible = factors
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
     one_mask = "has one mask for all streams; memory_reset=document needs eager"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
