@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments
-from txl_lightning import LanguageModel
 from txl_lightning.errors import OptionError
 from txl_lightning.model import baselines
 from txl_lightning.model.baselines import (
@@ -105,15 +104,6 @@ def test_losses_are_negative_log_probabilities_in_token_order(cell, adaptive):
     log_probabilities = model.softmax.log_probabilities(hidden, model.embedding)
     torch.testing.assert_close(log_probabilities.exp().sum(-1), torch.ones(3, 8, dtype=torch.float64), **EXACT)
     torch.testing.assert_close(nll, -log_probabilities.gather(2, stream[:, 1:, None])[..., 0], **EXACT)
-
-
-@both
-def test_a_plain_softmax_is_logits_of_the_embedding(cell):
-    model, stream = tiny_recurrent(cell), random_stream(2, 6)
-    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
-    hidden, _ = model(stream[:, :-1])
-    logits = hidden @ model.embedding.tables[0].T + model.softmax.bias
-    torch.testing.assert_close(nll, -logits.log_softmax(-1).gather(2, stream[:, 1:, None])[..., 0], **EXACT)
 
 
 @both
@@ -230,13 +220,6 @@ def test_a_state_in_single_precision_stays_so_under_autocast(cell):
     torch.testing.assert_close(nll.float(), exact, rtol=0.1, atol=0.1)
 
 
-@both
-def test_the_model_is_a_language_model_without_buffers(cell):
-    model = tiny_recurrent(cell)
-    assert isinstance(model, LanguageModel)
-    assert not list(model.buffers())
-
-
 @pytest.mark.parametrize(("cell", "a_layer"), [("lstm", 8 * 64**2 + 8 * 64), ("qrnn", 6 * 64**2 + 3 * 64)])
 def test_parameters_and_their_start(cell, a_layer):
     torch.manual_seed(0)
@@ -252,16 +235,9 @@ def test_parameters_and_their_start(cell, a_layer):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("vocab_size", 0),
-        ("n_layer", 0),
         ("d_model", 0),
-        ("d_embed", 0),
-        ("div_val", 0),
         ("div_val", 100),
-        ("cutoffs", (5, 5)),
-        ("cutoffs", (0, 5)),
         ("cutoffs", (5, 10)),
-        ("dropout", 1.0),
         ("hidden_dropout", -0.1),
         ("weight_dropout", 1.5),
     ],
@@ -314,12 +290,6 @@ def test_pooling_over_time_equals_a_loop(T):
     fast_gradients, slow_gradients = (torch.autograd.grad((y * weights).sum(), inputs) for y in (fast, slow))
     for ours, theirs in zip(fast_gradients, slow_gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
-def test_pooling_has_a_second_derivative():
-    inputs = pooling_inputs(5)
-    assert torch.autograd.gradcheck(forget_mult, inputs)
-    assert torch.autograd.gradgradcheck(forget_mult, inputs)
 
 
 def test_pooling_in_single_precision_survives_long_segments_of_extreme_gates():

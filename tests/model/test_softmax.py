@@ -81,23 +81,6 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-def test_torchs_adaptive_softmax_with_the_same_weights_gives_the_same_losses():
-    embedding, softmax = make(12, 8, cutoffs=(4, 9), div_val=2, d_embed=8, tie_projections="none")
-    softmax.bias.data[4:] = 0  # torch's clusters have no bias
-    theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 12, cutoffs=[4, 9], div_value=2.0, head_bias=True).double()
-    own = softmax.projections
-    with torch.no_grad():
-        head = torch.cat([embedding.tables[0], softmax.cluster_weight]) @ own["0"].T
-        theirs.head.weight.copy_(head)
-        theirs.head.bias.copy_(torch.cat([softmax.bias[:4], softmax.cluster_bias]))
-        for i, tail in enumerate(theirs.tail, start=1):
-            tail[0].weight.copy_(own[str(i)].T)
-            tail[1].weight.copy_(embedding.tables[i])
-    hidden, targets = torch.randn(3, 5, 8, dtype=torch.float64), torch.randint(12, (3, 5))
-    expected = -theirs(hidden.flatten(0, 1), targets.flatten()).output.view(3, 5)
-    torch.testing.assert_close(softmax(hidden, targets, embedding), expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
 def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
     embedding, _ = make(12, 8, cutoffs=(4, 9), **options)

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.profiler import profile
 from torch.utils._pytree import tree_leaves
 
@@ -161,26 +160,6 @@ def test_hooks_of_a_module_and_of_all_modules_are_found(kind: str) -> None:
     with getattr(nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None):
         assert cpu.has_hooks(module)
     assert not cpu.has_hooks(module)
-
-
-@pytest.mark.parametrize("of_all_modules", [False, True])
-def test_a_hook_may_keep_the_probabilities_and_their_gradient(of_all_modules: bool) -> None:
-    model, stream, seen = tiny_model(), random_stream(2, 9), []
-    dropout = model.layers[0].attention.dropout  # type: ignore[union-attr]
-
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if module is dropout:
-            seen.append((output, output.detach().clone()))
-            output.register_hook(lambda gradient: seen.append((gradient, gradient.clone())))
-
-    register = register_module_forward_hook if of_all_modules else dropout.register_forward_hook
-    with register(hook):  # type: ignore[operator]
-        nll, _ = model.score(stream[:, :-1], stream[:, 1:])
-    gradient, *_ = torch.autograd.grad(nll.sum(), [seen[0][0], *model.parameters()])
-    seen.append((gradient, seen[1][1]))
-    assert len(seen) == 3
-    for kept, before in seen:
-        assert torch.equal(kept, before)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # the sinusoids that W_{k,R} reads are constants
