@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from experiments.engine.plan import Stopwatch
 
 from experiments.claims import judged
 from experiments.engine.jobs import Job, merge
 from experiments.engine.outcomes import Outcomes
+from experiments.engine.plan import Stopwatch
 from experiments.engine.profiles import PROFILES
 from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup
