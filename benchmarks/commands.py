@@ -48,7 +48,7 @@ SCORE = """
 import json, sys, time
 from dataclasses import replace
 import torch
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation.scoring.windows import loss_grid
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
 from txl_lightning.evaluation.scoring.windows import window_reader

@@ -196,7 +196,7 @@ def measure(session: GpuSession) -> None:
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
     session.run("kernels", kernels, 90)
-    few = ["-k", "one_mask"] if session.dry_run else []
+    few = ["-k", "formula"] if session.dry_run else []
     gradients = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not slow", *few, "tests/model/kernels"]
     session.run("gradients", gradients, 60)
     session.kept = 0

@@ -23,7 +23,7 @@ RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "
 PRELOADED = (
     "txl_lightning.command_line.hydra_app",
     "txl_lightning.training.run",
-    "txl_lightning.evaluation.evaluate.command",
+    "txl_lightning.evaluation.perplexity.command",
     "wandb",
 )
 

@@ -13,8 +13,8 @@ from tests.evaluation.kept_figures import Figures
 from tests.evaluation.logged_panels import logged_panels
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.data.corpora.corpus import load_corpus
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.evaluation.attention.command import run
 from txl_lightning.evaluation.attention.maps import TextAttention, attention_maps
 from txl_lightning.evaluation.attention.options import AttentionOptions

@@ -12,8 +12,8 @@ import pytest
 from tests.evaluation.perplexity.scored import result
 from tests.evaluation.perplexity.test_attention_lengths import direct
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.data.corpora.corpus import Corpus, load_corpus
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.perplexity import command
 from txl_lightning.evaluation.perplexity.attention_lengths import SplitScores, difference
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions

@@ -14,7 +14,7 @@ from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
 POSITIONS = np.linspace(30, len(TOKENS) - 1, 6).astype(int)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from txl_lightning.data.documents import without_marks
-from txl_lightning.data.streams.ordered import Streams
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.streams import Streams
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
@@ -119,7 +119,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
 
 class AttentionInputs(NamedTuple):
-    """Inputs of `Attention.forward` and `Attention.scores`."""
+    """Inputs of `Attention.forward` and `Attention.logits`."""
 
     hidden_BTD: Tensor
     memory_BMD: Tensor
@@ -166,7 +166,7 @@ class _AttentionSums:
         enough_BT = ((inputs.visible.mask_TK[..., first:, :] == 0).sum(dim=-1) >= reach).expand(B, -1)
         self.queries += int(enough_BT.sum()) if n == 0 else 0
         for name, terms in self.terms.items():
-            weights_HBTK = attention.scores(*inputs, terms=terms).softmax(-1)[:, :, first:]
+            weights_HBTK = attention.logits(*inputs, terms=terms).softmax(-1)[:, :, first:]
             weights_HBTK = weights_HBTK * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = by_distance(weights_HTK, n_memory + first).sum(dim=1)
@@ -285,7 +285,7 @@ def text_attention(
     seen: dict[int, Tensor] = {}
 
     def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        seen[n] = attention.scores(*inputs)[:, 0].softmax(-1)
+        seen[n] = attention.logits(*inputs)[:, 0].softmax(-1)
 
     with watched(view, see):
         view(segments[-1], memory)

@@ -10,7 +10,7 @@ import numpy as np
 
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import TransformerXLModelConfig
-from txl_lightning.data.corpora.corpus import Corpus
+from txl_lightning.data.corpus import Corpus
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error, text_units
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses

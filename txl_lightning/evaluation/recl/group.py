@@ -14,7 +14,7 @@ import numpy as np
 
 from txl_lightning.config.lengths import extended_context, longest_trained_distance, trained_clamp
 from txl_lightning.config.schemas import DataConfig, RecurrentModelConfig
-from txl_lightning.data.corpora.corpus import Corpus, split_bytes
+from txl_lightning.data.corpus import Corpus, split_bytes
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.language_models.huggingface import load_huggingface

@@ -86,7 +86,7 @@ def _context_use_figures(results: dict[str, Any], directory: Path) -> None:
             middles = [(first + last) / 2 for first, last in zip(found["first"], found["last"], strict=True)]
             mean = [loss_metrics(nll, results["corpus"]["level"])[unit] for nll in found["nll"]]
             pairs = zip(found["nll_standard_error"], found["nll"], strict=True)
-            error = [errors_by_unit(*pair, results["corpus"]["level"])[unit] for pair in pairs]
+            error = [errors_by_unit(*pair, results["corpus"]["level"])[unit] or 0.0 for pair in pairs]
             curves[model["name"]] = (middles, mean, error)
     if curves:
         trained = {model["name"]: model["trained_len"] for model in results["models"]}

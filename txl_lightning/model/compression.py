@@ -1,8 +1,9 @@
-"""Compressor of a Compressive Transformer (Rae et al. 2019): the next memory, and the loss that trains it."""
+"""Compressed memory of a Compressive Transformer (Rae et al. 2019): value, functions and their loss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,13 +12,179 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from txl_lightning.model.compression.compression_functions import FUNCTIONS
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.model.config import COMPRESSIONS, TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.initialization import initialize
-from txl_lightning.model.layers import TransformerXLLayer
+from txl_lightning.model.layers import initialize
+from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
+
+
+@dataclass(frozen=True)
+class CompressiveMemory(Memory):
+    """Compressed states of the far past, then the layers' inputs of the near past (Rae et al. 2019, §3).
+
+    All states are slots of one row, oldest first: `states` is [compressed | ordinary], and `length` and `filled`
+    count the slots of both. `Compressor.next_memory` takes the place of `update`.
+
+    A key's distance is counted in slots of the row [compressed | ordinary | segment], one for each compressed state:
+    the paper applies Transformer-XL's relative encoding to the concatenated memories and names no other positions.
+
+    Args:
+        n_compressed: number of slots, counted from the oldest, that belong to the compressed part.
+        compression_loss: loss of the compression that made this memory, with gradients for the compressor only;
+            None without gradients. Not part of `state_dict`. Training takes it out, since it keeps a graph alive.
+    """
+
+    n_compressed: int = 0
+    compression_loss: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain containers for a checkpoint."""
+        return {**super().state_dict(), "n_compressed": self.n_compressed}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> CompressiveMemory:
+        """Rebuild a memory from `state_dict`."""
+        filled, first_column, n_compressed = (int(state[name]) for name in ("filled", "first_column", "n_compressed"))
+        return cls(state["states"], filled, first_column, n_compressed=n_compressed)
+
+
+class TimeConvolution(nn.Conv1d):
+    """Convolution over time of states [B, S, D], without bias, as one product of all taps.
+
+    On CPU forward and backward of the product take half to three quarters of the time of `conv1d`.
+
+    Args:
+        d_model: D.
+        n_taps: states that one output reads.
+        stride: states from one output to the next.
+        dilation: states from one tap to the next.
+    """
+
+    def __init__(self, d_model: int, n_taps: int, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__(d_model, d_model, n_taps, stride=stride, dilation=dilation, bias=False)
+
+    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
+        """Return Σ_k W_k x_{g·stride + k·dilation}."""
+        stride, dilation = self.stride[0], self.dilation[0]
+        span = (self.kernel_size[0] - 1) * dilation + 1
+        taps_BGDK = states_BSD.unfold(1, span, stride)[..., ::dilation]
+        return F.linear(taps_BGDK.flatten(2), self.weight.flatten(1))
+
+    @torch.no_grad()
+    def add_mean(self) -> None:
+        """Add I / taps to the matrix of each tap: the mean of the states that the taps read."""
+        self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
+
+
+class CompressionFunction(nn.Module):
+    """Base class: from G·rate states to G compressed ones.
+
+    Args:
+        d_model: D.
+        rate: states that become one.
+
+    Attributes:
+        lookahead: number of states after the G·rate ones that `forward` reads as well.
+        needs_usage: whether `forward` reads the attention that the states received.
+    """
+
+    lookahead = 0
+    needs_usage = False
+
+    def __init__(self, d_model: int, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def initialize(self) -> None:
+        """Set the parameters, drawn as all others are, so that compression starts near a mean."""
+
+    def groups(self, states_BSD: Tensor) -> Float[Tensor, "B G rate D"]:
+        """Divide the states into groups of `rate` neighbours."""
+        return states_BSD.unflatten(1, (-1, self.rate))
+
+
+class MaxPooling(CompressionFunction):
+    """Largest value of every group, for each of the D numbers."""
+
+    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+        """Return max_k x_{g·rate + k}."""
+        return self.groups(states_BSD).amax(dim=2)
+
+
+class MeanPooling(CompressionFunction):
+    """Mean of every group."""
+
+    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+        """Return (Σ_k x_{g·rate + k}) / rate."""
+        return self.groups(states_BSD).mean(dim=2)
+
+
+class Convolution(CompressionFunction):
+    """Convolution over time with kernel and stride `rate`, without bias; rate·D² parameters."""
+
+    def __init__(self, d_model: int, rate: int) -> None:
+        super().__init__(d_model, rate)
+        self.convolution = TimeConvolution(d_model, rate, stride=rate)
+
+    def initialize(self) -> None:
+        """Add 1/rate of the identity to the matrix of each tap, so that training starts near mean pooling."""
+        self.convolution.add_mean()
+
+    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+        """Return Σ_k W_k x_{g·rate + k}."""
+        compressed: Tensor = self.convolution(states_BSD)
+        return compressed
+
+
+class DilatedConvolutions(CompressionFunction):
+    """Convolution with 2 taps, then one with `rate` taps, dilation 2 and stride `rate`; (2 + rate)·D² parameters.
+
+    The paper names dilated convolutions without their sizes. With these a compressed state depends on all states
+    of its group and of the next one, which are still in the ordinary memory, so nothing is padded.
+    """
+
+    def __init__(self, d_model: int, rate: int) -> None:
+        super().__init__(d_model, rate)
+        self.lookahead = rate
+        self.pairs = TimeConvolution(d_model, 2)
+        self.convolution = TimeConvolution(d_model, rate, stride=rate, dilation=2)
+
+    def initialize(self) -> None:
+        """Add identities, so that training starts near the mean of a group and the next one."""
+        self.pairs.add_mean()
+        self.convolution.add_mean()
+
+    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+        """Return Σ_k W_k y_{g·rate + 2k} with y_s = V_0 x_s + V_1 x_{s+1}, from (G + 1)·rate states."""
+        compressed: Tensor = self.convolution(self.pairs(states_BSD))
+        return compressed
+
+
+class MostUsed(CompressionFunction):
+    """Of all G·rate states the G that received most attention, in their order in time.
+
+    Usage is the attention probability in the segment that pushes the states out, averaged over heads and queries.
+    """
+
+    needs_usage = True
+
+    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+        """Return the most used states of each stream.
+
+        Args:
+            states_BSD: S = G·rate states.
+            usage_BS: average attention that each received.
+        """
+        assert usage_BS is not None
+        n_kept = states_BSD.shape[1] // self.rate
+        places_BG = usage_BS.topk(n_kept, dim=1).indices.sort(dim=1).values
+        return states_BSD.gather(1, places_BG[:, :, None].expand(-1, -1, states_BSD.shape[2]))
+
+
+FUNCTIONS: dict[str, type[CompressionFunction]] = dict(
+    zip(COMPRESSIONS, (MaxPooling, MeanPooling, Convolution, DilatedConvolutions, MostUsed), strict=True)
+)
 
 
 class Compressor(nn.Module):
@@ -144,8 +311,7 @@ class ContentAttention(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
         """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
-        layer = self.layer
-        assert isinstance(layer, TransformerXLLayer)
+        layer: Any = self.layer
         norm = layer.attention_norm if layer.pre_norm else nn.Identity()
         q_HBTE, _ = layer.attention.project(norm(hidden_BTD))
         assert q_HBTE is not None
@@ -161,7 +327,7 @@ class ContentAttention(nn.Module):
 
 @torch.no_grad()
 def key_usage(
-    layer: nn.Module,
+    layer: Any,
     hidden_BTD: Float[Tensor, "B T D"],
     memory_BMD: Float[Tensor, "B M D"],
     positions: LayerPositions,
@@ -176,8 +342,7 @@ def key_usage(
         positions: u, v and the encoding of the distances.
         visible: keys that the queries may attend to.
     """
-    assert isinstance(layer, TransformerXLLayer)
     if layer.pre_norm:
         hidden_BTD, memory_BMD = layer.attention_norm(hidden_BTD), layer.attention_norm(memory_BMD)
-    scores_HBTK = layer.attention.scores(hidden_BTD, memory_BMD, positions, visible)
-    return scores_HBTK.softmax(dim=-1).mean(dim=(0, 2))
+    logits_HBTK: Tensor = layer.attention.logits(hidden_BTD, memory_BMD, positions, visible)
+    return logits_HBTK.softmax(dim=-1).mean(dim=(0, 2))

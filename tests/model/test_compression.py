@@ -10,7 +10,7 @@ from tests.covering import product_of
 from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.compression import CompressiveMemory
 
 LENGTHS = {"mem_len": 4, "compressed_len": 2, "compression_rate": 2}
 

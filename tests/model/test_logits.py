@@ -1,4 +1,4 @@
-"""Scores, whole and term by term, are those that attention uses."""
+"""Logits, whole and term by term, are those that attention uses."""
 
 import itertools
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.evaluation.attention.maps import AttentionInputs, watched
-from txl_lightning.model import attention as attention_module
 from txl_lightning.model.attention import Attention
+from txl_lightning.model.kernels import cpu
 
 MODELS = {
     "relative": {},
@@ -40,39 +40,38 @@ def caught(**options: object) -> tuple[list[tuple[Attention, AttentionInputs]], 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_of_the_terms_add_up_to_the_score(name):
+def test_logits_of_the_terms_add_up_to_the_whole(name):
     for attention, inputs in caught(**MODELS[name])[0]:
-        whole = attention.scores(*inputs)
+        whole = attention.logits(*inputs)
         hidden = torch.isinf(inputs.visible.mask_TK).expand_as(whole)
-        singles = [attention.scores(*inputs, terms=term) for term in attention.terms]
+        singles = [attention.logits(*inputs, terms=term) for term in attention.terms]
         torch.testing.assert_close(sum(singles), whole, rtol=0, atol=1e-12)
-        for scores in (whole, *singles):
-            assert torch.equal(torch.isinf(scores), hidden)
-            torch.testing.assert_close(scores.softmax(-1).sum(-1), torch.ones(scores.shape[:-1]).double())
+        for logits in (whole, *singles):
+            assert torch.equal(torch.isinf(logits), hidden)
         for n in range(len(attention.terms)):
             for terms in map("".join, itertools.combinations(attention.terms, n)):
-                several = sum((attention.scores(*inputs, terms=t) for t in terms), start=inputs.visible.mask_TK)
-                torch.testing.assert_close(attention.scores(*inputs, terms=terms), several.expand_as(whole))
+                several = sum((attention.logits(*inputs, terms=t) for t in terms), start=inputs.visible.mask_TK)
+                torch.testing.assert_close(attention.logits(*inputs, terms=terms), several.expand_as(whole))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_score_is_what_forward_takes_the_softmax_of(name, monkeypatch):
+def test_the_logits_are_what_forward_takes_the_softmax_of(name, monkeypatch):
     """Bit-equal; watching changes nothing."""
     seen, hidden, unwatched = caught(**MODELS[name])
     assert torch.equal(hidden, unwatched)
     used: list[Tensor] = []
 
-    def kept(scores: Tensor, read_by: nn.Module) -> Tensor:
-        used.append(scores)
-        return torch.softmax(scores, dim=-1)
+    def kept(logits: Tensor, read_by: nn.Module) -> Tensor:
+        used.append(logits)
+        return torch.softmax(logits, dim=-1)
 
-    monkeypatch.setattr(attention_module, "softmax_of", kept)
+    monkeypatch.setattr(cpu, "softmax", kept)
     for attention, inputs in seen:
         attention(*inputs)
-        assert torch.equal(attention.scores(*inputs).flatten(0, 1), used.pop())
+        assert torch.equal(attention.logits(*inputs).flatten(0, 1), used.pop())
 
 
 def test_a_term_that_is_not_there_is_refused():
     attention, inputs = caught(terms="ab")[0][0]
     with pytest.raises(ValueError, match="terms 'd' of an attention that has 'ab'"):
-        attention.scores(*inputs, terms="d")
+        attention.logits(*inputs, terms="d")

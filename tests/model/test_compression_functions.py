@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from txl_lightning.model.compression.compression_functions import FUNCTIONS, CompressionFunction
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
-from txl_lightning.model.compression.compressor import key_usage
+from txl_lightning.model.compression import FUNCTIONS, CompressionFunction, CompressiveMemory, key_usage
 
 D, G = 5, 3
 
@@ -59,11 +57,6 @@ def test_a_convolution_starts_near_a_mean(name: str) -> None:
     n_read = 4 + function.lookahead
     expected = torch.stack([states[:, 4 * g : 4 * g + n_read].mean(dim=1) for g in range(G)], dim=1)
     torch.testing.assert_close(function(states, None), expected)
-
-
-def test_parameters_are_as_many_as_the_classes_say() -> None:
-    counts = {name: sum(p.numel() for p in function(D, 4).parameters()) for name, function in FUNCTIONS.items()}
-    assert counts == {"max": 0, "mean": 0, "conv": 4 * D**2, "dilated": 6 * D**2, "most_used": 0}
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
