@@ -73,7 +73,7 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     swept = next((word for word in job.overrides if word.startswith("attention_lengths=")), None)
     trained = 32 if "no_recurrence" in job.name else 64
     longer = not absolute and ("shaw" not in job.name if world.sign > 0 else True)
-    gain = (0.02 * world.sign if "shaw" not in job.name else 0.04) * (1 + random_.random() / 8)
+    gain = (0.02 * world.sign if "shaw" not in job.name else 0.04) * (0.75 + random_.random() / 2)
     init = base_loss(job, world)
     best = init - gain if longer else init
     chosen = random_.choice([128, 256]) if longer else trained
