@@ -25,12 +25,10 @@ class World:
 
     Args:
         sign: 1 for differences as in the paper, -1 for reversed ones.
-        noise: standard deviation of the loss between seeds, in bits per byte.
         level: of the tokens.
     """
 
     sign: int = 1
-    noise: float = 0.002
     level: str = "byte"
 
 
@@ -120,7 +118,7 @@ def base_loss(job: Job, world: World) -> float:
     worse += (0.4 if "full" in job.name else 0.1) * ("absolute" in job.name or "al_rfou" in job.name)
     later = {"-rope": -0.05, "-alibi": -0.05, "-none": 0.2, "compressed": -0.05, "modern": -0.1}
     worse += sum(difference for part, difference in later.items() if part in job.name)
-    return 4.2 + world.sign * worse + random.Random(job.name).gauss(0, world.noise)
+    return 4.2 + world.sign * worse + random.Random(job.name).gauss(0, 0.002)
 
 
 def write_losses(folder: Path, job: Job) -> None:
