@@ -29,7 +29,7 @@ PREPARE = """
 import re, sys
 from pathlib import Path
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 load_corpus(DataConfig(name=sys.argv[1], level=sys.argv[2], cache_dir=sys.argv[3]))
 print(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
 """
@@ -39,7 +39,7 @@ SCORE = """
 import json, sys, time
 from dataclasses import replace
 import torch
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
 from txl_lightning.evaluation.scoring.windows import window_reader

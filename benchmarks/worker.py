@@ -306,7 +306,7 @@ class LoaderWorkload(Workload):
     implementations: ClassVar[dict[str, Any]] = {"loader": None}
 
     def prepare(self, steps: int) -> Callable[[], object]:
-        from txl_lightning.data.streams.ordered import OrderedStreams
+        from txl_lightning.data.streams import OrderedStreams
 
         case = self.case
         tokens = random_tokens(case, 2 * case.tokens * (steps + 1)).cpu().numpy().astype("uint8")

@@ -6,6 +6,7 @@ and write `report.html`, `report.md` and `results.json`. After an interruption t
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,15 +15,12 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.claims.claims import judged
-from experiments.engine.arguments import parse
+from experiments.claims import judged
 from experiments.engine.jobs import composed
 from experiments.engine.outcomes import Outcomes
-from experiments.engine.plan import Plan, make_plan
-from experiments.engine.progress import Progress
+from experiments.engine.plan import Plan, Progress, Stopwatch, make_plan
 from experiments.engine.runner import Runner
-from experiments.engine.session import Stopwatch, exclusive, signals_as_interrupts
-from experiments.engine.setup import Setup
+from experiments.engine.setup import Setup, parse
 from experiments.report.assemble import assemble
 from experiments.report.rendering import write_report
 from experiments.tables import (
@@ -40,6 +38,7 @@ from experiments.tables.arms import check_overrides
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
+from txl_lightning.jobs.folder import locked
 from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.training.checks import check_config
 
@@ -80,7 +79,7 @@ def reproduce(setup: Setup) -> None:
     if setup.planning:
         print(plan(setup).table())
         return
-    with exclusive(setup.directory):
+    with locked(setup.directory / ".lock", f"{setup.directory}: another reproduction is writing there", seconds=0):
         planned = plan(setup)
         check_trainings(planned)
         print(planned.summary(), *advice(planned), sep="\n", file=sys.stderr, flush=True)
@@ -123,7 +122,7 @@ def run(plan: Plan) -> dict[str, Any]:
     """
     setup, ended = plan.setup, plan.setup.directory / "results.json"
     restart = ended.exists() and len(plan.finished) < len(plan.jobs)
-    with Stopwatch(setup.directory / "clock.json", restart) as watch, signals_as_interrupts():
+    with Stopwatch(setup.directory / "clock.json", restart) as watch:
         if restart:
             ended.unlink()
         progress = Progress(plan.jobs, plan.estimate.seconds, plan.cores_in_use)
@@ -156,6 +155,7 @@ def publish(setup: Setup, page: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also while no job runs
     # Forked jobs import this module by its name, never as `__main__`.
     from experiments.reproduce import main as main_by_name
 

@@ -11,14 +11,11 @@ from omegaconf import OmegaConf
 from tests.in_process import Ended, run_txl
 from tests.training.small_run import TINY
 from txl_lightning.command_line.multirun_table import write_results
-from txl_lightning.distributed import multirun_jobs
-from txl_lightning.distributed.multirun_jobs import JobFolder, JobPlaces, has_influence, identity
-from txl_lightning.errors import UserError
+from txl_lightning.jobs.folder import JobFolder
 
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
 SEARCH = ("hydra/sweeper=optuna", "hydra.sweeper.n_jobs=2", "hydra.sweeper.sampler.seed=1")
 RANGE = "optimizer.lr=tag(log, interval(1e-4, 1e-2))"
-OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
 
 
 def words(directory: Path, *arguments: str) -> list[str]:
@@ -141,46 +138,3 @@ def test_a_search_continues_where_it_was_killed(tmp_path: Path) -> None:
     again = txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=4", "model.dropout=0.3")
     assert again.status == 2
     assert "optuna.db holds another search (model.dropout=" in again.err
-
-
-def test_options_that_only_say_how_a_job_runs_are_not_its_identity() -> None:
-    config = OmegaConf.create(
-        {"seed": 1, "n": "${seed}", "logger": {"name": "csv"}, "data": {"root": "/a", "name": "b"}}
-    )
-    assert identity(config) == {"seed": 1, "n": 1, "data.name": "b"}
-    assert not has_influence("logger")
-    assert has_influence("trainer.num_threads")  # two jobs that differ in it are two jobs
-
-
-def test_a_folder_of_another_job_or_of_another_run_is_refused(tmp_path: Path) -> None:
-    job = JobFolder(tmp_path / "0")
-    job.begin("val/nll", ["seed=1"], OPTIONS)
-    job.begin("val/nll", ["typed another way"], OPTIONS)
-    assert (job.record or {})["overrides"] == ["seed=1"]
-    with pytest.raises(UserError, match=r"holds another job \(seed=1, not 2\): choose another hydra.sweep.dir"):
-        job.begin("val/nll", ["seed=2"], {**OPTIONS, "seed": 2})
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.yaml").touch()
-    with pytest.raises(UserError, match="holds a run that is no job of this multirun"):
-        JobFolder(tmp_path / "run").begin("val/nll", [], OPTIONS)
-
-
-def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
-    for number, seed in enumerate((1, 1, 2)):
-        JobFolder(tmp_path / str(number)).begin("val/nll", [], {"seed": seed})
-    places = JobPlaces(tmp_path, n_jobs=4)
-    wanted = [tmp_path / str(i) for i in range(4)]
-    assert places.choose(wanted[0], {"seed": 2}) == tmp_path / "2"
-    assert places.choose(wanted[1], {"seed": 1}) == tmp_path / "1"
-    assert places.choose(wanted[2], {"seed": 1}) == tmp_path / "0"
-    assert places.choose(wanted[3], {"seed": 1}) == tmp_path / "3"
-    assert places.choose(wanted[0], {"seed": 5}) == tmp_path / "4"
-
-
-def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multirun_jobs, "LOCK_SECONDS", 0.2)
-    job = JobFolder(tmp_path / "0")
-    with job.locked(), pytest.raises(UserError, match="0: another process runs this job"), job.locked():
-        pass
-    with job.locked():
-        pass

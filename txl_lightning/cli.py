@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from txl_lightning.command_line.output import show
-from txl_lightning.command_line.row import Command
+from txl_lightning.command_line import Command, show
 
 ROWS = (
     Command(

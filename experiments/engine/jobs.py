@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,28 +13,21 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-import txl_lightning
+from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.command_line.hydra_app import quoted
-from txl_lightning.config.composition import register_schemas
-from txl_lightning.config.schemas import CONF, Config, plain, typed
+from txl_lightning.config.schemas import CONF, Config, DataConfig, plain, typed
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.errors import UserError
+from txl_lightning.jobs.identity import code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.training.precision import resolve_precision
 
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
 PATH_IN_RUNS = re.compile(rf"{RUNS}(/\.\.)?([^,\]]*)")
-WITHOUT_INFLUENCE = (
-    "logger",
-    "checkpoint.every_n_steps",
-    "data.cache_dir",
-    "data.path",
-    "data.root",
-    "trainer.num_threads",
-    "trainer.progress_bar",
-    "trainer.progress_file",
-    "trainer.log_every_n_steps",
-)
+# Options for which the key has something else (the corpus's checksum), or that the runner sets for all trainings.
+NOT_IN_KEYS = ("data.path", "trainer.num_threads")
 
 
 @dataclass(frozen=True)
@@ -116,45 +109,32 @@ def composed(overrides: tuple[str, ...]) -> Config:
     """
     if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
         return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
-    return resolve_precision(_composed(overrides))
+    return resolve_precision(_typed(overrides))
 
 
 @cache
-def _composed(overrides: tuple[str, ...]) -> Config:
-    register_schemas()
+def _typed(overrides: tuple[str, ...]) -> Config:
+    return typed(_composed("train", overrides))
+
+
+def _composed(command: str, overrides: tuple[str, ...] = ()) -> DictConfig:
+    register_all()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return typed(compose("config", overrides=list(overrides)))
+        return compose(COMMANDS[command].config_name, overrides=list(overrides))
 
 
 @cache
+def _defaults(command: str) -> Any:
+    return OmegaConf.to_container(_composed(command), resolve=True)
+
+
 def code_version() -> str:
-    """Return the SHA-256 of the package's sources and configuration files without comments and docstrings."""
-    package = Path(txl_lightning.__file__).parent
-    sources = [(path.relative_to(package), statements(path.read_text())) for path in package.rglob("*.py")]
-    choices = [(path.relative_to(CONF), values(path.read_text())) for path in CONF.rglob("*.yaml")]
-    digest = hashlib.sha256()
-    for path, content in sorted({*sources, *choices}):
-        digest.update(f"{path} {len(content)} {content}\n".encode())
-    return digest.hexdigest()
-
-
-def statements(source: str) -> str:
-    """Return the syntax tree of a source, without comments, layout and docstrings, as text."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)
-
-
-def values(text: str) -> str:
-    """Return what Hydra reads from a configuration file, its values and its package, as text."""
-    packages = [line for line in text.splitlines() if line.startswith("# @package")]
-    return json.dumps([packages, OmegaConf.to_container(OmegaConf.create(text))])
+    """Return the SHA-256 of the code of all commands."""
+    return code_of(*(f"{row.package}.command" for row in COMMANDS.values()))
 
 
 def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
-    """Return a hash of what each job depends on, by job name: code, configuration, corpus, the jobs that it needs.
+    """Return a hash of what each job depends on, by job name: code, options, corpus, the jobs that it needs.
 
     Args:
         jobs: each after the jobs it needs.
@@ -162,24 +142,43 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
     """
     made: dict[str, str] = {}
     for job in jobs:
-        depends: dict[str, Any] = {"code": code_version(), "command": job.command, "torch": torch.__version__}
+        code = code_of(f"{COMMANDS[job.command].package}.command")
+        depends: dict[str, Any] = {"code": code, "command": job.command, "torch": torch.__version__}
         depends |= {"machine": ", ".join([processor(), *gpus()])} if job.alone else {}
         depends |= {"needs": [made[name] for name in job.needs]}
         if job.command == "train":
-            depends |= {"config": with_influence(composed(job.overrides)), "corpus": corpora[job.name]}
+            options = with_influence(plain(composed(job.overrides)))
+            depends |= {"corpus": corpora[job.name]}
+            depends |= {"options": {name: value for name, value in options.items() if name not in NOT_IN_KEYS}}
         else:
-            depends |= {"overrides": job.overrides}
+            depends |= {"defaults": _defaults(job.command), "overrides": job.overrides}
         made[job.name] = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
     return made
 
 
-def with_influence(config: Config) -> dict[str, Any]:
-    """Return a configuration as plain values, without the options that change no number."""
-    values = plain(config)
-    for option in WITHOUT_INFLUENCE:
-        group, _, name = option.partition(".")
-        if name:
-            values[group].pop(name)
-        else:
-            values.pop(group)
-    return values
+def corpus_checksum(config: DataConfig, planning: bool) -> str:
+    """Return the SHA-256 of a corpus; a plan downloads nothing and takes "" for a corpus that is missing.
+
+    Raises:
+        UserError: the corpus is missing or damaged.
+    """
+    return "" if planning and not at_hand(config) else load_corpus(config).checksum
+
+
+def at_hand(config: DataConfig) -> bool:
+    """Return whether a corpus can be loaded without a download, the same in all of a call."""
+    return _at_hand(json.dumps(plain(config)), os.environ.get("TXL_DATA"))
+
+
+@cache
+def _at_hand(config: str, downloads: str | None) -> bool:
+    data = DataConfig(**json.loads(config))
+    if data.name not in ("python-stdlib", "file"):
+        root = data.root or downloads or Path(data.cache_dir) / "downloads"
+        if not (Path(root).expanduser() / data.name).is_dir():
+            return False
+    try:
+        load_corpus(data)
+    except UserError:  # incomplete or damaged
+        return False
+    return True

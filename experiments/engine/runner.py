@@ -1,51 +1,35 @@
-"""Run jobs, several at once, and skip the finished ones."""
+"""Run the jobs of a reproduction, several at once, and skip the finished ones."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import shlex
-import shutil
-import time
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from experiments.engine import job_process
-from experiments.engine.job_process import JobHandle, PrefixedProcess
 from experiments.engine.jobs import Job, path_value
-from experiments.engine.outcomes import read_json
+from txl_lightning.cli import main
 from txl_lightning.errors import UserError
-from txl_lightning.files import write_json
+from txl_lightning.jobs.folder import JobFolder
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
 
 RECORD = "job.json"
 LOG = "log.txt"
 RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "generation.json"}
-GRACE_SECONDS = 60.0
-LOCK_SECONDS = 10.0
+PRELOADED = (
+    "txl_lightning.command_line.hydra_app",
+    "txl_lightning.training.run",
+    "txl_lightning.evaluation.evaluate.command",
+    "wandb",
+)
 
 
 def result_file(command: str) -> str:
     """Return the name of the file that a command writes last: COMMAND.json unless listed in `RESULTS`."""
     return RESULTS.get(command, f"{command}.json")
-
-
-@dataclass
-class Running:
-    """Job whose process runs.
-
-    Args:
-        job: the job.
-        handle: its process.
-        slot: number of its slot.
-        started: start time, on the clock of `time.perf_counter`.
-    """
-
-    job: Job
-    handle: JobHandle
-    slot: int
-    started: float = field(default_factory=time.perf_counter)
 
 
 @dataclass
@@ -61,9 +45,7 @@ class Runner:
         show: called after every change and ten times a second.
 
     Attributes:
-        running, waiting: jobs of this call that run and that have not started.
-        done: finished jobs by name, those of earlier calls included.
-        failed: error messages by job name.
+        state: jobs of this call that wait, run or ended; those of earlier calls are done.
     """
 
     runs: Path
@@ -72,33 +54,21 @@ class Runner:
     options: Callable[[Job], list[str]]
     prefix: tuple[str, ...] = ()
     show: Callable[[Runner], None] = lambda runner: None
-    running: list[Running] = field(default_factory=list)
-    done: dict[str, Job] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    waiting: list[Job] = field(default_factory=list)
+    state: Jobs[Job] = field(init=False)
 
-    def directory(self, job: Job) -> Path:
+    def folder(self, job: Job) -> JobFolder:
         """Return the folder that a job writes into."""
-        return self.runs / job.name
+        return JobFolder(self.runs / job.name, RECORD, result_file(job.command))
 
     def record(self, job: Job) -> dict[str, Any]:
         """Return `key`, `seconds`, `done` and `command` of a job's last run; empty if there was none."""
-        try:
-            found = json.loads((self.directory(job) / RECORD).read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return self.folder(job).record
 
     def is_finished(self, job: Job) -> bool:
         """Return whether a job succeeded with its present key and its result file can be read."""
         record = self.record(job)
-        if record.get("key") != self.keys[job.name] or not record.get("done"):
-            return False
-        try:
-            read_json(self.directory(job) / result_file(job.command))
-        except UserError:  # missing, or cut off by a full disk or a loss of power
-            return False
-        return True
+        same = record.get("key") == self.keys[job.name]
+        return same and bool(record.get("done")) and self.folder(job).result is not None
 
     def run(self, jobs: list[Job]) -> None:
         """Run all jobs that are not finished; jobs that measure time run last, one at a time.
@@ -107,104 +77,54 @@ class Runner:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
             KeyboardInterrupt: raised after the running jobs have saved their state and stopped.
         """
-        self.done = {job.name: job for job in jobs if self.is_finished(job)}
-        self.waiting = sorted((job for job in jobs if job.name not in self.done), key=lambda job: job.alone)
-        try:
-            while self.waiting or self.running:
-                self._start_ready_jobs()
-                self._collect()
-                self.show(self)
-                if self.running:
-                    time.sleep(0.1)
-        except BaseException:
-            self._stop()
-            raise
-        if self.failed:
-            raise UserError("\n".join(self.failed.values()))
+        done = {job.name for job in jobs if self.is_finished(job)}
+        self.state = Jobs(
+            [job for job in jobs if job.name not in done],
+            self._start,
+            self._end,
+            n_slots=len(self.slots),
+            first_signal=signal.SIGTERM,  # srun hands it on at once
+            show=lambda: self.show(self),
+            done=done,
+        )
+        self.state.run()
+        if self.state.failed:
+            raise UserError("\n".join(self.state.failed.values()))
 
-    def _start_ready_jobs(self) -> None:
-        for job in list(self.waiting):
-            if any(need in self.failed for need in job.needs):
-                self.waiting.remove(job)
-                self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
-                continue
-            busy = {running.slot for running in self.running}
-            free = [slot for slot in range(len(self.slots)) if slot not in busy]
-            if not free or any(running.job.alone for running in self.running) or (job.alone and busy):
-                return
-            if all(need in self.done for need in job.needs):
-                self.waiting.remove(job)
-                self._start(job, free[0])
+    def _start(self, job: Job, slot: int) -> JobProcess:
+        folder = self.folder(job)
+        with folder.locked():  # by a job of a killed runner, for moments
+            if folder.record.get("key") != self.keys[job.name]:
+                folder.clear()
+            self._write_record(job, 0.0, done=False)
+        words = [*job.words(self.runs), *self.options(job), f"hydra.run.dir={path_value(str(folder.path))}"]
+        words += ["resume=auto"] if job.command == "train" else []
+        log = folder.path / LOG
+        return JobProcess(run_txl, folder, words, self.prefix, variables=self.slots[slot], log=log, modules=PRELOADED)
 
-    def _start(self, job: Job, slot: int) -> None:
-        directory, lock = self.directory(job), self.runs / f".{job.name}.lock"
-        self.runs.mkdir(parents=True, exist_ok=True)
-        with lock.open("w") as held:
-            _wait_for_lock(held, job.name)
-            record = self.record(job)
-            if record.get("key") != self.keys[job.name]:
-                shutil.rmtree(directory, ignore_errors=True)
-                record = {}
-            directory.mkdir(parents=True, exist_ok=True)
-            self._write_record(job, record.get("seconds", 0.0), done=False)
-            words = [*job.words(self.runs), *self.options(job), f"hydra.run.dir={path_value(str(directory))}"]
-            words += ["resume=auto"] if job.command == "train" else []
-            if self.prefix:
-                handle: JobHandle = PrefixedProcess(self.prefix, words, directory / LOG, held, self.slots[slot])
-        if not self.prefix:
-            handle = job_process.start(words, directory / LOG, lock, self.slots[slot])
-        self.running.append(Running(job, handle, slot))
-
-    def _collect(self) -> None:
-        for running in list(self.running):
-            status = running.handle.exitcode
-            if status is None:
-                continue
-            self.running.remove(running)
-            job, log = running.job, self.directory(running.job) / LOG
-            self._write_record(job, self._total_seconds(running), done=status == 0)
-            if self.is_finished(job):
-                self.done[job.name] = job
-            else:
-                output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-                how = f"ended with exit status {status}" if status else f"left no {result_file(job.command)}"
-                self.failed[job.name] = f"{job.name} {how}: {output[-1] if output else 'no output'} ({log})"
-
-    def _stop(self) -> None:
-        """End the running jobs, with time for them to save their state."""
-        for running in self.running:
-            running.handle.terminate()
-        deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and any(running.handle.exitcode is None for running in self.running):
-            time.sleep(0.1)
-        for running in self.running:
-            if running.handle.exitcode is None:
-                running.handle.kill()
-            self._write_record(running.job, self._total_seconds(running), done=running.handle.exitcode == 0)
-        self.running.clear()
-
-    def _total_seconds(self, running: Running) -> float:
-        """Return the seconds of this run of a job and of the interrupted ones before."""
-        return float(self.record(running.job).get("seconds", 0.0)) + time.perf_counter() - running.started
+    def _end(self, job: Job, ended: Ended) -> str | None:
+        if ended.status is None:
+            return f"{job.name} {ended.problem}"
+        self._write_record(job, ended.seconds, done=ended.status == 0)
+        if self.is_finished(job):
+            return None
+        log = self.folder(job).path / LOG
+        output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        how = ended.problem if ended.status else f"left no {result_file(job.command)}"
+        return f"{job.name} {how}: {output[-1] if output else 'no output'} ({log})"
 
     def _write_record(self, job: Job, seconds: float, done: bool) -> None:
-        record = {"key": self.keys[job.name], "done": done, "seconds": round(seconds, 2)}
+        """Write `job.json`; `seconds` are added to those of the interrupted runs before."""
+        total = round(self.record(job).get("seconds", 0.0) + seconds, 2)
         command = shlex.join(["txl", job.command, *job.overrides])
-        write_json(self.directory(job) / RECORD, {**record, "command": command})
+        record = {"key": self.keys[job.name], "done": done, "seconds": total, "command": command}
+        self.folder(job).write(record)
 
 
-def _wait_for_lock(file: IO[str], name: str) -> None:
-    """Take a job's lock; jobs of a killed runner release it within moments.
-
-    Raises:
-        UserError: it is still held after `LOCK_SECONDS`.
-    """
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                message = f"{name} is still running, started by a reproduction that was killed: stop it first"
-                raise UserError(message) from error
-            time.sleep(0.1)
+def run_txl(folder: JobFolder, words: list[str], prefix: tuple[str, ...]) -> None:
+    """Run `txl` in the process of a job, or a command that begins with a prefix in its place."""
+    with folder.locked() as lock:
+        if prefix:
+            execute([*prefix, sys.executable, "-m", "txl_lightning.cli", *words], lock.fileno())
+        sys.argv = ["txl", *words]
+        main()

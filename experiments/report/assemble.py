@@ -1,4 +1,4 @@
-"""Assemble `results.json`: everything that the report shows, as `results.schema.json` says."""
+"""Assemble everything that the report shows, as `results.schema.json` says."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from experiments.engine.jobs import Job, code_version, composed
 from experiments.engine.outcomes import Outcomes
+from experiments.engine.plan import Stopwatch
 from experiments.engine.runner import Runner
-from experiments.engine.session import Stopwatch
 from experiments.engine.setup import Setup
-from experiments.report.sections import Section, to_json
-from experiments.report.view import RULE
+from experiments.report.sections import Section
+from experiments.report.text import RULE
 from txl_lightning.reporting.machine import cores, processor
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
@@ -30,7 +30,7 @@ def assemble(
     command: str,
     watch: Stopwatch,
 ) -> dict[str, Any]:
-    """Return the content of `results.json`.
+    """Return the content of `results.json`, with the sections themselves in place of their JSON.
 
     Args:
         setup: settings of the reproduction.
@@ -59,7 +59,7 @@ def assemble(
         "corpora": _corpora(jobs, outcomes),
         "settings": _settings(jobs, outcomes, setup),
         "runs": runs,
-        "sections": to_json(sections),
+        "sections": sections,
         "rule": RULE,
         "claims": claims,
     }

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from experiments.report.view import SIGNS, number
+from experiments.report.text import SIGNS, decimal, percent
 from txl_lightning.reporting.canvas import COLOURS, new_figure, save_figure
 
 FILE = "figures/claims.png"
@@ -47,7 +47,7 @@ def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
     axes.set_yticks([])
     axes.xaxis.set_major_locator(FixedLocator(TICKS))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 0, signed=True)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: decimal(value, 0, signed=True)))
     axes.tick_params(labelsize=10)
     axes.grid(axis="x", alpha=0.25)
     for side in ("left", "right", "top"):
@@ -65,7 +65,7 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
     """One claim: its name, then its numbers and mark, then interval and markers."""
     colour = MARK_COLOURS[claim["mark"]]
     left, right = axes.get_yaxis_transform(), axes.get_yaxis_transform()
-    name = textwrap.shorten(claim.get("short", claim["claim"]), 56, placeholder="…")
+    name = textwrap.shorten(claim["short"], 56, placeholder="…")
     axes.text(0.0, y - 0.37, f"{y + 1}  {name}", transform=left, fontsize=10, va="center", bbox=PLAIN)
     axes.text(
         1.0, y - 0.14, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
@@ -84,10 +84,9 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
 
 
 def _numbers(claim: Mapping[str, Any]) -> str:
-    digits = 1 if abs(claim["relative"]) < 100 else 0
     paper = claim["relative_paper"]
-    here = f"{number(claim['relative'], digits, signed=True)} %"
-    return here if paper is None else f"{here} (paper {number(paper, 1 if abs(paper) < 100 else 0, signed=True)} %)"
+    theirs = "" if paper is None else f" (paper {percent(paper)})"
+    return f"{percent(claim['relative'])}{theirs}"
 
 
 def _values(claim: Mapping[str, Any]) -> list[float]:

@@ -1,23 +1,25 @@
-"""Pages of the report: `results.json` rendered as `report.html` and `report.md`."""
+"""Pages of the report: `report.html`, and `report.md` in GitHub's Markdown, beside `results.json`."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
-from experiments.report import markdown as report_markdown
-from experiments.report import view as report_view
-from experiments.report.check import check_results
+from experiments.report import text
 from experiments.report.claims_picture import ALT, CAPTION, FILE, draw_claims
-from experiments.report.sections import Figure, Section, section_from_json
+from experiments.report.sections import HEADINGS, Figure, Section, Table, to_json
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
+from txl_lightning.reporting.tables import markdown_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 TITLES = {
@@ -38,85 +40,31 @@ MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too 
 LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
+# Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
+# escaped, to keep intervals and names readable in the source.
+MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
+LINE_STARTS = re.compile(r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))")  # marks of lists, headings and rules
+ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
 
 def write_report(results: Mapping[str, Any], directory: Path) -> Path:
-    """Check results and write `results.json`, `report.md` and `report.html`, each atomically.
+    """Write `results.json`, `report.md` and `report.html`, each atomically.
 
     Args:
-        results: as `results.schema.json` says.
-        directory: folder of the report; the figures are there already, at the paths that the results name.
+        results: of `assemble`: as `results.schema.json` says, but with the sections themselves.
+        directory: folder of the report; the figures are there already, at the paths that the sections name.
 
     Returns:
         The path of `report.html`.
 
     Raises:
-        UserError: the results do not follow the schema, a figure is missing, or a file cannot be written.
-    """
-    check_results(results)
-    text = json.dumps(results, indent=2) + "\n"
-    return _write({"results.json": text, **render(json.loads(text), directory)}, directory)
-
-
-def render_again(directory: Path) -> Path:
-    """Write `report.md` and `report.html` again from the `results.json` of a report.
-
-    Returns:
-        The path of `report.html`.
-
-    Raises:
-        UserError: as `write_report` and `read_results`.
-    """
-    results = read_results(directory / "results.json")
-    check_results(results)
-    return _write(render(results, directory), directory)
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """Read a `results.json` without checking it.
-
-    Raises:
-        UserError: the file cannot be read or is not JSON.
+        UserError: a number is not finite, a figure is missing, or a file cannot be written.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+        pages = {"results.json": json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"}
     except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error})") from error
-    return found
-
-
-def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Return `report.md` and `report.html` of checked results, by file name.
-
-    Figures are read from `directory`; the picture of the claims is drawn there.
-    """
-    html = _environment(autoescape=True)
-    markdown = _environment(autoescape=False, finalize=report_markdown.escape)
-    markdown.globals.update(pipe_table=report_markdown.pipe_table, results_table=report_markdown.results_table)
-    markdown.filters.update(code=report_markdown.code, fence=report_markdown.fence, linked=report_markdown.linked)
-    sections = [section_from_json(section) for section in results["sections"]]
-    context = {
-        **results,
-        "title": TITLES[results["profile"]],
-        "differences": DIFFERENCES[results["profile"]],
-        "sections": [_section_view(section, directory) for section in sections],
-        "short": {section.id: section.title.partition(":")[0] for section in sections},
-        "captions": {table.id: table.caption for section in sections for table in section.tables},
-        "facts": _facts(results),
-        "rule": results.get("rule", report_view.FORMER_RULE),
-        "summary": report_view.summary(results["claims"]),
-        "claim_rows": [report_view.claim_view(claim) for claim in results["claims"]],
-        "picture": _claims_picture(results["claims"], directory),
-    }
-    return {
-        "report.md": markdown.get_template("report.md.jinja").render(context),
-        "report.html": html.get_template("report.html.jinja").render(context),
-    }
-
-
-def _write(pages: Mapping[str, str], directory: Path) -> Path:
-    for name, page in pages.items():
+        raise UserError(f"results.json: a number of the report is not finite ({error})") from error
+    for name, page in (pages | render(results, directory)).items():
         encodable = page.encode("utf-8", "backslashreplace").decode()  # a model may write lone surrogates
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -124,6 +72,34 @@ def _write(pages: Mapping[str, str], directory: Path) -> Path:
         except OSError as error:
             raise UserError(f"{directory / name} cannot be written ({error.strerror or error})") from error
     return directory / "report.html"
+
+
+def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
+    """Return `report.md` and `report.html` of results as in `write_report`, by file name.
+
+    Figures are read from `directory`; the picture of the claims is drawn there.
+    """
+    html = _environment(autoescape=True)
+    markdown = _environment(autoescape=False, finalize=escape)
+    markdown.globals.update(pipe_table=pipe_table, results_table=results_table)
+    markdown.filters.update(code=code, fence=fence, linked=linked)
+    sections: Sequence[Section] = results["sections"]
+    context = {
+        **results,
+        "title": TITLES[results["profile"]],
+        "differences": DIFFERENCES[results["profile"]],
+        "images": {figure.png: _image(figure, directory) for section in sections for figure in section.figures},
+        "short": {section.id: section.title.partition(":")[0] for section in sections},
+        "captions": {table.id: table.caption for section in sections for table in section.tables},
+        "facts": _facts(results),
+        "summary": text.summary(results["claims"]),
+        "claim_rows": [text.claim_text(claim) for claim in results["claims"]],
+        "picture": _claims_picture(results["claims"], directory),
+    }
+    return {
+        "report.md": markdown.get_template("report.md.jinja").render(context),
+        "report.html": html.get_template("report.html.jinja").render(context),
+    }
 
 
 def _environment(**options: Any) -> jinja2.Environment:
@@ -135,28 +111,28 @@ def _environment(**options: Any) -> jinja2.Environment:
         keep_trailing_newline=True,
         **options,
     )
-    environment.globals.update(signs=report_view.SIGNS, most_stacked=MOST_STACKED)
+    environment.globals.update(signs=text.SIGNS, most_stacked=MOST_STACKED, column_groups=column_groups)
+    environment.globals.update({name: getattr(text, name) for name in ("common_seeds", "notes", "values_by_seed")})
     environment.filters.update(
-        visible=report_view.visible, duration=report_view.duration, number=lambda value: report_view.number(value, 0)
+        {name: getattr(text, name) for name in ("cell_text", "seeds_text", "duration", "visible")}
     )
+    environment.filters.update(number=lambda value: text.decimal(value, 0))
     return environment
 
 
+def column_groups(table: Table) -> list[tuple[str, str, int]]:
+    """Return heading, `of` and number of columns of each group of neighbours of the same `of`."""
+    groups = groupby(table.columns, lambda column: column.of)
+    return [(HEADINGS[of], of, len(list(columns))) for of, columns in groups]
+
+
 def _claims_picture(claims: Sequence[Mapping[str, Any]], directory: Path) -> dict[str, Any] | None:
-    """Draw the picture of the claims and return it as figures are; None for files of older versions."""
-    if not claims or not all("effect" in claim for claim in claims):
+    """Draw the picture of the claims and return it as figures are; None without claims."""
+    if not claims:
         return None
     draw_claims(directory / FILE, claims)
     figure = Figure(FILE, FILE.replace(".png", ".svg"), CAPTION, ALT)
     return {**vars(figure), **_image(figure, directory)}
-
-
-def _section_view(section: Section, directory: Path) -> dict[str, Any]:
-    return {
-        **vars(section),
-        "tables": [report_view.table_view(table) for table in section.tables],
-        "figures": [{**vars(figure), **_image(figure, directory)} for figure in section.figures],
-    }
 
 
 def _image(figure: Figure, directory: Path) -> dict[str, Any]:
@@ -190,7 +166,50 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("platform", machine["platform"]),
         ("Python", machine["python"]),
         ("started", results["started"]),
-        ("wall-clock time", report_view.duration(seconds["wall"])),
-        ("time of all trainings", f"{report_view.duration(seconds['training'])} (sum; some ran in parallel)"),
-        ("time of everything else", f"{report_view.duration(seconds['rest'])} (sum; some ran in parallel)"),
+        ("wall-clock time", text.duration(seconds["wall"])),
+        ("time of all trainings", f"{text.duration(seconds['training'])} (sum; some ran in parallel)"),
+        ("time of everything else", f"{text.duration(seconds['rest'])} (sum; some ran in parallel)"),
     ]
+
+
+def escape(value: object) -> str:
+    """Return text as one line of Markdown that cannot become markup; a `Markup` is returned unchanged."""
+    if isinstance(value, Markup):
+        return str(value)
+    escaped = "".join(ENTITIES.get(sign, sign) for sign in str(value))
+    line = " ".join(MARKUP.sub(r"\\\g<0>", escaped).split())
+    return LINE_STARTS.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", line)
+
+
+def linked(value: object) -> Markup:
+    """Escape text for the brackets of a link or an image."""
+    return Markup(re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", escape(value)))
+
+
+def code(value: object) -> Markup:
+    """Return text as inline code; between backticks, pipes could not be escaped."""
+    return Markup(f"<code>{escape(value)}</code>") if str(value).strip() else Markup("")
+
+
+def fence(value: str) -> Markup:
+    """Return text as a code block, fenced by more backticks than it has in a row."""
+    longest = max((len(run) for run in re.findall(r"`+", value)), default=0)
+    ticks = "`" * max(3, longest + 1)
+    return Markup(f"{ticks}text\n{value}\n{ticks}")
+
+
+def pipe_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool] | None = None) -> Markup:
+    """Return a pipe table of any text; columns for which `right` is true are aligned to the right."""
+    cells = [[escape(value) for value in row] for row in rows]
+    lines = markdown_table([escape(title) for title in header], cells, right or [False] * len(header))
+    return Markup(lines.rstrip("\n"))
+
+
+def results_table(table: Table) -> Markup:
+    """Return a table of the report; each heading has its group (`here` or `paper`), title and unit."""
+    common = text.common_seeds(table)
+    return pipe_table(
+        [column.heading for column in table.columns],
+        [[text.cell_text(row[column.key], common) for column in table.columns] for row in table.rows.values()],
+        [column.of != "label" for column in table.columns],
+    )

@@ -1,16 +1,70 @@
-"""Sections of the report, and their form in `results.json`."""
+"""Sections of the report: tables, figures and samples, and their form in `results.json`."""
 
 from __future__ import annotations
 
+import math
+import shutil
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
-from experiments.report.cells import Cell, Number, Text
+from experiments.engine.jobs import Job
+from experiments.engine.outcomes import Outcomes
 
-Of = Literal["label", "ours", "paper"]
+DIGITS = {"bpc": 3, "ppl": 2}
+HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Cell of words."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """Cell of one number, with a standard error or a 95 % interval where it has one (never both).
+
+    Args:
+        value: in the column's unit.
+        digits: decimals shown.
+        standard_error: of a mean.
+        by_seed: values that `value` is the mean of, by seed.
+        low: lower end of the interval; None with `high` for an interval without lower end.
+        high: upper end of the interval; None with `low` for an interval without upper end.
+        at_least: the value is a lower bound.
+        step: of the grid on which the value was measured: a smaller difference cannot be seen.
+    """
+
+    value: float
+    digits: int
+    standard_error: float | None = None
+    by_seed: Mapping[str, float] | None = None
+    low: float | None = None
+    high: float | None = None
+    at_least: bool | None = None
+    step: float | None = None
+
+
+Cell: TypeAlias = Text | Number | None
+"""Content of a cell; None for an empty one."""
+
 Row: TypeAlias = Mapping[str, Cell]
 """Cells by key of their column."""
+
+
+def cell(value: float | None, digits: int) -> Cell:
+    """Return a cell of one number, or an empty one for None."""
+    return None if value is None else Number(value, digits)
+
+
+def over_seeds(by_seed: Mapping[int, float], digits: int) -> Number:
+    """Return the mean over n seeds and, if n > 1, its standard error s / √n."""
+    values = list(by_seed.values())
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Number(statistics.mean(values), digits, error, {str(seed): value for seed, value in by_seed.items()})
 
 
 @dataclass(frozen=True)
@@ -26,8 +80,14 @@ class Column:
 
     key: str
     title: str
-    of: Of
+    of: Literal["label", "ours", "paper"]
     unit: str | None
+
+    @property
+    def heading(self) -> str:
+        """Group, title and unit in one line, for tables with a single header row."""
+        text = ": ".join(part for part in (HEADINGS[self.of], self.title) if part)
+        return f"{text} ({self.unit})" if self.unit else text
 
 
 def label(key: str, title: str = "", unit: str | None = None) -> Column:
@@ -70,15 +130,20 @@ class Table:
             KeyError: no such row or column.
             TypeError: the cell is empty or holds text.
         """
-        cell = self.rows[row][column]
-        if not isinstance(cell, Number):
-            raise TypeError(f"table {self.id}, row {row}, column {column}: must be a number, is {cell}")
-        return cell
+        found = self.rows[row][column]
+        if not isinstance(found, Number):
+            raise TypeError(f"table {self.id}, row {row}, column {column}: must be a number, is {found}")
+        return found
 
     def title(self, row: str) -> str:
         """Return the text in the first column of a row."""
-        cell = self.rows[row][self.columns[0].key]
-        return cell.text if isinstance(cell, Text) else ""
+        found = self.rows[row][self.columns[0].key]
+        return found.text if isinstance(found, Text) else ""
+
+    @property
+    def numbers(self) -> list[Number]:
+        """All cells that hold a number."""
+        return [found for row in self.rows.values() for found in row.values() if isinstance(found, Number)]
 
 
 @dataclass(frozen=True)
@@ -96,6 +161,28 @@ class Figure:
     svg: str | None
     caption: str
     alt: str
+
+
+def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, tuple[str, str]]) -> tuple[Figure, ...]:
+    """Copy figures that a job drew into the report's folder; those that it did not draw are left out.
+
+    Args:
+        outcomes: folders of the runs and of the report's figures.
+        job: it drew them.
+        captions: caption and alt of each figure, by the name of its files.
+    """
+    outcomes.figures.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name, (caption, alt) in captions.items():
+        files: dict[str, str] = {}
+        for suffix in ("png", "svg"):
+            source = outcomes.runs / job.name / f"{name}.{suffix}"
+            if source.is_file():
+                shutil.copyfile(source, outcomes.figures / f"{job.name}_{name}.{suffix}")
+                files[suffix] = f"{outcomes.figures.name}/{job.name}_{name}.{suffix}"
+        if "png" in files:
+            found.append(Figure(files["png"], files.get("svg"), caption, alt))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -151,31 +238,3 @@ def to_json(part: Any) -> Any:
     if isinstance(part, Table):
         plain |= {"rows": list(plain["rows"].values()), "row_keys": list(part.rows)}
     return plain
-
-
-def section_from_json(found: Mapping[str, Any]) -> Section:
-    """Return a section of a checked `results.json`."""
-    return Section(
-        found["id"],
-        found["title"],
-        found["paper"],
-        found["here"],
-        tuple(_table(table) for table in found["tables"]),
-        tuple(Figure(**figure) for figure in found.get("figures", [])),
-        tuple(Sample(**sample) for sample in found.get("samples", [])),
-    )
-
-
-def _table(found: Mapping[str, Any]) -> Table:
-    keys = found.get("row_keys") or map(str, range(len(found["rows"])))  # files of older versions have none
-    rows = [{column: _cell(cell) for column, cell in row.items()} for row in found["rows"]]
-    columns = tuple(Column(**column) for column in found["columns"])
-    return Table(
-        found["id"], found["caption"], columns, dict(zip(keys, rows, strict=True)), tuple(found.get("notes", []))
-    )
-
-
-def _cell(found: Mapping[str, Any] | None) -> Cell:
-    if found is None:
-        return None
-    return Text(**found) if "text" in found else Number(**found)

@@ -16,13 +16,11 @@ from typing import Any
 from experiments.engine.jobs import Job, composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
-from experiments.report.cells import Text, number, over_seeds
-from experiments.report.sections import Row, Section, Table, label, ours
-from experiments.tables.arms import Arm, Variant, in_precision_of_training, kept, training
-from experiments.tables.shared.comparisons import Comparison, comparisons_table
-from experiments.tables.shared.job_results import copied_figure, recl_cell
-from experiments.tables.shared.length_sweep import OFF, ON, SweepsBySeed, cells, columns, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.scored_losses import At, Losses, compare, scored_runs
+from experiments.report.sections import Row, Section, Table, Text, cell, copied_figures, label, ours, over_seeds
+from experiments.tables.arms import Arm, Variant, kept, training
+from experiments.tables.comparisons import Comparison, compare, comparisons_table
+from experiments.tables.length_sweep import OFF, ON, At, Evaluations, cells, columns, evaluations, with_sweeps
+from experiments.tables.table_8 import recl_cell, recl_job
 from txl_lightning.config.schemas import Config
 
 TITLE = "Beyond the paper: later encodings, memories and recipes"
@@ -102,23 +100,20 @@ COMPARED: tuple[tuple[str, Arm, Arm, At], ...] = (  # key, the arm that is lower
 def jobs(setup: Setup) -> list[Job]:
     """Return every run, its evaluation, and the RECL of all arms."""
     runs = _runs(setup)
-    return [*(job for arm, of_arm in runs.items() for job in with_sweeps(arm, of_arm, setup)), _recl(runs, setup)]
+    return [*with_sweeps(runs, setup), _recl(runs, setup)]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table, the differences and the figures."""
     runs = _runs(setup)
-    sweeps = {arm: sweeps_by_seed(arm, of_arm, setup, outcomes) for arm, of_arm in runs.items()}
+    evaluated = evaluations(runs, setup, outcomes)
     recl = outcomes.result(_recl(runs, setup), "recl.json")
-    found = differences(scored_runs(runs, setup, outcomes), outcomes)
+    found = differences(evaluated, outcomes)
     config = composed(runs[ON][0].overrides)
-    figures = [
-        copied_figure(outcomes, _recl(runs, setup), name, *words)
-        for name, words in {
-            "gains_r0.1": ("Gain of a longer context, at the hardest tenth of positions.", "Gain by context"),
-            "contexts": ("Loss by context, all positions, ± standard error.", "Loss by context, arms beyond the paper"),
-        }.items()
-    ]
+    captions = {
+        "gains_r0.1": ("Gain of a longer context, at the hardest tenth of positions.", "Gain by context"),
+        "contexts": ("Loss by context, all positions, ± standard error.", "Loss by context, arms beyond the paper"),
+    }
     return Section(
         id="beyond",
         title=TITLE,
@@ -133,18 +128,18 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "2/3 of the width, and QK-norm. Where Muon trains, queries, keys and values are separate matrices in every "
             "arm but one. RECL is that of one group, the first seed of each arm."
         ),
-        tables=(_table(runs, sweeps, recl, outcomes), comparisons_table("beyond", TITLE, outcomes.unit, 3, found)),
-        figures=tuple(figure for figure in figures if figure),
+        tables=(_table(runs, evaluated, recl, outcomes), comparisons_table("beyond", TITLE, outcomes.unit, 3, found)),
+        figures=copied_figures(outcomes, _recl(runs, setup), captions),
     )
 
 
-def differences(losses: Losses, outcomes: Outcomes) -> list[Comparison]:
+def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
     """Return the differences that claims are judged by, and what the recipe loses without each part."""
     parts = [(f"beyond/{arm.key}", MODERN, arm, "init") for arm in WITHOUT.values()]
     return [
-        compare(key, better, worse, "best" if at == "best" else "init", losses, outcomes)
+        compare(key, better, worse, "best" if at == "best" else "init", evaluated, outcomes)
         for key, better, worse, at in (*COMPARED, *parts)
-        if better in losses and worse in losses
+        if better in evaluated and worse in evaluated
     ]
 
 
@@ -164,21 +159,16 @@ def _runs(setup: Setup) -> dict[Arm, list[Job]]:
 
 def _recl(runs: dict[Arm, list[Job]], setup: Setup) -> Job:
     members = {name: runs[arm][0] for name, arm in ARMS.items() if arm in runs}
-    checkpoints = ",".join(run.checkpoint for run in members.values())
-    names = ",".join(f"'{name}'" for name in members)
-    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *in_precision_of_training(setup.profile.recl, setup))
-    return Job("recl-beyond", "recl", words, "beyond the paper", needs=tuple(run.name for run in members.values()))
+    return recl_job("recl-beyond", "beyond the paper", members, setup)
 
 
-def _table(
-    runs: dict[Arm, list[Job]], sweeps: dict[Arm, SweepsBySeed], recl: dict[str, Any], outcomes: Outcomes
-) -> Table:
+def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, recl: dict[str, Any], outcomes: Outcomes) -> Table:
     unit = outcomes.unit
     lengths = {model["name"]: model["recl"]["0.1"] for model in recl["models"]}
     rows: dict[str, Row] = {
         arm.key: {
             "arm": Text(name),
-            **cells(sweeps[arm], unit),
+            **cells(evaluated[arm], unit),
             "recl": recl_cell(lengths[name]) if name in lengths else None,
             **_cost(runs[arm], outcomes),
         }
@@ -209,8 +199,8 @@ def _cost(runs: Sequence[Job], outcomes: Outcomes) -> Row:
     memory = composed(runs[0].overrides).memory
     metrics = {run.seed or 0: outcomes.metrics(run) for run in runs}
     return {
-        "parameters": number(outcomes.training(runs[0]).parameters, 0),
-        "states": number(memory.mem_len + memory.compressed_len, 0),
+        "parameters": cell(outcomes.training(runs[0]).parameters, 0),
+        "states": cell(memory.mem_len + memory.compressed_len, 0),
         "speed": over_seeds({seed: found["tokens"] / found["seconds"] for seed, found in metrics.items()}, 0),
         "peak": over_seeds({seed: found["peak_memory_bytes"] / 2**20 for seed, found in metrics.items()}, 0),
     }

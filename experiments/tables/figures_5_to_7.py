@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
-from experiments.report.cells import Number, Text
-from experiments.report.sections import Section, Table, label, ours
+from experiments.report.sections import Number, Section, Table, Text, copied_figures, label, ours
 from experiments.tables.arms import Arm
 from experiments.tables.arms import training as arm_training
-from experiments.tables.shared.comparisons import Comparison, comparisons_table
-from experiments.tables.shared.intervals import of_repeats
-from experiments.tables.shared.job_results import copied_figure
-from experiments.tables.shared.published_models import largest_run
+from experiments.tables.comparisons import Comparison, comparisons_table
+from experiments.tables.intervals import of_repeats
+from experiments.tables.main_results import largest_run
 
 TITLE = "Figures 5 to 7: where the heads look"
 PAPER = (
@@ -57,7 +55,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     maps = outcomes.result(job, "attention.json")
     with np.load(setup.runs / job.name / "attention.npz") as file:
         by_distance = {name: np.asarray(file[name], dtype=np.float64) for name in file.files}
-    figures = [copied_figure(outcomes, job, name, *words) for name, words in FIGURES.items()]
     return Section(
         id="figures_5_to_7",
         title=TITLE,
@@ -70,7 +67,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             shape_table(by_distance),
             comparisons_table("figures_5_to_7", TITLE, None, 3, differences(by_distance)),
         ),
-        figures=tuple(figure for figure in figures if figure),
+        figures=copied_figures(outcomes, job, FIGURES),
     )
 
 

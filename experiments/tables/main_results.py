@@ -8,15 +8,14 @@ Writes: a table of our arms, and each of the paper's tables that has a published
 
 from __future__ import annotations
 
-from experiments.engine.jobs import Job
+from experiments.engine.jobs import Job, at_hand, composed
 from experiments.engine.outcomes import Outcomes, TrainingResult
 from experiments.engine.setup import Setup
 from experiments.paper import MAIN_RESULTS
-from experiments.report.cells import Text, number
-from experiments.report.sections import Row, Section, Table, label, ours, paper
-from experiments.tables.arms import Arm, kept, trainings
-from experiments.tables.shared.length_sweep import WINDOWS, SweepsBySeed, cells, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.published_models import PUBLISHED, published_runs
+from experiments.report.sections import Row, Section, Table, Text, cell, label, ours, paper
+from experiments.tables.arms import PLACES, Arm, devices_for, kept, trainings
+from experiments.tables.length_sweep import WINDOWS, Evaluations, evaluations, loss_cell, with_sweeps
+from txl_lightning.config.schemas import DataConfig
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (
@@ -24,11 +23,11 @@ PAPER = (
     "on Penn Treebank; 1.06 (41M), 1.03 (88M) and 0.99 (277M) bits per character on enwik8, 1.08 on text8."
 )
 ARMS = {
-    "Transformer-XL": Arm(),
-    "Transformer without recurrence, relative encoding": Arm(False),
-    "Transformer, Al-Rfou's encoding, half loss": Arm(False, "al_rfou", "half"),
-    "QRNN": Arm(baseline="qrnn"),
-    "LSTM": Arm(baseline="lstm"),
+    Arm(): "Transformer-XL",
+    Arm(False): "Transformer without recurrence, relative encoding",
+    Arm(False, "al_rfou", "half"): "Transformer, Al-Rfou's encoding, half loss",
+    Arm(baseline="qrnn"): "QRNN",
+    Arm(baseline="lstm"): "LSTM",
 }
 NEAREST_TABLE = {"bpc": 2, "ppl": 1}  # the paper's table whose corpus has tokens of the same kind
 NEAREST_MODEL = {  # rows there of the same kind of model
@@ -38,19 +37,29 @@ NEAREST_MODEL = {  # rows there of the same kind of model
     (1, Arm(baseline="qrnn")): "QRNN",
     (1, Arm(baseline="lstm")): "LSTM",
 }
+PUBLISHED = {  # files of conf/experiment/paper with table and row; none is published for Penn Treebank
+    "wt103_base": (1, "Transformer-XL standard"),
+    "wt103_large": (1, "Transformer-XL large"),
+    "enwik8_base": (2, "Transformer-XL 12 layers"),
+    "enwik8_18l": (2, "Transformer-XL 18 layers"),
+    "enwik8_large": (2, "Transformer-XL 24 layers"),
+    "text8_base": (3, "Transformer-XL 12 layers"),
+    "text8_large": (3, "Transformer-XL 24 layers"),
+    "lm1b_base_paper": (4, "Transformer-XL base"),
+    "lm1b_large": (4, "Transformer-XL large"),
+}
+STANDARD, LARGE = "wt103_base", "wt103_large"
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the runs of all tables."""
-    own = [job for arm in _arms(setup).values() for job in with_sweeps(arm, _runs(arm, setup), setup)]
-    return [*own, *published_runs(setup).values()]
+    return [*with_sweeps(_runs(setup), setup), *published_runs(setup).values()]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return our table, and the paper's tables that were run."""
-    arms = _arms(setup)
-    sweeps = {arm: sweeps_by_seed(arm, _runs(arm, setup), setup, outcomes) for arm in arms.values()}
-    trained = {arm: outcomes.training(_runs(arm, setup)[0]) for arm in arms.values()}
+    runs = _runs(setup)
+    trained = {arm: outcomes.training(arm_runs[0]) for arm, arm_runs in runs.items()}
     published = {name: outcomes.training(run) for name, run in published_runs(setup).items()}
     missing = [name for name in setup.profile.main if name not in published]
     left_out = f" Not run, because their corpora are not here: {', '.join(missing)}." if missing else ""
@@ -66,34 +75,71 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{left_out}"
         ),
         tables=(
-            _our_table(arms, trained, sweeps),
-            *(_paper_table(number_, published) for number_ in sorted({PUBLISHED[name][0] for name in published})),
+            _our_table(trained, evaluations(runs, setup, outcomes)),
+            *(_paper_table(table, published) for table in sorted({PUBLISHED[name][0] for name in published})),
         ),
     )
 
 
-def _arms(setup: Setup) -> dict[str, Arm]:
-    return {title: arm for title, arm in ARMS.items() if kept([arm], setup)}
+def published_runs(setup: Setup) -> dict[str, Job]:
+    """Return the published models of the profile whose corpus is the arms' own or is on this machine, by name."""
+    found = {}
+    for name in setup.profile.main:
+        words = published_experiment(name, setup)
+        config = composed(words)
+        if setup.profile.devices > 1:
+            words += (f"trainer.devices={devices_for(config, setup.profile)}",)
+        if _is_own(config.data, setup) or at_hand(config.data):
+            table, model = PUBLISHED[name]
+            title = f"Table {table}: {model}"
+            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1, ("published", name))
+    return found
 
 
-def _runs(arm: Arm, setup: Setup) -> list[Job]:
-    return trainings(arm, setup, compared=arm.baseline is None)
+def published_experiment(name: str, setup: Setup) -> tuple[str, ...]:
+    """Return the overrides of a published model, where the corpora are as the user says."""
+    places = (word for word in setup.overrides if word.split("=")[0] in PLACES)
+    return (f"experiment=paper/{name}", *setup.profile.main_overrides, *places)
 
 
-def _our_table(arms: dict[str, Arm], trained: dict[Arm, TrainingResult], sweeps: dict[Arm, SweepsBySeed]) -> Table:
+def standard_run(setup: Setup) -> Job | None:
+    """Return the run of WikiText-103's standard model (151M); None if the arms have another corpus."""
+    return _on_own_corpus(setup).get(STANDARD)
+
+
+def largest_run(setup: Setup) -> Job | None:
+    """Return the run of the largest published model on WikiText-103; None if the arms have another corpus."""
+    runs = _on_own_corpus(setup)
+    return runs.get(LARGE) or runs.get(STANDARD)
+
+
+def _on_own_corpus(setup: Setup) -> dict[str, Job]:
+    return {name: run for name, run in published_runs(setup).items() if _is_own(composed(run.overrides).data, setup)}
+
+
+def _is_own(data: DataConfig, setup: Setup) -> bool:
+    own = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    return (own.name, own.level) == (data.name, data.level)
+
+
+def _runs(setup: Setup) -> dict[Arm, list[Job]]:
+    return {arm: trainings(arm, setup, compared=arm.baseline is None) for arm in kept(ARMS, setup)}
+
+
+def _our_table(trained: dict[Arm, TrainingResult], found: Evaluations) -> Table:
     first = trained[Arm()]
     nearest = NEAREST_TABLE[first.unit]
     theirs = MAIN_RESULTS[nearest]
     rows: dict[str, Row] = {}
-    for title, arm in arms.items():
+    for arm, result in trained.items():
         model = NEAREST_MODEL.get((nearest, arm))
         row = theirs.row(model) if model else None
         rows[arm.key] = {
-            "arm": Text(title),
-            "parameters": number(trained[arm].parameters / 1e6, 2),
-            "loss": cells(sweeps[arm], first.unit)["init"],
-            "paper_parameters": number(row.parameters if row else None, 0),
-            "paper": number(row.result if row else None, 2),
+            "arm": Text(ARMS[arm]),
+            "parameters": cell(result.parameters / 1e6, 2),
+            "loss": loss_cell(found[arm], first.unit),
+            "paper_parameters": cell(row.parameters if row else None, 0),
+            "paper": cell(row.result if row else None, 2),
         }
     return Table(
         id="main_results",
@@ -121,10 +167,10 @@ def _paper_table(table: int, published: dict[str, TrainingResult]) -> Table:
         title = model + (", fine-tuned" if finetuned else "")
         rows[title] = {
             "arm": Text(title),
-            "loss": number(loss, 2),
-            "steps": number(result.steps if result else None, 0),
-            "paper": number(paper_loss, 2),
-            "difference": number(None if loss is None or paper_loss is None else loss - paper_loss, 2),
+            "loss": cell(loss, 2),
+            "steps": cell(result.steps if result else None, 0),
+            "paper": cell(paper_loss, 2),
+            "difference": cell(None if loss is None or paper_loss is None else loss - paper_loss, 2),
         }
     return Table(
         id=f"table_{table}",

@@ -13,13 +13,11 @@ from experiments.engine.jobs import Job, composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_10, Table10Row
-from experiments.report.cells import Text, number
-from experiments.report.sections import Row, Section, Table, label, ours, paper
+from experiments.report.sections import Row, Section, Table, Text, cell, label, ours, paper
 from experiments.tables import table_6
 from experiments.tables.arms import Arm, kept, memory_of_training, trainings
-from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
-from experiments.tables.shared.length_sweep import SweepsBySeed, cells, columns, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.scored_losses import compare, scored_runs
+from experiments.tables.comparisons import compare, comparisons_table, percent_of_loss
+from experiments.tables.length_sweep import Evaluations, cells, columns, evaluations, with_sweeps
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
 PAPER = (
@@ -38,22 +36,21 @@ CLAIM = "recurrence_beats_longer_segments"
 
 def jobs(setup: Setup) -> list[Job]:
     """Return every run and its evaluation."""
-    return [job for arm, runs in _runs(setup).items() for job in with_sweeps(arm, runs, setup)]
+    return with_sweeps(_runs(setup), setup)
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
-    sweeps = {arm: sweeps_by_seed(arm, arm_runs, setup, outcomes) for arm, arm_runs in runs.items()}
+    evaluated = evaluations(runs, setup, outcomes)
     unit = outcomes.unit
-    losses = scored_runs(runs, setup, outcomes)
     found = []
     for arm in runs:
         recurrent = Arm(True, loss=arm.loss)
         if arm.longer and recurrent in runs:
             key = f"{CLAIM}/{arm.loss}" if arm == EQUAL_TOKENS else arm.key
             theirs = percent_of_loss(ROWS[arm].ppl_best, ROWS[recurrent].ppl_best)
-            found.append(compare(key, recurrent, arm, "best", losses, outcomes, theirs))
+            found.append(compare(key, recurrent, arm, "best", evaluated, outcomes, theirs))
     return Section(
         id="table_10",
         title=TITLE,
@@ -64,27 +61,27 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{EQUAL_STEPS if any(arm.longer == 'equal steps' for arm in runs) else ''}"
             "The memory that a run takes is measured, not held equal as in the paper."
         ),
-        tables=(_table(runs, sweeps, unit, outcomes), comparisons_table("table_10", TITLE, unit, 3, found)),
+        tables=(_table(runs, evaluated, unit, outcomes), comparisons_table("table_10", TITLE, unit, 3, found)),
     )
 
 
-def _table(runs: dict[Arm, list[Job]], sweeps: dict[Arm, SweepsBySeed], unit: str, outcomes: Outcomes) -> Table:
+def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, unit: str, outcomes: Outcomes) -> Table:
     rows: dict[str, Row] = {}
     for arm, arm_runs in runs.items():
         row, first = ROWS[arm], outcomes.training(arm_runs[0])
         length = f", {arm.longer}" if arm.longer else ""
         rows[arm.key] = {
             "arm": Text(f"{'recurrence' if arm.recurrence else 'no recurrence'}, {arm.loss} loss{length}"),
-            "segment": number(composed(arm_runs[0].overrides).data.segment_len, 0),
-            "trained": number(first.tokens, 0),
-            "steps": number(first.steps, 0),
-            "seconds": number(first.metrics["seconds"], 0),
-            "peak": number(first.metrics["peak_memory_bytes"] / 2**20, 0),
-            **cells(sweeps[arm], unit),
-            "paper_segment": number(row.segment_len, 0),
-            "paper_init": number(row.ppl_init, 2),
-            "paper_best": number(row.ppl_best, 2),
-            "paper_length": number(row.attention_length, 0),
+            "segment": cell(composed(arm_runs[0].overrides).data.segment_len, 0),
+            "trained": cell(first.tokens, 0),
+            "steps": cell(first.steps, 0),
+            "seconds": cell(first.metrics["seconds"], 0),
+            "peak": cell(first.metrics["peak_memory_bytes"] / 2**20, 0),
+            **cells(evaluated[arm], unit),
+            "paper_segment": cell(row.segment_len, 0),
+            "paper_init": cell(row.ppl_init, 2),
+            "paper_best": cell(row.ppl_best, 2),
+            "paper_length": cell(row.attention_length, 0),
         }
     return Table(
         id="table_10",

@@ -9,20 +9,22 @@ Writes: the table, at training's lengths, and the differences.
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
+from pathlib import Path
 
-from experiments.engine.jobs import Job
+from experiments.engine.jobs import RUNS, Job, at_hand, composed
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_7
-from experiments.report.cells import DIGITS, Number, Text, number
-from experiments.report.sections import Section, Table, label, ours, paper
-from experiments.tables.arms import Arm, kept, trainings
-from experiments.tables.shared.comparisons import comparisons_table, percent_of_loss
-from experiments.tables.shared.length_sweep import OFF, ON, WINDOWS, cells, sweeps_by_seed, with_sweeps
-from experiments.tables.shared.published_models import one_billion_word
-from experiments.tables.shared.scored_losses import compare, scored_runs
-from experiments.tables.shared.shuffled_lines import shuffled_lines
+from experiments.report.sections import DIGITS, Section, Table, Text, cell, label, ours, paper
+from experiments.tables.arms import Arm, OtherCorpus, kept, trainings
+from experiments.tables.comparisons import compare, comparisons_table, percent_of_loss
+from experiments.tables.length_sweep import OFF, ON, WINDOWS, evaluations, loss_cell, with_sweeps
+from experiments.tables.main_results import published_experiment
+from txl_lightning.data.corpus import SPLITS, load_corpus
+from txl_lightning.files import write_json
 
 TITLE = "Table 7: recurrence without long dependencies"
 PAPER = (
@@ -32,22 +34,24 @@ PAPER = (
 ROWS = {Arm(row.recurrence, row.encoding): row for row in TABLE_7}
 NOT_COMPARED = Arm(True, "shaw")  # by any claim
 CLAIM = "recurrence_helps_without_long_dependencies"
+SHUFFLED = "shuffled lines"
+SEED = 1  # of the shuffling
+MAX_MEAN_LINE = 1000  # characters; a corpus with a longer mean line has no sentences on lines of their own
+WORDS_PER_PIECE = 25
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return every run and its evaluation."""
-    return [job for arm, runs in _runs(setup).items() for job in with_sweeps(arm, runs, setup)]
+    return with_sweeps(_runs(setup), setup)
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
-    sweeps = {arm: sweeps_by_seed(arm, arm_runs, setup, outcomes) for arm, arm_runs in runs.items()}
+    found = evaluations(runs, setup, outcomes)
     first = outcomes.training(next(iter(runs.values()))[0])
-    losses = {arm: cells(by_seed, first.unit)["init"] for arm, by_seed in sweeps.items()}
-    rows = {replace(arm, corpus=None): arm for arm in runs}
-    reference = losses[rows[ON]]
-    least = reference.value if isinstance(reference, Number) else 0.0
+    arms = {replace(arm, corpus=None): arm for arm in runs}  # by the arm of the paper's row
+    losses = {plain: loss_cell(found[arm], first.unit) for plain, arm in arms.items()}
     table = Table(
         id="table_7",
         caption=TITLE,
@@ -62,16 +66,15 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             plain.key: {
                 "arm": Text(plain.title),
                 "loss": loss,
-                "difference": number(loss.value - least, DIGITS[first.unit]) if isinstance(loss, Number) else None,
-                "paper": number(ROWS[plain].ppl, 1),
-                "paper_difference": number(ROWS[plain].ppl - ROWS[ON].ppl, 1),
+                "difference": cell(loss.value - losses[ON].value, DIGITS[first.unit]),
+                "paper": cell(ROWS[plain].ppl, 1),
+                "paper_difference": cell(ROWS[plain].ppl - ROWS[ON].ppl, 1),
             }
-            for plain, loss in ((plain, losses[arm]) for plain, arm in rows.items())
+            for plain, loss in losses.items()
         },
     )
-    by_block = scored_runs(runs, setup, outcomes)
     theirs = percent_of_loss(ROWS[OFF].ppl, ROWS[ON].ppl)
-    found = [compare(f"{CLAIM}/init", rows[ON], rows[OFF], "init", by_block, outcomes, theirs)]
+    difference = compare(f"{CLAIM}/init", arms[ON], arms[OFF], "init", found, outcomes, theirs)
     return Section(
         id="table_7",
         title=TITLE,
@@ -80,7 +83,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{_corpus_in_words(first.corpus, setup)} {first.parameters:,} parameters, {first.steps:,} steps; test "
             f"loss at training's lengths, without recurrence in {WINDOWS}."
         ),
-        tables=(table, comparisons_table("table_7", TITLE, first.unit, 3, found)),
+        tables=(table, comparisons_table("table_7", TITLE, first.unit, 3, [difference])),
     )
 
 
@@ -96,3 +99,63 @@ def _runs(setup: Setup) -> dict[Arm, list[Job]]:
     corpus = one_billion_word(setup) or shuffled_lines(setup)
     arms = kept((replace(arm, corpus=corpus) for arm in ROWS), setup)
     return {arm: trainings(arm, setup, compared=replace(arm, corpus=None) != NOT_COMPARED) for arm in arms}
+
+
+def one_billion_word(setup: Setup) -> OtherCorpus | None:
+    """Return the corpus and the model of the paper; None if the profile has none or the corpus is not here."""
+    if setup.profile.table_7 is None:
+        return None
+    data = composed(published_experiment(setup.profile.table_7, setup)).data
+    own = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    if data.level != own.level or not at_hand(data):
+        return None
+    words = (f"experiment=paper/{setup.profile.table_7}", *setup.profile.main_overrides)
+    return OtherCorpus("One Billion Word", words, recipe=True)
+
+
+def shuffled_lines(setup: Setup) -> OtherCorpus:
+    """Return the user's corpus with the lines of each split shuffled and blank lines left out.
+
+    The corpus is written once, as one file in the report's folder named after the checksum of the original, with the
+    sizes of its splits in a JSON file beside it.
+    """
+    data = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    unknown = OtherCorpus(SHUFFLED, ("data=file", "data.path=shuffled.txt", f"data.level={data.level}"))
+    if setup.planning and not at_hand(data):
+        return unknown
+    corpus = load_corpus(data)
+    level = corpus.vocabulary.level
+    whole = setup.directory / "corpora" / f"shuffled-{corpus.checksum[:12]}.txt"
+    sizes = _sizes(whole)
+    if setup.planning and sizes is None:
+        return unknown
+    if sizes is None:
+        parts = [shuffle(corpus.vocabulary.decode(corpus.splits[split].tolist()), split) for split in SPLITS]
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_bytes(b"".join(parts))
+        sizes = [len(part) for part in parts]
+        write_json(whole.with_suffix(".json"), sizes)
+    fractions = ",".join(repr(size / sum(sizes)) for size in sizes)
+    path = f"{RUNS}/../{whole.parent.name}/{whole.name}"
+    return OtherCorpus(
+        SHUFFLED, ("data=file", f"data.path={path}", f"data.level={level}", f"data.fractions=[{fractions}]")
+    )
+
+
+def _sizes(whole: Path) -> list[int] | None:
+    """Read the sizes of the splits, written last; None if the text is not there or may be incomplete."""
+    try:
+        sizes: list[int] = json.loads(whole.with_suffix(".json").read_text())
+        return sizes if sum(sizes) == whole.stat().st_size else None
+    except (OSError, ValueError):
+        return None
+
+
+def shuffle(text: str, split: str) -> bytes:
+    """Return the lines of a text in an order that depends on the split's name only."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    if len(text) > MAX_MEAN_LINE * len(lines):  # a corpus without lines, such as text8: shuffle pieces of words
+        words = text.split(" ")
+        lines = [" ".join(words[i : i + WORDS_PER_PIECE]) for i in range(0, len(words), WORDS_PER_PIECE)]
+    random.Random(f"{SEED} {split}").shuffle(lines)
+    return "".join(f"{line}\n" for line in lines).encode()

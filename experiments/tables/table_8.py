@@ -10,19 +10,32 @@ by context (Figure 4).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_8
-from experiments.report.cells import DIGITS, Number, Text, number
-from experiments.report.sections import Figure, Row, Section, Table, label, ours, paper
+from experiments.report.sections import (
+    DIGITS,
+    Cell,
+    Figure,
+    Number,
+    Row,
+    Section,
+    Table,
+    Text,
+    cell,
+    copied_figures,
+    label,
+    ours,
+    paper,
+)
 from experiments.tables.arms import Arm, in_precision_of_training, kept, training
-from experiments.tables.shared.comparisons import Comparison, comparisons_table
-from experiments.tables.shared.intervals import Interval
-from experiments.tables.shared.job_results import copied_figure, recl_cell
-from experiments.tables.shared.published_models import standard_run
+from experiments.tables.comparisons import Comparison, comparisons_table
+from experiments.tables.intervals import Interval
+from experiments.tables.main_results import standard_run
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
 PAPER = (
@@ -110,16 +123,27 @@ def _runs(group: int, setup: Setup) -> dict[str, Job]:
     return {**runs, "Transformer-XL": standard} if group == 1 and standard else runs
 
 
-def _recl(group: int, setup: Setup) -> Job:
-    members = _runs(group, setup)
+def recl_job(name: str, arm: str, members: Mapping[str, Job], setup: Setup) -> Job:
+    """Return the job that measures the RECL of a group of runs, by their names in the results."""
     checkpoints = ",".join(run.checkpoint for run in members.values())
-    names = ",".join(f"'{name}'" for name in members)
+    names = ",".join(f"'{member}'" for member in members)
     words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *in_precision_of_training(setup.profile.recl, setup))
-    needs = tuple(run.name for run in members.values())
-    return Job(f"recl-group{group}", "recl", words, f"group {group}", needs=needs)
+    return Job(name, "recl", words, arm, needs=tuple(run.name for run in members.values()))
 
 
-def _figures(group: int, setup: Setup, outcomes: Outcomes) -> list[Figure]:
+def recl_cell(recl: Mapping[str, Any]) -> Cell:
+    """Return a RECL of `recl.json` in tokens with its interval, open above the grid; empty where it has none."""
+    if recl["value"] is None:
+        return None
+    high = None if recl["high_at_least"] else recl["high"]
+    return Number(recl["value"], 0, low=recl["low"], high=high, at_least=recl["at_least"])
+
+
+def _recl(group: int, setup: Setup) -> Job:
+    return recl_job(f"recl-group{group}", f"group {group}", _runs(group, setup), setup)
+
+
+def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
     captions = {
         "gains_r0.1": (
             f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
@@ -130,8 +154,7 @@ def _figures(group: int, setup: Setup, outcomes: Outcomes) -> list[Figure]:
             f"Loss by context, group {group}",
         ),
     }
-    found = [copied_figure(outcomes, _recl(group, setup), name, *words) for name, words in captions.items()]
-    return [figure for figure in found if figure]
+    return copied_figures(outcomes, _recl(group, setup), captions)
 
 
 def _table(results: dict[int, dict[str, Any]]) -> Table:
@@ -147,8 +170,8 @@ def _table(results: dict[int, dict[str, Any]]) -> Table:
                 "arm": Text(f"group {group}: {model['name']}"),
                 **{f"r{r}": recl_cell(model["recl"][r]) for r in fractions},
                 "loss": Number(model[unit][-1], DIGITS[unit], model[f"{unit}_standard_error"][-1]),
-                "limit": number(model["limit"], 0),
-                **{f"paper_r{r}": number(theirs.get(float(r)), 0) for r in fractions},
+                "limit": cell(model["limit"], 0),
+                **{f"paper_r{r}": cell(theirs.get(float(r)), 0) for r in fractions},
             }
     return Table(
         id="table_8",

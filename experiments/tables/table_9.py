@@ -19,11 +19,9 @@ from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
 from experiments.engine.setup import Setup
 from experiments.paper import TABLE_9
-from experiments.report.cells import Text, number
-from experiments.report.sections import Row, Section, Table, label, ours, paper
-from experiments.tables.shared.comparisons import Comparison, comparisons_table
-from experiments.tables.shared.intervals import Interval, of_repeats
-from experiments.tables.shared.job_results import copied_figure
+from experiments.report.sections import Row, Section, Table, Text, cell, copied_figures, label, ours, paper
+from experiments.tables.comparisons import Comparison, comparisons_table
+from experiments.tables.intervals import Interval, of_repeats
 
 TITLE = "Table 9: speed of evaluation"
 PAPER = (
@@ -56,9 +54,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         ),
         rows={f"{line['level']}-{line['attention_len']}": _row(line) for line in measured},
     )
-    figure = copied_figure(
-        outcomes, _speed(setup), "speed", "Time per token by attention length.", "Time by attention length"
-    )
     return Section(
         id="table_9",
         title=TITLE,
@@ -71,7 +66,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "memory; cached keys and values give the same losses."
         ),
         tables=(table, comparisons_table("table_9", TITLE, "%", 0, differences(measured))),
-        figures=(figure,) if figure else (),
+        figures=copied_figures(
+            outcomes, _speed(setup), {"speed": ("Time per token by attention length.", "Time by attention length")}
+        ),
     )
 
 
@@ -124,11 +121,11 @@ def _row(line: dict[str, Any]) -> Row:
     length, hidden = line["attention_len"], line["ratios"]["vanilla/hidden"]
     return {
         "arm": Text(LEVELS.get(line["level"], line["level"])),
-        "length": number(length, 0),
-        "hidden": number(hidden["median"], 0),
-        "lowest": number(hidden["min"], 0),
-        "highest": number(hidden["max"], 0),
-        "cached": number(line["ratios"]["vanilla/cached"]["median"], 0),
-        "milliseconds": number(1000 * line["seconds_per_token"]["vanilla"]["median"], 2),
-        "paper": number(TABLE_9.get(length) if line["level"] == "char" else None, 0),
+        "length": cell(length, 0),
+        "hidden": cell(hidden["median"], 0),
+        "lowest": cell(hidden["min"], 0),
+        "highest": cell(hidden["max"], 0),
+        "cached": cell(line["ratios"]["vanilla/cached"]["median"], 0),
+        "milliseconds": cell(1000 * line["seconds_per_token"]["vanilla"]["median"], 2),
+        "paper": cell(TABLE_9.get(length) if line["level"] == "char" else None, 0),
     }

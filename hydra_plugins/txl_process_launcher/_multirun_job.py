@@ -6,16 +6,18 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from hydra_plugins.txl_process_launcher._hydra_internals import add_singletons, as_failed_job, failed_job, job_error
-from txl_lightning.distributed.multirun import JobError
+from txl_lightning.jobs.multirun import JobError
 
 ERROR_FILE = "error.txt"
 
@@ -39,6 +41,13 @@ class MultirunJob:
     task: TaskFunction
     hydra_context: HydraContext
     singletons: dict[type, Any]
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its number."""
+        return str(self.number)
 
     def run(self) -> JobReturn:
         """Run the task as `BasicLauncher` does; return a failure and write its traceback to `error.txt`."""
@@ -53,20 +62,23 @@ class MultirunJob:
                 job_subdir_key="hydra.sweep.subdir",
             )
         except Exception as error:
-            done = failed_job(self.overrides, error)
+            done = returned(self.overrides, error)
         failure = job_error(done)
         if failure is None:
             (self.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier start
             return done
-        self._write_traceback(failure)
-        return as_failed_job(done, picklable(failure))
-
-    def _write_traceback(self, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(failure))
         if self.directory.is_dir():
             (self.directory / ERROR_FILE).write_text(text)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             sys.stderr.write(text)
+        return FailedJob(**{**vars(done), "_return_value": picklable(failure)})
+
+
+def run_pickled(job: bytes) -> JobReturn:
+    """Run a job in its process."""
+    Plugins.instance()  # its scan replaces classes, so it precedes code that uses them
+    return pickle.loads(job).run()
 
 
 def picklable(error: BaseException) -> BaseException:
@@ -76,3 +88,35 @@ def picklable(error: BaseException) -> BaseException:
     except Exception:
         return JobError(f"{type(error).__name__}: {error}")
     return error
+
+
+# Private parts of Hydra, each with a test (`tests/hydra_plugins/test_internals.py`).
+
+
+class FailedJob(JobReturn):
+    """Failed job that raises its error without Hydra's extra line: the command reports all failures at once."""
+
+    @property
+    def return_value(self) -> Any:
+        raise self._return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
+def returned(overrides: Sequence[str], value: Any) -> JobReturn:
+    """Return the result of a job that left none itself: an error, or the value of one that finished before."""
+    failed = isinstance(value, BaseException)
+    kind, status = (FailedJob, JobStatus.FAILED) if failed else (JobReturn, JobStatus.COMPLETED)
+    return kind(overrides=overrides, status=status, _return_value=value)
+
+
+def job_error(done: JobReturn) -> BaseException | None:
+    """Return the error of a job, which `JobReturn.return_value` would raise; None for a completed job."""
+    return None if done.status == JobStatus.COMPLETED else done._return_value
+
+
+def add_singletons(instances: dict[type, Any]) -> None:
+    """Add instances to Hydra's singletons. The public `set_state` drops the plugins and scans for them again."""
+    Singleton._instances.update(instances)

@@ -9,6 +9,7 @@ in its directory, and the terminal shows when jobs start and end. Jobs that run 
 
 import logging
 import os
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,13 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from hydra_plugins.txl_process_launcher._hydra_internals import completed_job, job_error
-from hydra_plugins.txl_process_launcher._job_processes import JobProcess, run_all
-from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob
+from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob, job_error, returned, run_pickled
 from txl_lightning.command_line.multirun_table import write_results
-from txl_lightning.distributed.multirun import OUTCOMES, JobKilledError, Outcome
-from txl_lightning.distributed.multirun_jobs import JobFolder, JobPlaces, identity
 from txl_lightning.errors import Stopped
+from txl_lightning.jobs.folder import JobFolder, JobPlaces
+from txl_lightning.jobs.identity import identity
+from txl_lightning.jobs.multirun import OUTCOMES, JobError, JobKilledError, Outcome
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
 from txl_lightning.reporting.machine import cores
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,14 @@ class ProcessLauncher(Launcher):
         side_by_side = f", {self.max_parallel} at once" if self.max_parallel > 1 else ""
         before = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
         log.info(f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {directory}{before}{side_by_side}")
-        done = iter(run_all(waiting, self._start, self.max_parallel, self.grace_seconds, self._record))
-        results = [next(done) if (v := values[j.number]) is None else completed_job(j.overrides, v) for j in jobs]
+        done = {job.number: returned(job.overrides, values[job.number]) for job in jobs}
+
+        def end(job: MultirunJob, ended: Ended) -> str | None:
+            done[job.number] = ended.value or returned(job.overrides, self._error(job, ended))
+            return self._record(job, ended.seconds, done[job.number])
+
+        Jobs(waiting, self._start, end, self.max_parallel, self.grace_seconds).run()
+        results = [done[job.number] for job in jobs]
         for error in map(job_error, results):
             if isinstance(error, (JobKilledError, Stopped)) and self._resumable:
                 raise error
@@ -136,15 +143,23 @@ class ProcessLauncher(Launcher):
         except OmegaConfBaseException:  # an option cannot be resolved: the job itself will say which
             return directory
 
-    def _start(self, job: MultirunJob) -> JobProcess:
-        path = job.directory / "log.txt" if self.max_parallel > 1 else None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        log.info(f"#{job.number} starts: {' '.join(job.overrides)}" + (f" ({path})" if path else ""))
-        environment = {**os.environ, **self._thread_counts(), **job.config.hydra.job.env_set}
-        if path is not None:
-            environment["PYTHONUNBUFFERED"] = "1"  # so that `tail -f` shows each line at once
-        return JobProcess(job, environment, path)
+    def _start(self, job: MultirunJob, slot: int) -> JobProcess:
+        log_file = self._log_file(job)
+        if log_file is not None:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+        log.info(f"#{job.number} starts: {' '.join(job.overrides)}" + (f" ({log_file})" if log_file else ""))
+        variables = {**self._thread_counts(), **job.config.hydra.job.env_set}
+        modules = getattr(self.task_function, "modules", ())
+        return JobProcess(run_pickled, pickle.dumps(job), variables=variables, log=log_file, modules=modules)
+
+    def _log_file(self, job: MultirunJob) -> Path | None:
+        return job.directory / "log.txt" if self.max_parallel > 1 else None
+
+    def _error(self, job: MultirunJob, ended: Ended) -> JobError:
+        """Describe a process without a result."""
+        kind = JobKilledError if ended.status is not None and ended.status < 0 else JobError
+        log_file = self._log_file(job) if ended.status is not None else None
+        return kind(ended.problem if log_file is None else f"{ended.problem}: see {log_file}")
 
     def _thread_counts(self) -> dict[str, str]:
         """Return the variables from which OpenMP, MKL and so torch take their number of threads."""
@@ -153,10 +168,11 @@ class ProcessLauncher(Launcher):
             threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or cores()) // self.max_parallel)
         return {} if threads is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
-    def _record(self, job: MultirunJob, seconds: float, done: JobReturn) -> None:
-        """Log the end of a job and keep its outcome for the command's exit status."""
+    def _record(self, job: MultirunJob, seconds: float, done: JobReturn) -> str | None:
+        """Log the end of a job, keep its outcome for the command's exit status, and return its error."""
         error = job_error(done)
         OUTCOMES.append(Outcome(job.number, job.overrides, job.directory, error))
         write_results(Path(self.config.hydra.sweep.dir))
         value = "" if error or done.return_value is None else f": {done.return_value}"
         log.info(f"#{job.number} {'failed' if error else 'ended'} after {seconds:.0f} s{value}")
+        return None if error is None else str(error)

@@ -81,7 +81,7 @@ class ResumableOptunaSweeper(Sweeper):
         launcher = Plugins.instance().instantiate_launcher(
             config=config, hydra_context=hydra_context, task_function=task_function
         )
-        self.search = OptunaSearch(launcher, config, **self.options)
+        self.search = OptunaSearch(launcher, config, self.options)
 
     def sweep(self, arguments: list[str]) -> None:
         """Run all trials that are missing and write `optimization_results.yaml`."""

@@ -53,7 +53,7 @@ def table_after(heading: str, text: str) -> list[list[str]]:
 
 
 def test_every_cell_of_a_comparison_is_what_its_column_says() -> None:
-    """A turn is two steps of 64 tokens, in the median of 1.5 s for ours in float32; the matrix does 20 and 40 GFLOP/s."""
+    """A turn is two steps of 64 tokens, in the median of 1.5 s for ours in float32."""
     assert cells(comparison_table({"tiny": record()})) == {
         "case": "tiny",
         "ours float32, tokens/s": "85",

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from txl_lightning import files
 from txl_lightning.config.schemas import CONF, DataConfig, EvaluationConfig
-from txl_lightning.data import reading
-from txl_lightning.data.corpora import benchmarks, official
-from txl_lightning.data.corpora.corpus import CORPORA, SPLITS, Corpus, load_corpus
-from txl_lightning.data.corpora.published import PUBLISHED, Published
+from txl_lightning.data import benchmarks, download, reading
+from txl_lightning.data.benchmarks import PUBLISHED
+from txl_lightning.data.corpus import CORPORA, SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.streams.shuffled import ShuffledStreams
+from txl_lightning.data.sources import Published
+from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import OptionError, UserError
 
 WORDS = b" = A = \n\n the cat <unk> the \n"
@@ -26,16 +27,15 @@ ORDER_OF_WORDS = ("<eos>", "=", "the", "A", "cat", "<unk>")
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder; published sizes are those of the texts that these tests write."""
     monkeypatch.delenv("TXL_DATA", raising=False)
-    monkeypatch.setattr(benchmarks, "HUNDRED_MB", 1000)
-    monkeypatch.setattr(benchmarks, "CUTS_OF_HUNDRED_MB", (0, 900, 950, None))
     sizes = {"train": 900, "valid": 50, "test": 50}
+    monkeypatch.setattr(benchmarks, "CHARACTERS", sizes)
     monkeypatch.setitem(PUBLISHED, "enwik8, newlines kept", Published(5, sizes))
     monkeypatch.setitem(PUBLISHED, "enwik8, newlines dropped", Published(4))
     monkeypatch.setitem(PUBLISHED, "text8", Published(3, sizes, slack=2))
     for name in ("wikitext-2", "wikitext-103", "ptb"):
         monkeypatch.setitem(PUBLISHED, name, Published(6, dict.fromkeys(SPLITS, 10)))
-    for corpus in official.ADDRESSES:
-        monkeypatch.setitem(official.ADDRESSES, corpus, "http://127.0.0.1:1/archive.zip")
+    for corpus in download.ADDRESSES:
+        monkeypatch.setitem(download.ADDRESSES, corpus, "http://127.0.0.1:1/archive.zip")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
@@ -133,8 +133,9 @@ def test_what_is_published() -> None:
     assert PUBLISHED["wikitext-2"] == Published(33_278, {"train": 2_088_628, **wikitext})
     assert PUBLISHED["ptb"] == Published(10_000, {"train": 929_589, "valid": 73_760, "test": 82_430})
     assert PUBLISHED["enwik8, newlines dropped"].vocabulary == 204
-    assert PUBLISHED["enwik8, newlines kept"].vocabulary == 205
-    assert PUBLISHED["text8"].vocabulary == 27
+    characters = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+    assert PUBLISHED["enwik8, newlines kept"] == Published(205, characters)
+    assert PUBLISHED["text8"] == Published(27, characters, slack=2)
     assert PUBLISHED["lm1b"].vocabulary == 793_471
 
 
@@ -210,6 +211,8 @@ def test_lm1b_from_its_shards_streams_sentences(root: Path, monkeypatch: pytest.
     assert isinstance(train, ShuffledStreams)
     assert isinstance(valid, ShuffledStreams)
     assert (train.shuffle, valid.shuffle) == (True, False)
+    other_seed = StreamsDataModule(replace(data, batch_size=4, segment_len=5, seed=2), lengths).train_dataloader()
+    assert not torch.equal(other_seed[0].tokens, train[0].tokens)
     with pytest.raises(OptionError, match=r"data.batch_size=200: .*(too few|shorter than one segment)"):
         StreamsDataModule(replace(data, batch_size=200, segment_len=2), lengths)
 

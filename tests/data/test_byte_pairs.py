@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import Corpus, load_corpus
-from txl_lightning.data.vocabulary import byte_pairs
-from txl_lightning.data.vocabulary.byte_pairs import pieces, train_byte_pairs
-from txl_lightning.data.vocabulary.decoding import StreamDecoder
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data import byte_pairs
+from txl_lightning.data.byte_pairs import pieces, train_byte_pairs
+from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
 from txl_lightning.errors import OptionError, UserError
 
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(300))

@@ -7,15 +7,16 @@ import platform
 import subprocess
 import sys
 import sysconfig
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora import cache
-from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
-from txl_lightning.data.vocabulary.symbols import UNKNOWN, Vocabulary
+from txl_lightning.data import cache
+from txl_lightning.data.corpus import SPLITS, load_corpus
+from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import UserError
 
 
@@ -27,7 +28,7 @@ def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "lib"
-    names = [f"{folder}module_{i}.py" for i in range(20) for folder in ("", "package/", "package/inner/")]
+    names = [f"{folder}module_{i}.py" for i in range(80) for folder in ("", "package/", "package/inner/")]
     for name in [*names, "test/a.py", "package/tests/b.py", "site-packages/c/d.py", "__pycache__/e.py", "f.txt"]:
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_text(f"# {name}\n" * 10)
@@ -36,8 +37,12 @@ def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
     ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     texts = [f"# {name}\n" * 10 for name in ordered]
     assert "".join(first.vocabulary.decode(first.splits[split]) for split in SPLITS) == "".join(texts)
-    assert [len(first.documents[split]) for split in SPLITS] == [54, 3, 3]
-    assert first.documents["test"].tolist() == [0, len(texts[57]), len(texts[57] + texts[58])]
+    shares = [len(first.splits[split]) / len("".join(texts)) for split in SPLITS]
+    assert shares == pytest.approx([0.9, 0.05, 0.05], abs=1.5 / len(names))  # no file is cut
+    starts = [0, *accumulate(map(len, texts))]
+    n_train, n_test = len(first.documents["train"]), len(first.documents["test"])
+    assert first.documents["train"].tolist() == starts[:n_train]
+    assert first.documents["test"].tolist() == [start - starts[-1 - n_test] for start in starts[-1 - n_test : -1]]
     assert first.name == f"python-stdlib {platform.python_version()}"
     assert len(first.vocabulary) == 256
     assert first.checksum == second.checksum
@@ -108,10 +113,10 @@ def test_prepared_tokens_are_mapped_and_not_prepared_again(tmp_path: Path) -> No
 
     def prepare(folder: Path) -> dict[str, object]:
         calls.append(1)
-        with cache.ArrayWriter(folder / "a.npy", np.dtype(np.int32)) as writer:
+        with cache.array_writer(folder, "a", np.dtype(np.int32)) as writer:
             for chunk in (np.arange(3), np.empty(0), np.arange(3, 5)):
                 writer.append(chunk)
-        with cache.ArrayWriter(folder / "empty.npy", np.dtype(np.uint8)):
+        with cache.array_writer(folder, "empty", np.dtype(np.uint8)):
             pass
         return {"note": "x"}
 
@@ -148,7 +153,7 @@ def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path
     (tmp_path / "t.txt").write_bytes(os.urandom(2_000_000))
     program = (
         "import sys; from txl_lightning.config.schemas import DataConfig\n"
-        "from txl_lightning.data.corpora.corpus import load_corpus\n"
+        "from txl_lightning.data.corpus import load_corpus\n"
         "c = load_corpus(DataConfig(name='file', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
         "print(sum(len(s) for s in c.splits.values()))"
     )

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.data.vocabulary.decoding import StreamDecoder
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
 
 VOCABULARIES = {
     "bytes": Vocabulary("byte"),

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from txl_lightning.config.schemas import CONF, DataConfig, EvaluationConfig
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import OptionError
 
 TEXTS = {"b/second.txt": "zwei\nacht", "a.txt": "eins drei ", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams.shuffled import ShuffledStreams
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.streams import ShuffledStreams
 
 ROOT = os.environ.get("TXL_DATA")
 pytestmark = pytest.mark.skipif(ROOT is None, reason="TXL_DATA is not set: there are no real corpora to read")

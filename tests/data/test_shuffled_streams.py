@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.data.streams.shuffled import ShuffledStreams
+from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import OptionError
 
 SENTENCE = 0

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError
 
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 9)).flatmap(  # streams, segment length

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.data import reading
+from txl_lightning.data import counting, reading
 from txl_lightning.data.reading import Part
-from txl_lightning.data.vocabulary import counting
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
 
 TEXTS = st.text(alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"), max_size=60)

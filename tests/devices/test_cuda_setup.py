@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.distributed import ranks
 from txl_lightning.training import build
 from txl_lightning.training.callbacks import training_curves

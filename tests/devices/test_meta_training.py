@@ -16,7 +16,7 @@ from tests.devices.arms import B, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import Memory
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.model.compression.compressive_memory import CompressiveMemory
 from txl_lightning.training.module import LanguageModelModule
 

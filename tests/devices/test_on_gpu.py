@@ -14,7 +14,7 @@ import torch
 from tests.devices.arms import ARMS, B, T, make, tokens
 from tests.training.small_run import tiny_config
 from txl_lightning import CachedTransformerXL
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.token_losses import token_losses

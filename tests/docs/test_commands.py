@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from experiments.engine.arguments import parse
+from experiments.engine.setup import parse
 from experiments.reproduce import SECTIONS
 from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, commands

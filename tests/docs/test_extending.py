@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tests.docs.pages import ROOT, blocks
 from tests.training.small_run import tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig
-from txl_lightning.command_line.row import Command
+from txl_lightning.command_line import Command
 from txl_lightning.config.composition import register_command
 from txl_lightning.config.encoding_kinds import KINDS
 from txl_lightning.config.schemas import CONF

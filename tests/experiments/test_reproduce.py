@@ -17,17 +17,14 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from experiments import reproduce
-from experiments.claims import claims
-from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan
+from experiments import claims, reproduce
+from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
 from experiments.engine.profiles import PROFILES
-from experiments.engine.progress import training_progress
-from experiments.engine.session import exclusive
 from experiments.engine.setup import Setup
-from experiments.report.check import check_results
-from experiments.report.sections import section_from_json
 from experiments.tables.arms import Arm, training
 from tests import wandb_files
+from tests.experiments.report.written import check_results, read_sections
+from txl_lightning.jobs.folder import locked
 
 ROOT = Path(__file__).parents[2]
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]
@@ -66,7 +63,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     check_results(results)
     by_default = [name for name in reproduce.SECTIONS if name not in reproduce.ON_REQUEST]
     assert [section["id"] for section in results["sections"]] == by_default
-    assert results["claims"] == claims.judged([section_from_json(section) for section in results["sections"]])
+    assert results["claims"] == claims.judged(read_sections(results))
     assert len(results["claims"]) == len(claims.CLAIMS)
     assert results["corpora"][0]["name"].startswith("python-stdlib")
     page = (directory / "report.html").read_text()
@@ -230,7 +227,7 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nowhere.txt" in capsys.readouterr().err
     assert reproduce.main([*where, *book, "optimizer.lr=-1"]) == 2
     assert "optimizer.lr=-1" in capsys.readouterr().err
-    with exclusive(tmp_path):
+    with locked(tmp_path / ".lock", "held"):
         assert reproduce.main(where) == 2
     assert "another reproduction" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, LogUniformDistribution
 from optuna.samplers import TPESampler
 
 from hydra_plugins.txl_process_launcher._optuna_search import OptunaSearch, grid_choices, search_space
-from txl_lightning.distributed.multirun import JobKilledError
+from txl_lightning.jobs.multirun import JobKilledError
 
 GIVEN = ["lr=tag(log, interval(1e-4, 1e-2))", "optimizer=choice(adam, muon)", "steps=400"]
 
@@ -49,7 +49,8 @@ def search(directory: Path, launcher: Launcher, given: Sequence[str] = GIVEN, **
     config = OmegaConf.create({"seed": 1, "hydra": {"sweep": {"dir": str(directory)}, "sweeper": {"sampler": sampler}}})
     defaults = {"direction": "minimize", "storage": f"sqlite:///{directory}/optuna.db", "study_name": "txl"}
     defaults |= {"n_trials": 8, "n_jobs": 2, "max_failure_rate": 0.0, "custom_search_space": None, "params": None}
-    OptunaSearch(launcher, config, sampler=TPESampler(seed=1), **{**defaults, **options}).run(list(given))  # type: ignore[arg-type]
+    every = {"sampler": TPESampler(seed=1), **defaults, **options}
+    OptunaSearch(launcher, config, every).run(list(given))  # type: ignore[arg-type]
 
 
 def best(directory: Path) -> Any:

@@ -94,7 +94,7 @@ def test_however_a_job_fails_the_others_run_and_the_sweeper_knows(tmp_path: Path
         "0": "as told",
         "1": "LocalError: as told",
         "2": "was killed by SIGKILL: see sweep/2/log.txt",
-        "3": "ended with exit status 7 and no result: see sweep/3/log.txt",
+        "3": "ended with exit status 7: see sweep/3/log.txt",
         "4": None,
     }
     assert "ValueError: as told" in errors  # the first failure, raised by the sweeper

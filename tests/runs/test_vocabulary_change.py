@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.data.vocabulary.byte_pairs import train_byte_pairs
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.byte_pairs import train_byte_pairs
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model import TransformerXL, TransformerXLConfig
 from txl_lightning.runs.trained import load_trained

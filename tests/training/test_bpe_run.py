@@ -13,11 +13,10 @@ import pytest
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig, from_plain, plain
-from txl_lightning.data.corpora import bpe_tokenizer
-from txl_lightning.data.corpora import corpus as corpus_module
-from txl_lightning.data.corpora.corpus import load_corpus
-from txl_lightning.data.vocabulary.byte_pairs import train_byte_pairs
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data import corpus as corpus_module
+from txl_lightning.data.byte_pairs import train_byte_pairs
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import command as attention
@@ -90,7 +89,7 @@ def noted_run(config: dict[str, Any], directory: str, log: str) -> None:
             file.write(f"{function.__name__} on rank {os.environ['RANK']}\n")
         return function(*arguments, **options)
 
-    bpe_tokenizer.train_byte_pairs = partial(noted, bpe_tokenizer.train_byte_pairs)
+    corpus_module.train_byte_pairs = partial(noted, corpus_module.train_byte_pairs)
     corpus_module._prepare = partial(noted, corpus_module._prepare)
     train(from_plain(config), Path(directory))
 

@@ -12,7 +12,7 @@ from tests.training.recorded_run import recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig, plain
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError
 from txl_lightning.model.compression.compressive_memory import CompressiveMemory
 from txl_lightning.runs.storage import read_file

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.data.streams.ordered import OrderedStreams, Segment
+from txl_lightning.data.streams import OrderedStreams, Segment
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.training.module import LanguageModelModule
 

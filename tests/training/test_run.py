@@ -10,7 +10,7 @@ import torch
 
 from tests.training.small_run import tiny_config, trained
 from txl_lightning.config.schemas import plain
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained

@@ -1,1 +1,66 @@
-"""Shared parts of all commands: Hydra, the processes of a launcher, help and error messages."""
+"""Shared parts of all commands: a command as one row of a table, Hydra, help and error messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of `txl`. Its modules are imported when it runs, so a table of commands is quick to import.
+
+    Attributes:
+        name: as typed; `conf/NAME.yaml` holds the defaults.
+        package: has a module `command` with `run(options, directory) -> list[str]`, the lines to print at the end.
+        options: dataclass of the options: a class of the package's module `options`, or a dotted name.
+        usage: words after `txl`, for the help text.
+        summary: purpose of the command in one line.
+        config: file in `conf/`, if its name is not that of the command.
+        directory: `prepared`: the run directory is made and `config.yaml` written into it before the command runs;
+            `own`: the command does both itself, after its checks; `none`: the command leaves nothing there.
+        objective: key of `metrics.json` that a sweeper of a multirun minimises; None without one.
+        text_options: options whose value is text, taken literally.
+        shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
+    """
+
+    name: str
+    package: str
+    options: str
+    usage: str
+    summary: str
+    config: str = ""
+    directory: Literal["prepared", "own", "none"] = "prepared"
+    objective: str | None = None
+    text_options: tuple[str, ...] = ()
+    shared_by_ranks: bool = False
+
+    @property
+    def schema(self) -> type:
+        """Dataclass of the options."""
+        name = self.options if "." in self.options else f"{self.package}.options.{self.options}"
+        module, _, class_name = name.rpartition(".")
+        return getattr(import_module(module), class_name)
+
+    @property
+    def config_name(self) -> str:
+        """File in `conf/`, without its suffix."""
+        return self.config or self.name
+
+    @property
+    def run(self) -> Callable[[Any, Path], list[str]]:
+        """Function of the command: takes options and run directory, returns the lines to print."""
+        return import_module(f"{self.package}.command").run
+
+
+def show(text: str) -> None:
+    """Print a text at once. A reader that stops reading, such as `head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends

@@ -15,26 +15,24 @@ from typing import Any, NoReturn
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from txl_lightning.command_line import Command, show
 from txl_lightning.command_line.messages import (
     EXPECTED,
+    choices,
     describe,
     exit_status,
     is_expected,
     one_line,
-    refuse_dashes,
-    refuse_several_choices,
-    suggestion,
+    refuse_words,
 )
 from txl_lightning.command_line.multirun_table import MultirunTable, write_results
-from txl_lightning.command_line.options_help import options_help
-from txl_lightning.command_line.output import show
-from txl_lightning.command_line.row import Command
 from txl_lightning.config.schemas import CONF
-from txl_lightning.distributed.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
-from txl_lightning.distributed.multirun_jobs import JobFolder, identity, is_first_task
-from txl_lightning.errors import Stopped, UserError
+from txl_lightning.errors import Stopped
+from txl_lightning.jobs.folder import JobFolder, is_first_task
+from txl_lightning.jobs.identity import identity
+from txl_lightning.jobs.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
 
 MULTIRUN = ("-m", "--multirun")
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
@@ -50,8 +48,7 @@ def run_command(command: Command, words: list[str]) -> None:
     words = [literal(word, command.text_options) for word in words]
     words.sort(key=lambda word: word not in MULTIRUN)  # Hydra refuses overrides on both sides of a flag
     try:
-        refuse_dashes(words, command.schema)
-        refuse_several_choices(words)
+        refuse_words(words, command)
         if {"-h", "--help"} & set(words):
             show(options_help(command, _overrides(words)))
             return
@@ -66,8 +63,29 @@ def run_command(command: Command, words: list[str]) -> None:
     if command.directory == "none":
         words = [*NO_RUN_DIRECTORY, *words]
     OUTCOMES.clear()
-    with _arguments(words), _hydra_raises() as wants_traceback:
+    with _arguments(words) as wants_traceback:
         _run_hydra(command, wants_traceback)
+
+
+def options_help(command: Command, overrides: list[str]) -> str:
+    """Return the help text of a command: usage, groups with their choices, options with the values that words set.
+
+    Hydra's own help composes its configuration again for every group, which takes seconds.
+
+    Raises:
+        HydraException: an override is not usable.
+    """
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose(command.config_name, overrides=overrides, return_hydra_config=True)
+    groups = [group for group in config.hydra.runtime.choices if (CONF / group).is_dir() and "hydra" not in group]
+    with open_dict(config):
+        del config["hydra"]
+    lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
+    if groups:
+        listed = [f"  {group}: {', '.join(choices(group, command))}" for group in sorted(groups)]
+        lines += ["groups, as group=choice:", *listed, ""]
+    options = "options, as group.key=value or key=value; ??? must be given:"
+    return "\n".join([*lines, options, "", OmegaConf.to_yaml(config)])
 
 
 def literal(word: str, options: tuple[str, ...]) -> str:
@@ -107,56 +125,54 @@ class HydraTask:
         """Whether a job of a multirun that was stopped resumes when the multirun is started again."""
         return self.command.objective is not None
 
+    @property
+    def modules(self) -> list[str]:
+        """Modules that its jobs need: a launcher that forks them imports each once."""
+        return [__name__, f"{self.command.package}.command"]
+
     def __call__(self, config: DictConfig) -> Any:
-        """Run the command; bad input ends the program, in a multirun only the job."""
+        """Run the command, or resume it if it is a job of a multirun that was stopped.
+
+        Bad input ends the program, in a multirun only the job. A job that has finished returns its value again.
+        """
         if not self.wants_traceback:
             os.environ.pop("HYDRA_FULL_ERROR", None)
-        multirun = HydraConfig.get().mode == RunMode.MULTIRUN
+        command, settings = self.command, HydraConfig.get()
+        multirun, directory = settings.mode == RunMode.MULTIRUN, Path(settings.runtime.output_dir)
+        if multirun and OmegaConf.select(config, "logger.group", default="") is None:
+            config.logger.group = multirun_name(settings.sweep.dir)
+        job = JobFolder(directory) if multirun and self.resumable else None
         try:
-            _refuse_added_options(self.command)
-            if multirun and OmegaConf.select(config, "logger.group", default="") is None:
-                config.logger.group = multirun_name(HydraConfig.get().sweep.dir)
-            directory = Path(HydraConfig.get().runtime.output_dir)
-            if multirun and self.resumable:
-                return _carry_out_once(self.command, config, directory)
-            return _carry_out(self.command, config, directory)
+            with job.locked() if job and is_first_task() else nullcontext():
+                if job is not None:
+                    job.begin(str(command.objective), list(settings.overrides.task), identity(config))
+                    if job.value is not None:
+                        print(f"{directory} has finished before")
+                        return job.value
+                    if job.started:
+                        config.resume = "auto"
+                try:
+                    return _run(command, config, directory)
+                except Exception as error:
+                    if job is not None and not isinstance(error, Stopped):
+                        job.fail(describe(error, command.schema))
+                    raise
         except EXPECTED as error:
             if self.wants_traceback or multirun:
                 raise
-            _fail(self.command.name, error, self.command.schema)
+            _fail(command.name, error, command.schema)
 
 
-def _carry_out_once(command: Command, config: DictConfig, directory: Path) -> Any:
-    """Run a job of a multirun, resume it if it was stopped, or return its value if it has finished."""
-    job, overrides = JobFolder(directory), list(HydraConfig.get().overrides.task)
-    assert command.objective is not None
-    with job.locked() if is_first_task() else nullcontext():
-        job.begin(command.objective, overrides, identity(config))
-        if job.value is not None:
-            print(f"{directory} has finished before")
-            return job.value
-        if job.started:
-            config.resume = "auto"
-        try:
-            return _carry_out(command, config, directory)
-        except Exception as error:
-            if not isinstance(error, Stopped):
-                job.fail(describe(error, command.schema))
-            raise
-
-
-def _carry_out(command: Command, config: DictConfig, directory: Path) -> Any:
-    options = OmegaConf.to_object(config)
+def _run(command: Command, config: DictConfig, directory: Path) -> Any:
+    """Run a command, print its lines and return the value of its objective."""
     if command.directory == "prepared":
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
-    for line in command.run(options, directory):
+    for line in command.run(OmegaConf.to_object(config), directory):
         print(line)
     if command.directory != "none":
         print(directory)
-    if command.objective is not None:
-        return json.loads((directory / "metrics.json").read_text())[command.objective]
-    return None
+    return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
 
 
 def _run_hydra(command: Command, wants_traceback: bool) -> None:
@@ -164,8 +180,11 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
     schema = command.schema
     MultirunTable.directory = None
     try:
-        with _results_of_multirun():
+        try:
             application(HydraTask(command, wants_traceback))()
+        finally:  # the results of a multirun also if it failed or was interrupted
+            if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
+                print(table)
     except KeyboardInterrupt:
         print(f"txl {command.name}: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -178,16 +197,6 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
             print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
     if failed := report_failed_jobs(command.name, lambda error: describe(error, schema)):
         sys.exit(failed)
-
-
-@contextmanager
-def _results_of_multirun() -> Iterator[None]:
-    """Write the results of a multirun also if it failed or was interrupted, and print where they are."""
-    try:
-        yield
-    finally:
-        if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
-            print(table)
 
 
 def _run_further_rank(command: Command, overrides: list[str]) -> None:
@@ -207,13 +216,6 @@ def _is_further_rank() -> bool:
     return started is not None and started.global_rank() > 0
 
 
-def _refuse_added_options(command: Command) -> None:
-    for override in HydraConfig.get().overrides.task:
-        if override.startswith("+"):
-            key = override.lstrip("+").split("=")[0]
-            raise UserError(f"{override}: options cannot be added{suggestion(key, command.schema)}")
-
-
 def _overrides(words: list[str]) -> list[str]:
     return [word for word in words if not word.startswith("-")]
 
@@ -224,23 +226,18 @@ def _fail(where: str, error: BaseException, schema: type, status: int | None = N
 
 
 @contextmanager
-def _arguments(words: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, [sys.argv[0], *words]
-    try:
-        yield
-    finally:
-        sys.argv = before
+def _arguments(words: list[str]) -> Iterator[bool]:
+    """Give Hydra its arguments, and make it raise its errors instead of printing them on several lines.
 
-
-@contextmanager
-def _hydra_raises() -> Iterator[bool]:
-    """Make Hydra raise its errors instead of printing them on several lines; yield whether the user had set that."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    Yields:
+        Whether the user had asked for tracebacks.
+    """
+    arguments, setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
     try:
-        yield before == "1"
+        yield setting == "1"
     finally:
-        if before is None:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
+        sys.argv = arguments
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+        if setting is not None:
+            os.environ["HYDRA_FULL_ERROR"] = setting

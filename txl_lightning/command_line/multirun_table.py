@@ -10,8 +10,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from txl_lightning.distributed.multirun_jobs import JobFolder, job_folders
 from txl_lightning.files import write_json, write_text
+from txl_lightning.jobs.folder import JobFolder, job_folders
 from txl_lightning.reporting.tables import markdown_table
 
 JSON_FILE, TABLE_FILE = "multirun.json", "multirun.md"
@@ -46,7 +46,7 @@ def write_results(directory: Path) -> Path | None:
     names = [name for name in dict.fromkeys(n for words in typed for n in words) if _differs(name, typed)]
     entries = []
     for job, words in zip(jobs, typed, strict=True):
-        metrics, record = job.metrics or {}, job.record or {}
+        metrics, record = job.result or {}, job.record
         entry = {
             "job": job.path.relative_to(directory).as_posix(),
             "overrides": {name: words[name] for name in names if name in words},
@@ -57,7 +57,7 @@ def write_results(directory: Path) -> Path | None:
         entries.append({**entry, "error": record["error"]} if entry["state"] == "failed" else entry)
     entries.sort(key=lambda entry: (entry["objective"] is None, entry["objective"]))
     try:
-        write_json(directory / JSON_FILE, {"objective": (jobs[0].record or {}).get("objective"), "jobs": entries})
+        write_json(directory / JSON_FILE, {"objective": jobs[0].record.get("objective"), "jobs": entries})
         write_text(directory / TABLE_FILE, _table(entries, names))
     except OSError as error:  # a full disk must not end the other jobs
         print(f"could not write the results of the multirun: {error}", file=sys.stderr, flush=True)
@@ -66,7 +66,7 @@ def write_results(directory: Path) -> Path | None:
 
 
 def _typed(job: JobFolder) -> dict[str, str]:
-    words = (override.partition("=") for override in (job.record or {}).get("overrides", ()))
+    words = (override.partition("=") for override in job.record.get("overrides", ()))
     return {name.lstrip("+~"): value for name, _, value in words}
 
 

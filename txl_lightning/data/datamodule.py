@@ -6,10 +6,9 @@ import lightning as L
 
 from txl_lightning.config.lengths import evaluation_extended_context
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.streams.ordered import OrderedStreams, Segment, Streams
-from txl_lightning.data.streams.shuffled import ShuffledStreams
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.streams import OrderedStreams, Segment, ShuffledStreams, Streams
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
 
 

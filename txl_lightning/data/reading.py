@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -163,19 +163,16 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     before = 0
-    for chunk in chunks:
-        yield _decode(decoder, chunk, before, final=False)
+    for chunk, final in chain(((chunk, False) for chunk in chunks), [(b"", True)]):
+        held_back = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk, final)
+        except UnicodeDecodeError as error:
+            position = before - held_back + error.start
+            raise UserError(f"not UTF-8 text (byte {position}): use data.level=byte, or convert the file") from error
         before += len(chunk)
-    _decode(decoder, b"", before, final=True)
-
-
-def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, before: int, final: bool) -> str:
-    held_back = len(decoder.getstate()[0])
-    try:
-        return decoder.decode(chunk, final)
-    except UnicodeDecodeError as error:
-        position = before - held_back + error.start
-        raise UserError(f"not UTF-8 text (byte {position}): use data.level=byte, or convert the file") from error
+        if text:
+            yield text
 
 
 def fingerprint(path: Path, known: Path | None = None) -> str:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from txl_lightning.data.corpora.corpus import Corpus, load_corpus
+from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.trained import TrainedModel
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from txl_lightning.config.schemas import Config, from_plain
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
 from txl_lightning.runs.models import Model, make_model
 from txl_lightning.runs.storage import DamagedFileError, read_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
 from txl_lightning.runs.models import Model
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from txl_lightning.config.lengths import evaluation_lengths, extended_context, trained_clamp
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, environment, n_processes
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_text

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.models import State, state_from_dict
 

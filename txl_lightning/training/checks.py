@@ -17,7 +17,7 @@ from txl_lightning.config.schemas import (
     from_plain,
     plain,
 )
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.config import LENGTHS

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_lightning.config.schemas import OptimizerConfig
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory

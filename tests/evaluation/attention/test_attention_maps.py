@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.data.streams.ordered import OrderedStreams
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.streams import OrderedStreams
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention.maps import (
     AttentionInputs,

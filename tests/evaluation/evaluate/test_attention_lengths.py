@@ -9,8 +9,8 @@ import pytest
 
 from tests.evaluation.evaluate.scored import result
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.data.corpora.corpus import load_corpus
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.evaluation.evaluate.command import run
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams

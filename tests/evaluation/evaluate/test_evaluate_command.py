@@ -13,7 +13,7 @@ from tests.evaluation.evaluate.scored import result
 from tests.evaluation.small_runs import SENTENCES, SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
-from txl_lightning.data.corpora.corpus import SPLITS, load_corpus
+from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError

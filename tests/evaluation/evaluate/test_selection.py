@@ -11,8 +11,8 @@ import pytest
 from tests.evaluation.evaluate.scored import result
 from tests.evaluation.evaluate.test_attention_lengths import direct
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.data.corpora.corpus import Corpus, load_corpus
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.evaluate import command
 from txl_lightning.evaluation.evaluate.command import run

@@ -12,8 +12,8 @@ import torch
 from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import run_txl
 from txl_lightning.command_line.hydra_app import literal
-from txl_lightning.data.corpora.corpus import load_corpus
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.generate import command as generate_command
 from txl_lightning.evaluation.generate.command import run, with_context

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.language_models.tokenized_text import (
     TokenizedText,

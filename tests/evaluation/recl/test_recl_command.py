@@ -14,7 +14,7 @@ import torch
 from tests.evaluation.small_runs import ELSEWHERE, SmallRuns
 from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.data.corpora.corpus import load_corpus
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.recl.command import run
 from txl_lightning.evaluation.recl.context_use import model_losses

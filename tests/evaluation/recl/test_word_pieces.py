@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
 from txl_lightning.evaluation.recl.context_use.word_pieces import pieces_of_symbols, pieces_of_text, word_pieces
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, protocol_word, trained_clamp
-from txl_lightning.data.corpora.corpus import Corpus
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.scoring.protocols import SlidingWindowProtocol, StateReuse
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.model.tiny_model import VOCABULARY, tiny_model
-from txl_lightning.data.streams.ordered import OrderedStreams
+from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.evaluation.scoring import token_losses as scoring
 from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL

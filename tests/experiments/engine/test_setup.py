@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.engine.arguments import parse
 from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup, default_parallel, make_slots
+from experiments.engine.setup import Setup, default_parallel, make_slots, parse
 from txl_lightning.errors import UserError
 
 SECTIONS = ("table_6", "table_7")

@@ -9,16 +9,17 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+from experiments.engine.plan import Stopwatch
 
-from experiments.claims.claims import judged
+from experiments.claims import judged
 from experiments.engine.jobs import Job, code_version, merge
 from experiments.engine.runner import Runner
-from experiments.engine.session import Stopwatch
 from experiments.engine.setup import Setup
 from experiments.report.assemble import assemble
 from experiments.report.rendering import write_report
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS
+from tests.experiments.report.written import check_results, read_sections
 from txl_lightning.reporting.machine import cores, processor
 
 
@@ -83,19 +84,17 @@ def test_corpora_and_settings(results: dict[str, Any], finished: Setup) -> None:
     assert settings["optimizer"].startswith("muon, learning rate ")
 
 
-def test_the_page_shows_sections_and_claims(results: dict[str, Any], sections: list[Section], finished: Setup) -> None:
+def test_what_is_written_follows_the_schema_and_is_shown(
+    results: dict[str, Any], sections: list[Section], finished: Setup
+) -> None:
     page = write_report(results, finished.directory).with_name("report.md").read_text()
+    written = json.loads((finished.directory / "results.json").read_text())
+    check_results(written)
+    assert read_sections(written) == sections
+    assert written["claims"] == judged(sections)
     figures = [figure for section in sections for figure in section.figures]
     assert page.count("![") == len(figures) + 1 == 13  # the first is the picture of the claims
-    loss = next(t for section in sections for t in section.tables if t.id == "table_7").rows
-    key = "recurrence-relative-full_loss"
-    cell = loss[key]["loss"]
-    assert list(cell.by_seed) == ["1", "2", "3", "4"]
+    (loss,) = (table for section in sections for table in section.tables if table.id == "table_7")
+    cell = loss.number("recurrence-relative-full_loss", "loss")
+    assert list(cell.by_seed or {}) == ["1", "2", "3", "4"]
     assert f"| recurrence, relative, full loss | {cell.value:.3f} ± {cell.standard_error:.3f} | 0.000 |" in page
-    written = json.loads((finished.directory / "results.json").read_text())
-    assert written["claims"] == judged(sections)
-    table = next(t for s in written["sections"] for t in s["tables"] if t["id"] == "table_7")
-    row = dict(zip(table["row_keys"], table["rows"], strict=True))[key]
-    assert (row["loss"]["value"], row["loss"]["standard_error"]) == (cell.value, cell.standard_error)
-    assert row["loss"]["by_seed"] == cell.by_seed
-    assert row["paper"] == {"value": 25.2, "digits": 1}

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.report import claims_picture
-from tests.experiments.report.test_claims_pages import claim
+from tests.experiments.report.sample_results import claim
 
 
 def test_every_claim_has_its_effect_interval_paper_and_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_every_claim_has_its_effect_interval_paper_and_mark(tmp_path: Path, monk
         (2, f"o {here}"): [1.0],
         (2, f"D {paper}"): [3.0],
     }
-    texts = [(round(text.get_position()[1]), text.get_text()) for text in axes.texts]
+    texts = [(round(text.get_position()[1]), text.get_text().replace("\u00a0", " ")) for text in axes.texts]
     assert texts == [
         (0, "1  short holds"),
         (0, "✓ holds"),

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from experiments.tables.shared import intervals
-from experiments.tables.shared.intervals import (
+from experiments.tables import intervals
+from experiments.tables.intervals import (
     Interval,
     SeedSpread,
     difference,

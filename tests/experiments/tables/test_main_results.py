@@ -1,8 +1,134 @@
-"""Tables 1 to 5."""
+"""Published models in the tables of the larger profiles, and the models instead of them without their corpora."""
 
-from experiments.engine.outcomes import TrainingResult
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.engine.jobs import Job, composed, merge
+from experiments.engine.outcomes import Outcomes, TrainingResult
+from experiments.engine.profiles import PROFILES
+from experiments.engine.setup import Setup
 from experiments.paper import MAIN_RESULTS
-from experiments.tables import main_results
+from experiments.report.assemble import _optimizers
+from experiments.report.sections import Section
+from experiments.reproduce import SECTIONS
+from experiments.tables import main_results, table_7
+from experiments.tables.arms import Arm, training
+from tests.experiments.tables.sample_outcomes import write_outcomes
+
+
+def planned(setup: Setup, *sections: str) -> list[Job]:
+    return merge({name: SECTIONS[name].jobs(setup) for name in sections})
+
+
+def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
+    return Setup(PROFILES[profile], overrides, tmp_path / "report", planning=True)
+
+
+@pytest.fixture
+def lm1b_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    def set_presence(present: bool) -> None:
+        for module in (main_results, table_7):
+            monkeypatch.setattr(module, "at_hand", lambda data: present and data.name == "lm1b")
+
+    return set_presence
+
+
+@pytest.mark.parametrize(
+    ("profile", "steps"), [("gpu", 20_000), pytest.param("paper", 400_000, marks=pytest.mark.slow)]
+)
+def test_table_7_is_one_billion_word_where_it_is(
+    profile: str, steps: int, lm1b_is: Callable[[bool], None], tmp_path: Path
+) -> None:
+    lm1b_is(True)
+    words = ("data.root=/data", "data.segment_len=64", "model.n_layer=2", "trainer.max_steps=7")
+    setup = setup_of(profile, tmp_path, *words)
+    runs = table_7._runs(setup)
+    assert [arm.corpus.name for arm in runs if arm.corpus] == ["One Billion Word"] * 3
+    for arm, arm_runs in runs.items():
+        config = composed(arm_runs[0].overrides)
+        assert (config.data.name, config.data.root, config.data.segment_len) == ("lm1b", "/data", 32)
+        assert (config.model.name, config.model.n_layer, config.trainer.max_steps) == ("txl_lm1b_table7", 20, steps)
+        assert config.memory.mem_len == (32 if arm.recurrence else 0)
+        assert config.encoding.name == arm.encoding
+        assert config.optimizer.name == "adam"
+    assert [len(arm_runs) for arm_runs in runs.values()] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("profile", "present", "overrides"),
+    [("gpu", False, ()), ("laptop", True, ()), ("gpu", True, ("data=enwik8", "model=txl_enwik8_base"))],
+)
+def test_table_7_is_of_shuffled_lines_otherwise(
+    profile: str, present: bool, overrides: tuple[str, ...], lm1b_is: Callable[[bool], None], tmp_path: Path
+) -> None:
+    lm1b_is(present)
+    setup = setup_of(profile, tmp_path, *overrides)
+    assert {arm.corpus.name for arm in table_7._runs(setup) if arm.corpus} == {"shuffled lines"}
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_the_report_says_which_corpus_table_7_has(
+    present: bool, lm1b_is: Callable[[bool], None], tmp_path: Path
+) -> None:
+    lm1b_is(present)
+    found = section("table_7", setup_of("gpu", tmp_path))
+    assert ("The paper's corpus" in found.here) == present
+    assert ("One Billion Word, the paper's corpus, is not used here" in found.here) == (not present)
+
+
+def section(name: str, setup: Setup) -> Section:
+    """Make a section of a reproduction whose jobs have finished."""
+    jobs = planned(setup, name)
+    write_outcomes(setup, jobs)
+    return SECTIONS[name].section(setup, Outcomes(setup.runs, setup.figures, tuple(jobs)))
+
+
+@pytest.mark.parametrize(
+    ("profile", "largest"), [("gpu", "wt103_base"), pytest.param("paper", "wt103_large", marks=pytest.mark.slow)]
+)
+def test_tables_and_figures_have_the_published_models_of_their_corpus(
+    profile: str, largest: str, tmp_path: Path
+) -> None:
+    setup = setup_of(profile, tmp_path)
+    jobs = {job.name: job for job in planned(setup, "table_8", "figures_5_to_7", "appendix_e")}
+    assert "published-wt103_base" in jobs["recl-group1"].needs
+    assert "recurrence-relative-full_loss-seed1" in jobs["recl-group2"].needs
+    assert jobs["attention"].needs == jobs["samples"].needs == (f"published-{largest}",)
+
+
+def test_another_corpus_has_the_model_of_the_ablation_instead(tmp_path: Path) -> None:
+    setup = setup_of("gpu", tmp_path, "data=enwik8", "model=txl_enwik8_base")
+    jobs = {job.name: job for job in planned(setup, "table_8", "figures_5_to_7")}
+    own = training(Arm(), 1, setup).name
+    assert own in jobs["recl-group1"].needs
+    assert jobs["attention"].needs == (own,)
+    assert main_results.standard_run(setup) is main_results.largest_run(setup) is None
+
+
+def test_the_last_rows_of_table_6_stand_beside_the_papers(tmp_path: Path) -> None:
+    setup = setup_of("gpu", tmp_path)
+    found = section("table_6", setup)
+    table = next(table for table in found.tables if table.id == "table_6_standard")
+    assert list(table.rows) == ["init", "300", "450", "640"]
+    assert [table.number(row, "paper").value for row in table.rows] == [23.43, 23.35, 23.16, 23.09]
+    (job,) = (job for job in planned(setup, "table_6") if job.name == "published-wt103_base-lengths")
+    assert "attention_lengths=[300,450,640]" in job.overrides
+    sweep = json.loads((setup.runs / job.name / "evaluation.json").read_text())["valid"]["sweep"]
+    losses = {f"{row['attention_length']}": row["bpc"] for row in sweep["lengths"]} | {"init": sweep["init"]["bpc"]}
+    assert {row: table.number(row, "loss").value for row in table.rows} == losses
+    own_corpus = replace(setup, overrides=("data=enwik8", "model=txl_enwik8_base"))
+    assert not any(job.name.startswith("published") for job in planned(own_corpus, "table_6"))
+
+
+def test_the_report_says_which_optimizers_were_used(tmp_path: Path) -> None:
+    one, other = (training(arm, 1, setup_of(profile, tmp_path)) for profile, arm in (("gpu", Arm()), ("smoke", Arm())))
+    assert _optimizers([one]) == "adam, learning rate 0.00025, 0 steps of warm-up, cosine to 0"
+    muon = replace(other, overrides=(*other.overrides, "optimizer=muon", "optimizer.lr=1e-2"))
+    assert _optimizers([one, muon, muon]).endswith("cosine to 0; some arms: muon, learning rate 0.01")
 
 
 def test_published_models_stand_beside_the_papers_rows() -> None:

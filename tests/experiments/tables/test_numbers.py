@@ -14,8 +14,7 @@ import pytest
 
 from experiments import paper
 from experiments.engine.setup import Setup
-from experiments.report.cells import Number, Text
-from experiments.report.sections import Section, Table
+from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
 from experiments.tables import table_6
 from tests.experiments.conftest import outcomes_of
@@ -451,10 +450,12 @@ def test_differences_of_words_are_in_perplexity(finished: Setup, tmp_path: Path)
 
 def test_curves_of_table_6(finished: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves are drawn under the name of their arm; the first seed of each by length, every seed by training tokens."""
-    drawn: dict[str, Any] = {}
-    monkeypatch.setattr(
-        "experiments.tables.shared.job_results.line_figure", lambda path, *rest: drawn.update({path.stem: rest})
-    )
+    drawn: dict[str, tuple[Any, ...]] = {}
+
+    def record(path: Path, *words: Any, log_x: bool = False, dashed_label: str = "") -> None:
+        drawn[path.stem] = (*words, log_x, dashed_label)
+
+    monkeypatch.setattr(table_6, "line_figure", record)
     SECTIONS["table_6"].section(finished, outcomes_of(finished))
     curves, x_label, y_label, _, dashed, log_x, meaning = drawn["table_6_attention_lengths"]
     titles = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.claims.claims import BEYOND, CLAIMS, judged
+from experiments.claims import BEYOND, CLAIMS, judged
 from experiments.engine.setup import Setup
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS

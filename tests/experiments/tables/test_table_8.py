@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from experiments.claims.claims import judged
+from experiments.claims import judged
 from experiments.report.sections import Section
-from experiments.tables.shared.comparisons import comparisons_table
+from experiments.tables.comparisons import comparisons_table
 from experiments.tables.table_8 import differences
 
 OURS, OTHER = "Transformer-XL", "QRNN"

@@ -1,4 +1,4 @@
-"""Writer of TensorFlow's checkpoint format, with small blocks, several shards and compression on request."""
+"""Writer of TensorFlow's checkpoint format, with small blocks, and several shards."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,13 +39,6 @@ def message(field: int, content: bytes) -> bytes:
     return varint(field << 3 | 2) + varint(len(content)) + content
 
 
-def literal(content: bytes) -> bytes:
-    """Snappy's format without any repetition: literals of at most 256 bytes."""
-    parts = [content[i : i + 256] for i in range(0, len(content), 256)]
-    tags = [bytes([60 << 2, len(part) - 1]) if len(part) > 60 else bytes([len(part) - 1 << 2]) for part in parts]
-    return varint(len(content)) + b"".join(tag + part for tag, part in zip(tags, parts, strict=True))
-
-
 def block(entries: list[tuple[bytes, bytes]], restart_every: int = 3) -> bytes:
     """Entries whose keys share their beginnings with the key before, except at restarts."""
     content, restarts, before = b"", [], b""
@@ -62,13 +55,13 @@ def block(entries: list[tuple[bytes, bytes]], restart_every: int = 3) -> bytes:
     return content + b"".join(number.to_bytes(4, "little") for number in numbers)
 
 
-def table(entries: list[tuple[bytes, bytes]], per_block: int, compressed: bool) -> bytes:
+def table(entries: list[tuple[bytes, bytes]], per_block: int, compression: int = 0) -> bytes:
     """Sorted table with a few entries in each block."""
     content = b""
 
     def add(plain: bytes) -> bytes:
         nonlocal content
-        stored = (literal(plain) if compressed else plain) + bytes([compressed])
+        stored = plain + bytes([compression])
         handle = varint(len(content)) + varint(len(stored) - 1)
         content += stored + mask(slow_crc32c(stored)).to_bytes(4, "little")
         return handle
@@ -84,7 +77,6 @@ def write_bundle(
     variables: Mapping[str, np.ndarray],
     n_shards: int = 1,
     per_block: int = 5,
-    compressed: bool = False,
     bfloat16: tuple[str, ...] = (),
     header: bytes = b"",
 ) -> None:
@@ -101,6 +93,6 @@ def write_bundle(
         entries.append((name.encode(), entry))
         shards[shard] += stored
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    Path(f"{prefix}.index").write_bytes(table(entries, per_block, compressed))
+    Path(f"{prefix}.index").write_bytes(table(entries, per_block))
     for shard, content in enumerate(shards):
         Path(f"{prefix}.data-{shard:05d}-of-{n_shards:05d}").write_bytes(content)

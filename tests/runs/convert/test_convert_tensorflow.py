@@ -18,7 +18,7 @@ from txl_lightning.evaluation.evaluate.command import run as evaluate
 from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.model.checkpoints import from_tensorflow
 from txl_lightning.model.checkpoints.formats import CheckpointError
-from txl_lightning.runs.convert.tensorflow_folder import find_checkpoint, read_vocabulary
+from txl_lightning.runs.convert.tensorflow_checkpoint import find_checkpoint, read_vocabulary
 from txl_lightning.runs.trained import load_trained
 
 REFERENCES = sorted((Path(__file__).parents[2] / "reference/tensorflow").iterdir())

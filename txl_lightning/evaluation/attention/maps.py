@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from txl_lightning.data.streams.ordered import Streams
+from txl_lightning.data.streams import Streams
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig

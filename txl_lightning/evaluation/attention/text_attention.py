@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txl_lightning.data.documents import without_marks
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.attention.maps import Array, AttentionInputs, watched
 from txl_lightning.model.attention import Attention

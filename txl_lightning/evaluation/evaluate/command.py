@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
-from txl_lightning.data.corpora.corpus import SPLITS, Corpus
+from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.evaluate.attention_lengths import Sweep, plan_sweep, sweep_lengths

@@ -11,7 +11,7 @@ import numpy as np
 
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import TransformerXLModelConfig
-from txl_lightning.data.corpora.corpus import Corpus
+from txl_lightning.data.corpus import Corpus
 from txl_lightning.evaluation.evaluate.attention_lengths import Measure, Sweep, difference, score_row
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import TextUnits

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.config.schemas import TransformerXLModelConfig
-from txl_lightning.data.vocabulary.decoding import StreamDecoder
-from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.data.documents import close_sentences, without_marks
-from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.runs.corpora import checkpoint_corpus

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.data.documents import close_sentences
-from txl_lightning.data.vocabulary.symbols import SENTENCE, Vocabulary, code_points
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, code_points
 from txl_lightning.errors import UserError
 
 Integers = NDArray[np.int64]

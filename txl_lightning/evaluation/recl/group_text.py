@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpora.corpus import Corpus, split_bytes
+from txl_lightning.data.corpus import Corpus, split_bytes
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.language_models.outside import OPTION

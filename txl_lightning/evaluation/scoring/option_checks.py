@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from txl_lightning.config.schemas import check_logger, check_seed
-from txl_lightning.data.corpora.corpus import SPLITS
+from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.runs.bfloat16 import chosen_precision

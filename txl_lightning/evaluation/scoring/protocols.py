@@ -21,7 +21,7 @@ from txl_lightning.config.lengths import (
     trained_clamp,
 )
 from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXLModelConfig
-from txl_lightning.data.corpora.corpus import Corpus
+from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.scoring.device import device_of

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txl_lightning.data.streams.ordered import Segment, Streams
+from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.model.language_model import LanguageModel
 

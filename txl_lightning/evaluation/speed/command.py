@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from txl_lightning.config.schemas import plain
-from txl_lightning.data.corpora.published import CUTOFFS, PUBLISHED
+from txl_lightning.data.benchmarks import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
-from txl_lightning.data.corpora.corpus import load_corpus
-from txl_lightning.data.vocabulary.symbols import LEVELS, Vocabulary
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.vocabulary import LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.model.checkpoints import (
@@ -32,7 +32,7 @@ from txl_lightning.model.checkpoints import (
     to_original,
 )
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.convert import tensorflow_folder
+from txl_lightning.runs.convert import tensorflow_checkpoint
 from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import TrainedModel, load_trained
@@ -102,7 +102,7 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     weights = _read_weights(weights_path)
     if not (folder / CONFIG).is_file():
         raise OptionError("source", source, f"must have {CONFIG} with its options in the same folder")
-    return READERS[source_format](weights, tensorflow_folder.read_json(folder / CONFIG))
+    return READERS[source_format](weights, tensorflow_checkpoint.read_json(folder / CONFIG))
 
 
 def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerXL, int | None]:
@@ -110,11 +110,11 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 
     `lengths` of the options replace these flags.
     """
-    prefix = tensorflow_folder.find_checkpoint(source)
-    flags = {**tensorflow_folder.read_flags(prefix), **lengths}
+    prefix = tensorflow_checkpoint.find_checkpoint(source)
+    flags = {**tensorflow_checkpoint.read_flags(prefix), **lengths}
     allowed = f"must be given, since there is no {CONFIG} with the model's flags beside {prefix}"
     require(flags.get("mem_len") is not None, "mem_len", None, allowed)
-    variables, ignored = tensorflow_folder.read_variables(prefix)
+    variables, ignored = tensorflow_checkpoint.read_variables(prefix)
     if ignored:
         more = f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
         print(f"{prefix}: ignored {', '.join(ignored[:3])}{more}, not of the model", file=sys.stderr, flush=True)
@@ -148,12 +148,12 @@ def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
     if path == OF_CORPUS:
         return None
     if path is None and options.source_format == "tensorflow":
-        path = tensorflow_folder.find_vocabulary(tensorflow_folder.find_checkpoint(options.source))
+        path = tensorflow_checkpoint.find_vocabulary(tensorflow_checkpoint.find_checkpoint(options.source))
     if path is None:
         return None
     levels = [level for level in LEVELS if level != "bpe"]  # a file of symbols has no merges
     require(options.data.level in levels, "data.level", options.data.level, f"must be one of {', '.join(levels)}")
-    return tensorflow_folder.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
+    return tensorflow_checkpoint.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 
 from txl_lightning.config.schemas import ContextCurveConfig
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve

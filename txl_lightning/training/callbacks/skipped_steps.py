@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.errors import UserError
 from txl_lightning.training.callbacks.checkpointing import Checkpoints
 from txl_lightning.training.module import LanguageModelModule

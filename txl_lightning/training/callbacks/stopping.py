@@ -12,7 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import Stopped
 from txl_lightning.training.callbacks.checkpointing import Checkpoints

@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from txl_lightning.data.streams.ordered import Segment
+from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.utilization import peak_flops, peak_memory, training_flops

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.data.vocabulary.symbols import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
 
 REACH = 4  # bytes of the longest character in UTF-8

@@ -1,0 +1,139 @@
+"""Evaluation of every run: attention lengths swept on validation, test scored at two of them (Tables 6, 7 and 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.engine.jobs import Job, composed
+from experiments.engine.outcomes import Outcomes
+from experiments.engine.setup import Setup
+from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
+from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
+
+WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
+# `StateReuse` scores the last quarter of each window.
+WINDOWS = "windows of that length, of which a token sees three quarters to all"
+ON, OFF = Arm(), Arm(False)
+IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
+At = Literal["init", "best"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluation of one run.
+
+    Args:
+        seed: of the run.
+        folder: of the evaluation.
+        found: content of its `evaluation.json`.
+    """
+
+    seed: int
+    folder: Path
+    found: dict[str, Any]
+
+    @property
+    def sweep(self) -> dict[str, Any]:
+        """Losses on validation by attention length."""
+        swept: dict[str, Any] = self.found["valid"]["sweep"]
+        return swept
+
+    def test(self, at: At) -> dict[str, Any]:
+        """Return the test losses at training's lengths (`init`) or at the length chosen on validation (`best`)."""
+        selected: dict[str, Any] = self.found["test"]["selected"][at]
+        return selected
+
+    def losses(self, at: At) -> Path:
+        """Return the file with the losses of the test tokens."""
+        return self.folder / str(self.test(at)["losses"])
+
+    @property
+    def chose_longer(self) -> bool:
+        """Whether validation chose a longer attention than training's."""
+        return (self.test("best")["attention_length"] or 0) > (self.test("init")["attention_length"] or 0)
+
+
+Evaluations = Mapping[Arm, Sequence[Evaluation]]
+"""Evaluations of the runs of each arm."""
+
+
+def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
+    """Return the job that evaluates a run: lengths on validation, then test at training's length and the best."""
+    profile = setup.profile
+    config = composed(run.overrides)
+    whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
+    words = [
+        f"checkpoint={run.checkpoint}",
+        *(
+            _same_tokens(word, config.evaluation.segment_len, setup)
+            for word in in_precision_of_training(profile.evaluate, setup)
+        ),
+        *whole,
+        "splits=[valid,test]",
+        "select_on=valid",
+        "losses=true",
+    ]
+    if not arm.baseline:
+        # Lines in random order hold nothing that longer attention could find.
+        lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
+        words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
+    if run.seed == profile.seeds[0] and arm.encoding == "relative" and not arm.baseline and not arm.corpus:
+        words += ["unclamped=true"] if arm in IN_FIGURE else []
+        words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
+    return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
+
+
+def _same_tokens(word: str, segment_len: int, setup: Setup) -> str:
+    """Return `max_segments=N`, given in segments of the profile, for segments of another length; others unchanged."""
+    option, _, value = word.partition("=")
+    if option != "max_segments":
+        return word
+    own = composed((f"profile={setup.profile.name}", *setup.overrides)).evaluation.segment_len
+    return f"max_segments={max(1, int(value) * own // segment_len)}"
+
+
+def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
+    """Return every run of every arm, each followed by its evaluation."""
+    return [job for arm, arm_runs in runs.items() for run in arm_runs for job in (run, sweep_job(arm, run, setup))]
+
+
+def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
+    """Read the evaluations of all runs."""
+    return {
+        arm: [
+            Evaluation(run.seed or 0, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
+            for run in arm_runs
+            for job in (sweep_job(arm, run, setup),)
+        ]
+        for arm, arm_runs in runs.items()
+    }
+
+
+def columns(unit: str) -> tuple[Column, ...]:
+    """Columns of `cells`."""
+    return (
+        ours("init", "test, init", unit),
+        ours("best", "test, best", unit),
+        ours("length", "attention length", "tokens"),
+        ours("valid_init", "validation, init", unit),
+        ours("valid_best", "validation, best", unit),
+    )
+
+
+def cells(found: Sequence[Evaluation], unit: str) -> dict[str, Cell]:
+    """Return the losses of one arm on both splits, and the shortest attention length that reaches the best."""
+    return {
+        "init": loss_cell(found, unit, "init"),
+        "best": loss_cell(found, unit, "best"),
+        "length": over_seeds({one.seed: one.sweep["attention_length"] for one in found}, 0),
+        "valid_init": over_seeds({one.seed: one.sweep["init"][unit] for one in found}, DIGITS[unit]),
+        "valid_best": over_seeds({one.seed: one.sweep["best"][unit] for one in found}, DIGITS[unit]),
+    }
+
+
+def loss_cell(found: Sequence[Evaluation], unit: str, at: At = "init") -> Number:
+    """Return the test loss of one arm's runs."""
+    return over_seeds({one.seed: one.test(at)[unit] for one in found}, DIGITS[unit])

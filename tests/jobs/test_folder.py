@@ -1,0 +1,62 @@
+"""Folder of a job: its record, its lock, and the folder that each job of a multirun gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from txl_lightning.errors import UserError
+from txl_lightning.jobs import folder
+from txl_lightning.jobs.folder import JobFolder, JobPlaces
+
+OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
+
+
+def test_a_folder_of_another_job_or_of_another_run_is_refused(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path / "0")
+    job.begin("val/nll", ["seed=1"], OPTIONS)
+    job.begin("val/nll", ["typed another way"], OPTIONS)
+    assert job.record["overrides"] == ["seed=1"]
+    with pytest.raises(UserError, match=r"holds another job \(seed=1, not 2\): choose another hydra.sweep.dir"):
+        job.begin("val/nll", ["seed=2"], {**OPTIONS, "seed": 2})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    with pytest.raises(UserError, match="holds a run that is no job of this multirun"):
+        JobFolder(tmp_path / "run").begin("val/nll", [], OPTIONS)
+
+
+def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for number, seed in enumerate((1, 1, 2)):
+        JobFolder(tmp_path / str(number)).begin("val/nll", [], {"seed": seed})
+    places = JobPlaces(tmp_path, n_jobs=4)
+    wanted = [tmp_path / str(i) for i in range(4)]
+    assert places.choose(wanted[0], {"seed": 2}) == tmp_path / "2"
+    assert places.choose(wanted[1], {"seed": 1}) == tmp_path / "1"
+    assert places.choose(wanted[2], {"seed": 1}) == tmp_path / "0"
+    assert places.choose(wanted[3], {"seed": 1}) == tmp_path / "3"
+    assert places.choose(wanted[0], {"seed": 5}) == tmp_path / "4"
+
+
+def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "LOCK_SECONDS", 0.2)
+    job = JobFolder(tmp_path / "0")
+    with job.locked(), pytest.raises(UserError, match="0: another process runs this job"), job.locked():
+        pass
+    with job.locked():
+        pass
+
+
+def test_a_cut_off_result_is_none_and_clearing_keeps_the_lock(tmp_path: Path) -> None:
+    job = JobFolder(tmp_path, "job.json", "recl.json")
+    assert (job.record, job.result) == ({}, None)
+    for content in ("{", "[]"):
+        (tmp_path / "recl.json").write_text(content)
+        assert job.result is None
+    job.write({"key": "k"})
+    (tmp_path / "recl.json").write_text('{"recl": 3}')
+    assert (job.record, job.result) == ({"key": "k"}, {"recl": 3})
+    (tmp_path / "figures").mkdir()
+    with job.locked():
+        job.clear()
+        assert [path.name for path in tmp_path.iterdir()] == [folder.LOCK]

@@ -1,0 +1,132 @@
+"""The engine of jobs: processes with their results and ends, several at once, in order, within a limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txl_lightning.errors import UserError
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
+
+
+@dataclass(frozen=True)
+class Call:
+    """A job that calls a function."""
+
+    name: str
+    function: Callable[..., Any] = time.sleep
+    arguments: tuple[Any, ...] = (0,)
+    needs: tuple[str, ...] = ()
+    alone: bool = False
+
+
+@dataclass
+class Record:
+    """Starts calls and keeps how they ended and how many ran at once."""
+
+    log: Path | None = None
+    ends: dict[str, Ended] = field(default_factory=dict)
+    started: dict[str, float] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+
+    def start(self, job: Call, slot: int) -> JobProcess:
+        self.started[job.name], self.slots[job.name] = time.monotonic(), slot
+        return JobProcess(job.function, *job.arguments, variables={"TXL_JOB": job.name}, log=self.log)
+
+    def end(self, job: Call, ended: Ended) -> str | None:
+        self.ends[job.name] = ended
+        return None if ended.status == 0 else ended.problem
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        return {name: (begun, begun + self.ends[name].seconds) for name, begun in self.started.items()}
+
+
+def run(*jobs: Call, log: Path | None = None, **options: Any) -> tuple[Record, Jobs[Call]]:
+    record = Record(log)
+    engine = Jobs(list(jobs), record.start, record.end, **options)
+    engine.run()
+    return record, engine
+
+
+def test_a_job_has_a_group_variables_a_log_and_a_result(tmp_path: Path) -> None:
+    calls = [
+        Call("variable", os.getenv, ("TXL_JOB",)),
+        Call("group", os.getpgrp, ()),
+        Call("pid", os.getpid, ()),
+        Call("large", bytes, (1 << 20,)),  # more than a pipe holds
+        Call("printed", print, ("a line",)),
+        Call("command", execute, (["sh", "-c", "echo of $TXL_JOB; exit 3"],)),
+    ]
+    record, engine = run(*calls, log=tmp_path / "log.txt")
+    assert record.ends["variable"].value == "variable"
+    assert len({record.ends[name].value for name in ("group", "pid")} | {os.getpgrp(), os.getpid()}) == 4
+    assert record.ends["large"].value == bytes(1 << 20)
+    assert (tmp_path / "log.txt").read_text() == "a line\nof command\n"
+    assert engine.failed == {"command": "ended with exit status 3"}
+
+
+def test_every_end_of_a_process_is_named() -> None:
+    _, engine = run(
+        Call("killed", signal.raise_signal, (signal.SIGKILL,)),
+        Call("interrupted", signal.raise_signal, (signal.SIGINT,)),
+        Call("left", os._exit, (7,)),
+        Call("returned", str, (1,)),
+        n_slots=4,
+    )
+    named = {"killed": "was killed by SIGKILL", "interrupted": "was interrupted", "left": "ended with exit status 7"}
+    assert (engine.failed, engine.done) == (named, {"returned"})
+
+
+def test_jobs_run_side_by_side_after_those_they_need_and_alone_at_the_end() -> None:
+    calls = [
+        Call("time", arguments=(0.2,), alone=True),
+        *(Call(name, arguments=(0.4,)) for name in "abc"),
+        Call("reads a", needs=("a",)),
+        Call("fails", os._exit, (1,)),
+        Call("needs it", needs=("fails",)),
+    ]
+    record, engine = run(*calls, n_slots=2)
+    times = record.intervals()
+    most = max(sum(begin <= start < end for begin, end in times.values()) for start, _ in times.values())
+    assert most == 2
+    assert set(record.slots.values()) == {0, 1}
+    assert times["reads a"][0] >= times["a"][1]
+    assert times["time"][0] >= max(end for name, (_, end) in times.items() if name != "time")
+    assert engine.failed == {"fails": "ended with exit status 1", "needs it": "needs it was not run: it needs fails"}
+    assert "needs it" not in times
+
+
+def test_a_job_that_cannot_start_leaves_the_others() -> None:
+    record = Record()
+
+    def start(job: Call, slot: int) -> JobProcess:
+        if job.name == "full":
+            raise UserError("no space left")
+        return record.start(job, slot)
+
+    engine = Jobs([Call("full"), Call("other")], start, record.end)
+    engine.run()
+    assert (engine.failed, engine.done) == ({"full": "could not start: no space left"}, {"other"})
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["sleep", "600"], -signal.SIGTERM), (["sh", "-c", "trap '' TERM; while :; do sleep 600; done"], -signal.SIGKILL)],
+)
+def test_a_job_that_exceeds_the_limit_is_ended_with_its_children(
+    words: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_lightning.jobs.processes.SECONDS_TO_KILL", 0.2)
+    late = Call("late", execute, (words,))
+    options: dict[str, Any] = {"limit": 1.0, "grace_seconds": 0.2, "first_signal": signal.SIGTERM}
+    record, engine = run(late, Call("later"), **options)
+    assert record.ends["late"].status == status
+    assert "later" not in record.ends
+    assert [job.name for job in engine.waiting] == ["later"]

@@ -1,0 +1,266 @@
+"""Streams of segments: contiguous columns of a corpus, or sentences in a new order every epoch (lm1b)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from txl_lightning.errors import OptionError, require
+
+
+class Segment(NamedTuple):
+    """Batch: T consecutive positions of B streams.
+
+    Args:
+        tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.
+        targets: [B, T] token numbers, each the token after its position.
+        number: index of the segment in the epoch; the memory is reset at 0.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    number: int
+
+
+class Streams(ABC):
+    """Columns of text as an iterable of `Segment` with a length and a position that can be saved and restored.
+
+    Rank r of W reads the columns [rB/W, (r+1)B/W), rounded down: the columns of all ranks together are those of a
+    single process. In a column every token but the first is a target exactly once, in order. A segment depends on its
+    index and the epoch only, so that an iteration can resume anywhere.
+
+    Args:
+        tokens: the whole split, one-dimensional.
+        batch_size: B, global.
+        segment_len: T.
+        ext_len: tokens of extended context in front of every segment (fewer at a column's start).
+        rank: r.
+        world_size: W.
+
+    Raises:
+        OptionError: B is less than W, or a column is too short.
+    """
+
+    n_targets_of_column: int
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        batch_size: int,
+        segment_len: int,
+        ext_len: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        require(batch_size >= 1, "batch_size", batch_size, "must be an integer >= 1")
+        require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
+        allowed = f"must be at least the {world_size} processes, a stream for each"
+        require(batch_size >= world_size, "batch_size", batch_size, allowed)
+        self.tokens, self.batch_size, self.segment_len, self.ext_len = tokens, batch_size, segment_len, ext_len
+        self.first_column = rank * batch_size // world_size
+        self.n_columns = (rank + 1) * batch_size // world_size - self.first_column
+        self.position = self._start = 0
+
+    @property
+    def n_targets(self) -> int:
+        """Number of targets in one epoch of this rank's columns."""
+        return self.n_columns * self.n_targets_of_column
+
+    @property
+    @abstractmethod
+    def left_out(self) -> dict[str, int]:
+        """Number of tokens of the split that are not a target on any rank, by reason.
+
+        `first_of_streams`: first tokens of columns; `trimmed`: tokens that do not fill all columns evenly.
+        """
+
+    @abstractmethod
+    def _in_split(self, columns: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions in the split of places in columns, [B, number of places]."""
+
+    def positions(self, index: int) -> NDArray[np.int64]:
+        """Return the positions in the split of a segment's targets, [B, T]."""
+        start = index * self.segment_len
+        return self._between(start + 1, min(start + self.segment_len, self.n_targets_of_column))
+
+    def _between(self, first: int, last: int) -> NDArray[np.int64]:
+        columns = np.arange(self.first_column, self.first_column + self.n_columns)
+        return self._in_split(columns, np.arange(first, last + 1))
+
+    def __len__(self) -> int:
+        return -(-self.n_targets_of_column // self.segment_len)
+
+    def __getitem__(self, index: int) -> Segment:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self.segment_len
+        first = max(0, start - self.ext_len)
+        positions = self._between(first, min(start + self.segment_len, self.n_targets_of_column))
+        # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
+        window = torch.from_numpy(self.tokens.take(positions, mode="wrap").astype(np.int64))
+        return Segment(tokens=window[:, :-1], targets=window[:, start - first + 1 :], number=index)
+
+    def __iter__(self) -> Iterator[Segment]:
+        """Yield all segments of the epoch, or once those from a restored position on."""
+        start, self._start = self._start, 0
+        if start == 0 and self.position == len(self):  # the last iteration stopped after the last segment
+            self._end_epoch()
+        for index in range(start, len(self)):
+            segment = self[index]
+            self.position = index + 1
+            yield segment
+        self._end_epoch()
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position: number of segments of the epoch already yielded."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the position, from which the next iteration continues.
+
+        After the last segment that iteration is empty, as the trainer ends the epoch before it starts the next.
+        """
+        self.position = self._start = int(state["position"])
+
+    def _end_epoch(self) -> None:
+        self.position = 0
+
+
+class OrderedStreams(Streams):
+    """Streams that read a corpus in its own order: B contiguous columns of n // B tokens; the rest is trimmed.
+
+    The last segment may be shorter. Arguments and errors are those of `Streams`.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        batch_size: int,
+        segment_len: int,
+        ext_len: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(tokens, batch_size, segment_len, ext_len, rank, world_size)
+        self.column_len = len(tokens) // batch_size
+        allowed = f"gives {self.column_len} of {len(tokens)} tokens per stream; at least 2 are needed"
+        require(self.column_len >= 2, "batch_size", batch_size, allowed)
+        self.n_targets_of_column = self.column_len - 1
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        return {"first_of_streams": self.batch_size, "trimmed": len(self.tokens) % self.batch_size}
+
+    def _in_split(self, columns: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return columns[:, None] * self.column_len + places
+
+
+class ShuffledStreams(Streams):
+    """Streams over a corpus of unordered sentences.
+
+    Every sentence begins with `<S>`, and every column is filled sentence by sentence: `<S> a b <S> c d <S> …`. The end
+    of a sentence is predicted as the `<S>` of the next one. The original stores `<S>` at both ends of a sentence but
+    never predicts the duplicate; here it is stored once.
+
+    The sentences in the epoch's order are cut into B consecutive columns of nearly equal length, each starting with a
+    sentence. All columns are read up to the length of the shortest one; the remaining tokens, fewer than the longest
+    sentence in each column, are left out. With shuffling the shortest length possible in any order is used, so that
+    `len` is the same in every epoch. Without (evaluation) it is the actual one, and the last segment may be shorter.
+    The order depends on seed and epoch only, not on the segment length or W.
+
+    Args:
+        starts: positions of the first tokens of sentences in the split, ascending from 0.
+        seed: seed of the shuffling.
+        shuffle: whether to use a new order in every epoch, or the order of the text.
+
+    The other arguments are those of `Streams`.
+
+    Raises:
+        OptionError: B is less than W, or there are too few sentences for B columns.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        starts: np.ndarray,
+        batch_size: int,
+        segment_len: int,
+        ext_len: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 1,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__(tokens, batch_size, segment_len, ext_len, rank, world_size)
+        self.starts = np.asarray(starts)
+        self.lengths = np.diff(self.starts, append=len(tokens))
+        self.seed, self.shuffle = seed, shuffle
+        self.epoch = 0
+        self._ordered_for: int | None = None
+        self._order()
+        if shuffle:
+            longest = int(self.lengths.max(initial=0))
+            self.n_targets_of_column = (len(tokens) // batch_size - longest + 1) // segment_len * segment_len
+        else:
+            self.n_targets_of_column = int(np.diff(self._column_starts).min())
+        if self.n_targets_of_column < 1:
+            raise OptionError(
+                "batch_size",
+                batch_size,
+                f"gives too few of {len(self.starts):,} sentences ({len(tokens):,} tokens) to each stream "
+                f"for one segment of {segment_len}",
+            )
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Number of tokens of the current epoch that are not a target on any rank, by reason.
+
+        `first_of_streams`: `<S>` at the starts of columns that no other column predicts; `trimmed`: ends of columns.
+        One `<S>` after the last sentence is counted in addition to the tokens of the split.
+        """
+        self._order()
+        targets, starts = self.batch_size * self.n_targets_of_column, self._column_starts[: self.batch_size]
+        firsts = 1 + int((starts[1:] != starts[:-1] + self.n_targets_of_column).sum())
+        return {"first_of_streams": firsts, "trimmed": len(self.tokens) + 1 - targets - firsts}
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and the position in it."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = int(state["epoch"])
+        super().load_state_dict(state)
+
+    def _end_epoch(self) -> None:
+        super()._end_epoch()
+        self.epoch += 1
+
+    def _order(self) -> None:
+        """Compute the epoch's order of sentences, their ends in it, and the starts of columns."""
+        if self._ordered_for == self.epoch or (self._ordered_for is not None and not self.shuffle):
+            return
+        generator = np.random.default_rng([self.seed, self.epoch])
+        self._sentences = np.arange(len(self.starts))
+        if self.shuffle:
+            generator.shuffle(self._sentences)
+        self._ends = np.cumsum(self.lengths[self._sentences])
+        even = np.arange(self.batch_size + 1) * len(self.tokens) // self.batch_size
+        begins = np.concatenate([[0], self._ends])
+        self._column_starts = begins[np.searchsorted(begins, even)]
+        self._ordered_for = self.epoch
+
+    def _in_split(self, columns: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""
+        self._order()
+        ordered = self._column_starts[columns][:, None] + places
+        sentence = np.minimum(np.searchsorted(self._ends, ordered, side="right"), len(self._ends) - 1)
+        before_end = self._ends[sentence] - ordered
+        chosen = self._sentences[sentence]
+        inside = self.starts[chosen] + self.lengths[chosen] - before_end
+        return np.where(before_end <= 0, len(self.tokens), inside).astype(np.int64)

@@ -1,0 +1,251 @@
+"""Vocabulary: symbols and their token numbers, encoding and decoding, also token by token."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import repeat
+from typing import Any, Literal
+
+import numpy as np
+
+from txl_lightning.data.byte_pairs import BytePairs
+from txl_lightning.data.reading import cut_after, decoded
+from txl_lightning.errors import UserError
+
+Level = Literal["byte", "char", "word", "bpe"]
+LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")
+UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
+SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Symbols of a corpus; the token number of a symbol is its index.
+
+    Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and
+    line breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every
+    line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown characters and words become
+    `<unk>` or `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters.
+
+    Args:
+        level: byte, char, word or bpe.
+        symbols: in the order of their numbers; empty for all bytes.
+        tokenizer: contents of the `tokenizer.json` of level bpe.
+    """
+
+    level: Level
+    symbols: tuple[str, ...] = ()
+    tokenizer: str = ""
+
+    def __len__(self) -> int:
+        return len(self.symbols) or 256
+
+    @classmethod
+    def of_characters(cls, text: str) -> Vocabulary:
+        """Return the vocabulary of `<unk>` and all characters of a training text, by code point."""
+        return cls("char", (UNKNOWN, *sorted(set(text))))
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
+        """Return the vocabulary of a byte-level `tokenizer.json`.
+
+        Raises:
+            UserError: it is not byte-level, or not readable.
+        """
+        return cls("bpe", tuple(content.decode("latin-1") for content in BytePairs(tokenizer).contents), tokenizer)
+
+    @property
+    def consists_of_bytes(self) -> bool:
+        """True if symbols are bytes, at levels byte and bpe; false if they are characters or words."""
+        return self.level in ("byte", "bpe")
+
+    @cached_property
+    def byte_lengths(self) -> np.ndarray | None:
+        """Number of bytes of every token, in UTF-8 for characters, [V]; -1 for `<unk>`. None for words.
+
+        Words have no bytes of their own: white space is not kept. Bytes that are dropped, as the line breaks of enwik8,
+        are not counted.
+        """
+        if self.level == "word":
+            return None
+        if not self.symbols:
+            return np.ones(len(self), dtype=np.int64)
+        lengths = [len(symbol if self.consists_of_bytes else symbol.encode()) for symbol in self.symbols]
+        if self.level == "char" and self.unknown >= 0:
+            lengths[self.unknown] = -1
+        return np.array(lengths, dtype=np.int64)
+
+    def count_bytes(self, tokens: np.ndarray) -> int | None:
+        """Return the number of bytes that tokens stand for; None if it is not known (words, unknown characters)."""
+        if self.byte_lengths is None:
+            return None
+        lengths = self.byte_lengths[tokens]
+        return int(lengths.sum()) if lengths.min(initial=0) >= 0 else None
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Number of every symbol."""
+        return {symbol: number for number, symbol in enumerate(self.symbols)}
+
+    @cached_property
+    def unknown(self) -> int:
+        """Number of `<unk>` or `<UNK>`; -1 without either."""
+        return self.numbers.get(UNKNOWN, self.numbers.get(UNKNOWN_OF_LM1B, -1))
+
+    @property
+    def starts_sentences(self) -> bool:
+        """True if sentences begin with `<S>` instead of ending with `<eos>`."""
+        return self.level == "word" and END_OF_LINE not in self.numbers
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of encoded tokens: the smallest that fits for all levels but words, which have int32."""
+        small = self.level != "word"
+        return np.dtype(np.uint8 if small and len(self) <= 256 else np.uint16 if small and len(self) <= 65536 else "i4")
+
+    def encode(self, content: bytes) -> np.ndarray:
+        """Return the token numbers of UTF-8 text, or of any bytes at byte level.
+
+        Raises:
+            UserError: the bytes are not UTF-8, or a symbol is unknown and the vocabulary has no `<unk>`.
+        """
+        return np.concatenate([np.empty(0, self.dtype), *self.encode_chunks([content])])
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yield the token numbers of text in chunks, which may end anywhere (see `encode`)."""
+        if self.level == "bpe":
+            return (tokens.astype(self.dtype) for tokens in self._byte_pairs.encode_chunks(chunks))
+        if self.level == "byte":
+            return (self._encode_bytes(np.frombuffer(chunk, np.uint8)) for chunk in chunks)
+        if self.level == "char":
+            return (self._look_up(code_points(text)) for text in decoded(chunks))
+        return (self._encode_lines(text) for text in decoded(cut_after(chunks, b"\n")))
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
+        if self.consists_of_bytes:
+            return self.decode_bytes(tokens).decode("utf-8", errors="replace")
+        decoder = StreamDecoder(self)
+        return decoder.feed(tokens) + decoder.finish()
+
+    def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
+        """Return the bytes of token numbers at levels byte and bpe: those that were encoded, UTF-8 or not."""
+        if not self.symbols:
+            return bytes(int(token) for token in tokens)
+        return "".join(self.symbols[int(token)] for token in tokens).encode("latin-1")
+
+    def of_known_characters(self) -> Vocabulary:
+        """Return a vocabulary in which an unknown character is an error instead of `<unk>`; others are unchanged."""
+        if self.level != "char" or UNKNOWN not in self.numbers:
+            return self
+        return replace(self, symbols=tuple("" if symbol == UNKNOWN else symbol for symbol in self.symbols))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain containers for a checkpoint."""
+        state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
+        return {**state, "tokenizer": self.tokenizer} if self.tokenizer else state
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
+        """Restore a vocabulary from its `state_dict`."""
+        return cls(state["level"], tuple(state["symbols"]), state.get("tokenizer", ""))
+
+    @cached_property
+    def _byte_pairs(self) -> BytePairs:
+        return BytePairs(self.tokenizer)
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """Token number by code point; the last entry is for all larger code points."""
+        characters = {ord(symbol): number for symbol, number in self.numbers.items() if len(symbol) == 1}
+        table = np.full(max(characters, default=0) + 2, self.unknown, dtype=np.int32)
+        table[list(characters)] = list(characters.values())
+        return table
+
+    def _encode_bytes(self, values: np.ndarray) -> np.ndarray:
+        if not self.symbols:
+            return values
+        if "\n" not in self.numbers:
+            values = values[values != ord("\n")]
+        return self._look_up(values)
+
+    def _look_up(self, values: np.ndarray) -> np.ndarray:
+        # In int64, since the index of the last entry may not fit into a byte.
+        tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
+        if self.unknown < 0 and tokens.size and tokens.min() < 0:
+            raise self._unknown_symbol(chr(int(values[tokens.argmin()])))
+        return tokens.astype(self.dtype)
+
+    def _encode_lines(self, text: str) -> np.ndarray:
+        words = words_of_lines(text, SENTENCE if self.starts_sentences else END_OF_LINE)
+        tokens = np.fromiter(map(self.numbers.get, words, repeat(self.unknown)), dtype=np.int32, count=len(words))
+        if self.unknown < 0 and tokens.size and tokens.min() < 0:
+            raise self._unknown_symbol(words[int(tokens.argmin())])
+        return tokens
+
+    def _unknown_symbol(self, symbol: str) -> UserError:
+        return UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
+
+
+def words_of_lines(text: str, mark: str) -> list[str]:
+    """Split complete lines into words as the original does: at Unicode white space, with any line break.
+
+    Args:
+        text: complete lines.
+        mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
+    """
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if mark == END_OF_LINE:
+        text += "" if text.endswith("\n") or not text else "\n"
+        return text.replace("\n", f" {mark} ").split()
+    words = f"{mark} {text}".replace("\n", f" {mark} ").split()
+    # Drop marks that no word follows: of blank lines and of the end of the text.
+    following = [*words[1:], mark]
+    return [word for word, next_word in zip(words, following, strict=True) if not word == next_word == mark]
+
+
+def code_points(text: str) -> np.ndarray:
+    """Return the code points of a text's characters."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
+class StreamDecoder:
+    """Incremental `Vocabulary.decode`: the results of `feed` and `finish`, joined, are the text of all tokens.
+
+    Bytes are held back until their UTF-8 character is complete; invalid bytes become replacement characters. A space
+    is returned together with the word after it.
+
+    Args:
+        vocabulary: vocabulary of the tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._end = SENTENCE if vocabulary.starts_sentences else END_OF_LINE
+        self._space = ""  # in front of the next word
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """Return the text that these tokens complete."""
+        return "".join(self._piece(int(token)) for token in tokens)
+
+    def finish(self) -> str:
+        """Return the replacement character of an incomplete character at the end, or an empty string."""
+        return self._characters.decode(b"", final=True) if self.vocabulary.consists_of_bytes else ""
+
+    def _piece(self, token: int) -> str:
+        if self.vocabulary.consists_of_bytes:
+            return self._characters.decode(self.vocabulary.decode_bytes([token]))
+        symbol = self.vocabulary.symbols[token]
+        if self.vocabulary.level == "char":
+            return symbol
+        if symbol == self._end:
+            self._space = ""
+            return "\n"
+        piece, self._space = self._space + symbol, " "
+        return piece

@@ -1,0 +1,190 @@
+"""Folder of a job: its record, its result, and the lock of the process that runs it.
+
+A job of a multirun is known by its resolved options, not by its number; `multirun_job.json` in its folder holds them.
+It is finished once `metrics.json` is there, which a training writes last. A multirun started again continues from that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+from txl_lightning.errors import UserError
+from txl_lightning.files import write_json
+from txl_lightning.jobs.identity import difference
+
+RECORD, STARTED = "multirun_job.json", "config.yaml"
+LOCK = ".job.lock"
+LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
+
+
+@contextmanager
+def locked(path: Path, held: str, seconds: float | None = None) -> Iterator[IO[str]]:
+    """Hold the lock of a file, which ends with the process; a file system without locks is used without one.
+
+    Args:
+        path: file; its folder is made.
+        held: message for the case that another process holds the lock.
+        seconds: time to wait for it; None for `LOCK_SECONDS`.
+
+    Raises:
+        UserError: another process still holds the lock.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise UserError(held) from error
+                time.sleep(0.1)
+                continue
+            except OSError:
+                pass
+            break
+        yield file
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """Folder of one job.
+
+    Args:
+        path: the folder.
+        record_file: name of the record.
+        result_file: name of the file that the job writes last.
+    """
+
+    path: Path
+    record_file: str = RECORD
+    result_file: str = "metrics.json"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Content of the record, {} without one: of a multirun's job objective, overrides, options and error."""
+        return self._content(self.record_file) or {}
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """Content of the result; None before the job has finished, or if a full disk has cut it off."""
+        return self._content(self.result_file)
+
+    def _content(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the record."""
+        write_json(self.path / self.record_file, record)
+
+    def locked(self) -> Any:
+        """Hold the job's lock.
+
+        Raises:
+            UserError: another process still holds it after `LOCK_SECONDS`.
+        """
+        return locked(self.path / LOCK, f"{self.path}: another process runs this job")
+
+    def clear(self) -> None:
+        """Delete everything but the lock, which this process holds."""
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+
+    @property
+    def value(self) -> float | None:
+        """Objective of a finished job of a multirun; None for any other."""
+        record, result = self.record, self.result
+        return None if not record or result is None else result.get(record["objective"])
+
+    @property
+    def started(self) -> bool:
+        """Whether a training began here. It writes this file after all of its processes have met."""
+        return (self.path / STARTED).exists()
+
+    def begin(self, objective: str, overrides: Collection[str], options: Mapping[str, Any]) -> None:
+        """Write the record of a multirun's job before it starts, or starts again.
+
+        Raises:
+            UserError: the folder holds another job.
+        """
+        before = self.record
+        if not before and self.started:
+            raise UserError(f"{self.path} holds a run that is no job of this multirun: choose another hydra.sweep.dir")
+        if before and before["options"] != options:
+            other = difference(options, before["options"])
+            raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
+        self.path.mkdir(parents=True, exist_ok=True)
+        kept = before.get("overrides", list(overrides))
+        self.write({"objective": objective, "overrides": kept, "options": dict(options)})
+
+    def fail(self, error: str) -> None:
+        """Add the error of a multirun's job that failed to its record, unless the disk is full."""
+        with suppress(OSError):
+            self.write({**self.record, "error": error})
+
+
+def is_first_task() -> bool:
+    """Return whether this process is the first of its job; SLURM starts the task of a job once for each rank."""
+    return os.environ.get("SLURM_PROCID", "0") == "0"
+
+
+def job_folders(directory: Path) -> list[JobFolder]:
+    """Return the folders of all jobs of a multirun, in order of their numbers."""
+
+    def found(folder: Path) -> Iterator[JobFolder]:
+        for path in folder.iterdir():
+            if path.is_dir():
+                yield from (JobFolder(path),) if (path / RECORD).is_file() else found(path)
+
+    folders = found(directory) if directory.is_dir() else ()
+    return sorted(folders, key=lambda job: (not job.path.name.isdigit(), job.path.name.zfill(9)))
+
+
+class JobPlaces:
+    """Choice of a folder for each job of a multirun: the one that it ran in before, or a free one.
+
+    Args:
+        directory: folder of the multirun.
+        n_jobs: number of jobs so far; folders for jobs whose number is taken by another job come after them.
+    """
+
+    def __init__(self, directory: Path, n_jobs: int) -> None:
+        self.directory, self.n_jobs = directory, n_jobs
+        self.records = {job.path: job.record for job in job_folders(directory)}
+        self.given: set[Path] = set()
+
+    def choose(self, wanted: Path, options: Mapping[str, Any]) -> Path:
+        """Return the folder of a job.
+
+        Args:
+            wanted: folder by the job's number.
+            options: the job's `identity`.
+        """
+        same = [path for path, record in self.records.items() if record.get("options") == options]
+        for path in sorted(same, key=lambda path: path != wanted):
+            if path not in self.given:
+                break
+        else:
+            path = wanted
+            if (path in self.records or path in self.given) and path.parent == self.directory:
+                paths = (self.directory / str(number) for number in count(self.n_jobs))
+                path = next(path for path in paths if not path.exists() and path not in self.given)
+        self.given.add(path)
+        return path

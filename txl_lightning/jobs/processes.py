@@ -1,0 +1,325 @@
+"""Run jobs side by side, each in a process group of its own, and end them with everything they started.
+
+Importing torch, Lightning and Hydra takes as long as a short run. So a server imports them once and forks each job.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import psutil
+
+from txl_lightning.distributed.parent_watch import end_with_parent
+from txl_lightning.errors import UserError
+
+SECONDS_TO_KILL = 5.0  # from SIGTERM to SIGKILL
+POLL_SECONDS = 0.1
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Job(Protocol):
+    """Something to run."""
+
+    @property
+    def name(self) -> str:
+        """Unique name."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the jobs that must have succeeded before."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other job may run meanwhile."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """End of a job's process.
+
+    Attributes:
+        value: what the job's function returned; None without a result.
+        status: exit status, negative for a signal; None for a process that could not start.
+        seconds: wall-clock time.
+        error: why it could not start.
+    """
+
+    value: Any
+    status: int | None
+    seconds: float = 0.0
+    error: Exception | None = None
+
+    @property
+    def problem(self) -> str:
+        """How the process ended, such as `was killed by SIGKILL`."""
+        if self.status is None:
+            return f"could not start: {self.error}"
+        if self.status in (-signal.SIGINT, 128 + signal.SIGINT):
+            return "was interrupted"
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with exit status {self.status}"
+
+
+class JobProcess:
+    """Process that calls `function(*arguments)` in a session of its own and ends with this process.
+
+    Args:
+        function: function of a module; its result must be picklable.
+        arguments: its arguments.
+        variables: environment variables beside those of this process.
+        log: file that the output is appended to; None for the output of this process.
+        modules: imported once, before the first job is forked.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        variables: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(modules))
+        _start_server()
+        self._answer, answer = context.Pipe(duplex=False)
+        environment = {**os.environ, **(variables or {})}
+        self._process = context.Process(target=_run, args=(answer, environment, log, function, arguments))
+        self._process.start()
+        answer.close()
+        self._value: Any = None
+        self.started = time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """Process id, also of its group."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> Ended | None:
+        """Return the end of the process, once it and all processes of its group have ended; None before."""
+        status = self._process.exitcode
+        with suppress(EOFError, OSError):  # no result, or only a part of one
+            if self._answer.poll():
+                self._value = self._answer.recv()
+        if status is None:
+            return None
+        self._signal_group(signal.SIGKILL)  # processes that the job started and did not end
+        return Ended(self._value, status, time.monotonic() - self.started)
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Send a signal to the first process of the job, which saves and stops its others."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the whole group."""
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the whole group, and the processes that it started in groups of their own."""
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    process.kill()
+        self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+def _start_server() -> None:
+    """Start the server that forks jobs: it ignores signals to the group of this process, which end the jobs in turn."""
+    if threading.current_thread() is not threading.main_thread():
+        return forkserver.ensure_running()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINAL_SIGNALS}
+    try:
+        forkserver.ensure_running()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(
+    answer: Connection,
+    environment: dict[str, str],
+    log: Path | None,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    os.setsid()
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for commands in the background
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(environment)
+    if log is not None:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output, stream.fileno())
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # for `tail -f`
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in environment:  # read when the server imported it
+        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    try:
+        answer.send(function(*arguments))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def execute(words: Sequence[str], held: int | None = None) -> None:
+    """Replace the process of a job by a command.
+
+    Args:
+        words: the command.
+        held: open file that the command inherits, with the lock of a job.
+    """
+    if held is not None:
+        os.set_inheritable(held, True)
+    os.execvp(words[0], list(words))
+
+
+@contextmanager
+def collected_signals() -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of raising between any two steps of the caller.
+
+    Yields:
+        The signals received so far.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in TERMINAL_SIGNALS}
+    # A signal that is ignored stays ignored: nohup relies on that.
+    handled = {number for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in handled:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+@dataclass
+class Jobs(Generic[J]):
+    """Jobs that run, those that wait and those that have ended.
+
+    Args:
+        waiting: jobs to run; those that run alone come last.
+        start: starts a job in a slot, a number below `n_slots`; may raise OSError or UserError.
+        end: called with each job that ended; returns its error, or None for success.
+        n_slots: jobs that run at once.
+        grace_seconds: time for jobs to save after a signal.
+        first_signal: asks the first process of a job to save and end.
+        limit: seconds after which the jobs are ended as by a signal; None without a limit.
+        show: called after every change and ten times a second.
+
+    Attributes:
+        running: jobs with their process and their slot.
+        done: names of the jobs that succeeded; may hold some from the beginning.
+        failed: errors by job name.
+    """
+
+    waiting: list[J]
+    start: Callable[[J, int], JobProcess]
+    end: Callable[[J, Ended], str | None]
+    n_slots: int = 1
+    grace_seconds: float = 60.0
+    first_signal: signal.Signals = signal.SIGINT
+    limit: float | None = None
+    show: Callable[[], None] = lambda: None
+    running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run all jobs and wait for them.
+
+        At the first SIGINT (Ctrl-C), SIGTERM or SIGHUP the running jobs are asked to end and no further job starts.
+        Jobs that still run after `grace_seconds`, or at a second signal, are terminated, then killed.
+
+        Raises:
+            KeyboardInterrupt: after a signal, once all processes have ended.
+        """
+        self.waiting.sort(key=lambda job: job.alone)
+        began, stops = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]]()
+        with collected_signals() as received:
+            try:
+                stopped = False
+                while self.running or (self.waiting and not stopped):
+                    if not stopped:
+                        self._start_ready()
+                    self._collect()
+                    now = time.monotonic()
+                    if not stopped and (received or (self.limit is not None and now > began + self.limit)):
+                        stopped, stops = True, self._stops(now)
+                    while stops and (now >= stops[0][0] or len(received) > 1):
+                        _, stop = stops.pop(0)
+                        for _, process, _ in self.running:
+                            stop(process)
+                    if not stopped:
+                        self.show()
+                    if self.running:
+                        time.sleep(POLL_SECONDS)
+            finally:
+                for _, process, _ in self.running:
+                    process.kill()
+        if received:
+            raise KeyboardInterrupt
+
+    def _start_ready(self) -> None:
+        for job in list(self.waiting):
+            if any(need in self.failed for need in job.needs):
+                self.waiting.remove(job)
+                self.failed[job.name] = f"{job.name} was not run: it needs {', '.join(job.needs)}"
+                continue
+            busy = {slot for _, _, slot in self.running}
+            free = [slot for slot in range(self.n_slots) if slot not in busy]
+            if not free or any(running.alone for running, _, _ in self.running) or (job.alone and busy):
+                return
+            if all(need in self.done for need in job.needs):
+                self.waiting.remove(job)
+                try:
+                    self.running.append((job, self.start(job, free[0]), free[0]))
+                except (OSError, UserError) as error:  # the other jobs can still run
+                    self._ended(job, Ended(None, None, error=error))
+
+    def _collect(self) -> None:
+        for entry in list(self.running):
+            if (ended := entry[1].poll()) is not None:
+                self.running.remove(entry)
+                self._ended(entry[0], ended)
+
+    def _ended(self, job: J, ended: Ended) -> None:
+        if (error := self.end(job, ended)) is None:
+            self.done.add(job.name)
+        else:
+            self.failed[job.name] = error
+
+    def _stops(self, now: float) -> list[tuple[float, Callable[[JobProcess], None]]]:
+        """Return the times and ways of ending running jobs, each harder than the one before."""
+        deadline = now + self.grace_seconds
+        return [
+            (now, lambda process: process.interrupt(self.first_signal)),
+            (deadline, JobProcess.terminate),
+            (deadline + SECONDS_TO_KILL, JobProcess.kill),
+        ]
