@@ -25,7 +25,7 @@ from txl_lightning.errors import UserError
 from txl_lightning.files import write_json
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.training.callbacks.progress_file import PROGRESS_FILE
+from txl_lightning.training.progress import PROGRESS_FILE
 
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
 SECONDS_BETWEEN_LINES = 30.0

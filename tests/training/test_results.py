@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from txl_lightning.data.corpus import load_corpus
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
-from txl_lightning.data.corpora.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.runs.utilization import training_flops
-from txl_lightning.training.callbacks.training_curves import TrainingCurves
+from txl_lightning.training.curves import TrainingCurves
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -70,8 +70,8 @@ class Recorded:
         patch.setattr(LanguageModelModule, "configure_gradient_clipping", clipping)
         patch.setattr(LanguageModelModule, "_evaluation_end", validated)
         patch.setattr("time.perf_counter", lambda: now)
-        patch.setattr("txl_lightning.training.callbacks.training_curves.peak_flops", lambda *_: PEAK)
-        patch.setattr("txl_lightning.training.callbacks.progress_file.EVERY_SECONDS", 0.0)
+        patch.setattr("txl_lightning.training.curves.peak_flops", lambda *_: PEAK)
+        patch.setattr("txl_lightning.training.progress.EVERY_SECONDS", 0.0)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
         (directory / "text.txt").write_text(text, encoding="utf-8")
         self.config: Config = tiny_config(directory, *OPTIONS)

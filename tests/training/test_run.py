@@ -15,7 +15,8 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training import module as module_file
-from txl_lightning.training.checks import check_config, check_same_run
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.resume import check_same_run
 from txl_lightning.training.run import train
 
 

@@ -14,9 +14,8 @@ from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.loggers.wandb_curves import arm, run_name
-from txl_lightning.training.loggers.wandb_history import upload_command
 from txl_lightning.training.run import train
+from txl_lightning.training.wandb_run import arm, run_name, upload_command
 
 CONTEXTS = ("first_context=2", "step=2", "max_context=8", "n_positions=10", "every_n_steps=6")
 CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")

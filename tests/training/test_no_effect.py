@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.no_effect import options_without_effect
+from txl_lightning.training.checks import options_without_effect
 
 
 @pytest.mark.parametrize(
