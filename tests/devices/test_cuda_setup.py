@@ -18,8 +18,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed import ranks
-from txl_lightning.training import build
-from txl_lightning.training.callbacks import training_curves
+from txl_lightning.training import build, curves
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.run import train
 
@@ -109,8 +108,8 @@ def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
 
 def test_mfu_and_peak_memory_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, ...]] = []
-    monkeypatch.setattr(training_curves, "peak_flops", lambda device, precision: 1e12)
-    monkeypatch.setattr(training_curves, "training_flops", lambda model, *lengths: sizes.append(lengths) or 64000.0)
+    monkeypatch.setattr(curves, "peak_flops", lambda device, precision: 1e12)
+    monkeypatch.setattr(curves, "training_flops", lambda model, *lengths: sizes.append(lengths) or 64000.0)
     options = ("logger=csv", "trainer.log_every_n_steps=6", "evaluation.max_segments=1")
     train(tiny_config(tmp_path, *options), tmp_path / "run")
     rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))

@@ -21,9 +21,9 @@ from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
 from txl_lightning.training.build import build
-from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import fit, quiet_libraries, train
+from txl_lightning.training.stopping import StopSignals
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
@@ -83,7 +83,7 @@ class ErrorOfWaiting(L.Callback):
 def test_no_step_without_a_log_entry_waits(overrides: tuple[str, ...], tmp_path: Path) -> None:
     try:
         with quiet_libraries():
-            run = build(tiny_config(tmp_path, *GPU, *overrides), tmp_path / "run", Ranks(), CleanStop(Ranks()))
+            run = build(tiny_config(tmp_path, *GPU, *overrides), tmp_path / "run", Ranks(), StopSignals(Ranks()))
             run.trainer.callbacks.append(ErrorOfWaiting(4, 9))  # type: ignore[attr-defined]
             fit(run)
     finally:

@@ -14,9 +14,9 @@ from tests.training.small_run import tiny_config
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.build import TrainingRun, build
-from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import fit, quiet_libraries, train
+from txl_lightning.training.stopping import StopSignals
 
 STEPS = ("trainer.max_steps=12", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
 
@@ -42,7 +42,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepare(directory: Path, *overrides: str) -> TrainingRun:
     config = tiny_config(directory, *STEPS, *overrides)
     with quiet_libraries():
-        return build(config, directory / "run", Ranks(), CleanStop(Ranks()))
+        return build(config, directory / "run", Ranks(), StopSignals(Ranks()))
 
 
 def reads_of_steps(run: TrainingRun, first: int = 4, last: int = 9) -> list[str]:

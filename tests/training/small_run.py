@@ -1,13 +1,19 @@
-"""A run small enough to be trained many times in a test."""
+"""A run small enough to be trained many times in a test, and one that is trained once for all tests that read it."""
 
+import atexit
+import shutil
+import tempfile
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
+from txl_lightning.training.run import train
 
 TINY = (
     "profile=smoke",
@@ -25,11 +31,14 @@ TINY = (
 )
 
 
+TEXT = "".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60))
+
+
 def tiny_config(directory: Path, *overrides: str) -> Config:
     """Return a configuration composed as `txl train` does, on a small text in `directory`."""
     text = directory / "text.txt"
     if not text.exists():
-        text.write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(60)))
+        text.write_text(TEXT)
     config = deepcopy(_composed(overrides))
     if config.data.path == "TEXT":
         config.data.path = str(text) if config.data.name == "file" else None
@@ -39,8 +48,26 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
 
 
 @cache
+def trained(*overrides: str) -> Path:
+    """Train once in this process, and return the folder of text and run directory, `run`; tests only read it."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    train(tiny_config(folder, *overrides), folder / "run")
+    return folder
+
+
+@cache
 def _composed(overrides: tuple[str, ...]) -> Config:
-    """Compose once for all tests of this process: composing takes longer than many of them."""
+    """Return Hydra's composition; values are set in the composition of the groups, which takes a fifth of the time."""
+    groups = tuple(word for word in overrides if "." not in word.split("=")[0] and word[0] not in "+~")
+    config = deepcopy(_groups(groups))
+    for override in OverridesParser.create().parse_overrides([word for word in overrides if word not in groups]):
+        OmegaConf.update(config, override.key_or_group, override.value())
+    return typed(config)
+
+
+@cache
+def _groups(overrides: tuple[str, ...]) -> DictConfig:
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return typed(compose("config", overrides=[*TINY, "data.path=TEXT", "data.cache_dir=CACHE", *overrides]))
+        return compose("config", overrides=[*TINY, "data.path=TEXT", "data.cache_dir=CACHE", *overrides])

@@ -72,7 +72,7 @@ def test_a_checkpoint_needs_no_tokenizer_file(run: Path, tmp_path: Path) -> None
     assert (run / "run/tokenizer.json").read_text() == trained.vocabulary.tokenizer
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, devices: int) -> None:
     file = f"data.tokenizer={run / 'tokenizer.json'}"
     options = ("data.level=bpe", file, "trainer.max_steps=4", f"trainer.devices={devices}")
@@ -125,12 +125,13 @@ def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
     generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
 
 
+@pytest.mark.slow
 def test_attention_maps_show_pieces_of_text(run: Path, tmp_path: Path) -> None:
     attention.run(AttentionOptions(checkpoint=checkpoint(run), text_tokens=4, logger=NO_LOGGER), tmp_path)
     assert "square" in (tmp_path / "text.svg").read_text()
 
 
-@pytest.mark.parametrize("unit", ["token", "byte"])
+@pytest.mark.parametrize("unit", [pytest.param("token", marks=pytest.mark.slow), "byte"])
 def test_recl_counts_context_in_tokens_and_in_bytes(run: Path, tmp_path: Path, unit: str) -> None:
     train(tiny_config(run, *SHORT), tmp_path / "bytes")
     others = [str(tmp_path / "bytes/checkpoints/best.ckpt")] if unit == "byte" else []
@@ -144,6 +145,7 @@ def test_recl_counts_context_in_tokens_and_in_bytes(run: Path, tmp_path: Path, u
     assert (result["unit"], result["corpus"]["level"]) == (("bpc", "byte") if unit == "byte" else ("ppl", "bpe"))
 
 
+@pytest.mark.slow
 def test_documents_that_cut_pieces_of_words_shift_positions_and_are_refused(tmp_path: Path) -> None:
     """A piece of line break and spaces is cut where a document begins between them."""
     (tmp_path / "texts").mkdir()

@@ -136,11 +136,12 @@ def test_muon_takes_the_layers_matrices_and_adam_the_compressor() -> None:
     assert counted == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("compression", ["conv", "most_used"])
+@pytest.mark.parametrize("compression", ["conv", pytest.param("most_used", marks=pytest.mark.slow)])
 def test_chunks_of_columns_change_nothing(tmp_path: Path, compression: str) -> None:
     found, curves = {}, {}
     for chunks in (1, 4):
         options = (*COMPRESSIVE, f"memory.compression={compression}", f"trainer.column_chunks={chunks}")
+        options = (*options, "trainer.val_every_n_steps=12", "evaluation.max_segments=2")
         config = tiny_config(
             tmp_path, *options, "trainer.precision=64-true", "logger=csv", "trainer.log_every_n_steps=1"
         )
@@ -159,11 +160,15 @@ def compression_curve(directory: Path) -> list[float]:
         return [float(row["train/compression_loss"]) for row in csv.DictReader(file) if row["train/compression_loss"]]
 
 
-@pytest.mark.parametrize(("compression", "loss"), [("dilated", "reconstruction"), ("conv", "autoencoding")])
+@pytest.mark.parametrize(
+    ("compression", "loss"),
+    [("dilated", "reconstruction"), pytest.param("conv", "autoencoding", marks=pytest.mark.slow)],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, compression: str, loss: str) -> None:
     options = (
         *(*COMPRESSIVE, f"memory.compression={compression}", f"memory.compression_loss={loss}", "model.dropout=0.2"),
         *("optimizer.schedule=constant", "evaluation.max_segments=2", "logger=csv", "trainer.log_every_n_steps=1"),
+        "trainer.val_every_n_steps=20",
     )
     train(tiny_config(tmp_path, *options, "trainer.max_steps=14"), tmp_path / "whole")
     train(tiny_config(tmp_path, *options, "trainer.max_steps=5"), tmp_path / "second")

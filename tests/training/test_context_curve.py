@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,11 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize("arm", [(), ("encoding=absolute",), ("model=lstm", "model.d_model=16")], ids=str)
+@pytest.mark.parametrize(
+    "arm",
+    [(), pytest.param(("encoding=absolute",), marks=pytest.mark.slow), ("model=lstm", "model.d_model=16")],
+    ids=str,
+)
 def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[str, ...]) -> None:
     config = tiny_config(tmp_path, *OPTIONS, *arm, "context_curve.every_n_steps=6", "logger=csv")
     train(config, tmp_path / "run")
@@ -46,10 +51,20 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
     assert rows[1]["nll"] == pytest.approx(expected.nll, rel=1e-5)
     assert rows[1]["standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
     assert rows[1]["recl"]["0.1"]["value"] == expected.recl[0.1].value
+    assert rows[1]["contexts"] == [2, 4, 6, 8]
+    assert rows[1]["bpc"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
     logged = [
         row for row in csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()) if row["context/bpc/8"]
     ]
-    assert [(row["step"], float(row["recl/1.0"]) > 0) for row in logged] == [("6", True), ("12", True)]
+    assert [(row["step"], row["tokens"]) for row in logged] == [("6", "192"), ("12", "384")]
+    for row, measured in zip(logged, rows, strict=True):
+        shown = {c: float(row[f"context/bpc/{c}"]) for c in (2, 4, 6, 8)}
+        assert shown == pytest.approx(dict(zip(measured["contexts"], measured["bpc"], strict=True)))
+        for r, found in measured["recl"].items():
+            assert float(row[f"recl/{r}"]) == found["value"]
+    assert {r: found["at_least"] for r, found in rows[1]["recl"].items()} == {
+        str(r): found.at_least for r, found in expected.recl.items()
+    }
 
 
 def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> None:

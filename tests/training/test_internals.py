@@ -10,7 +10,9 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 
 from tests.training.small_run import tiny_config
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.lightning_internals import disable_signal_handlers, discard_unfinished_batch, set_csv_rows
+from txl_lightning.training.build import disable_signal_handlers
+from txl_lightning.training.checkpointing import discard_unfinished_batch
+from txl_lightning.training.curve_files import set_csv_rows
 from txl_lightning.training.run import train
 
 

@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.training.small_run import tiny_config
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams import OrderedStreams, Segment
@@ -181,8 +179,3 @@ def test_bytes_are_counted_without_float64_which_some_devices_lack(module: Langu
     assert isinstance(counted, torch.Tensor)
     assert (counted.dtype, float(counted)) == (torch.float32, 7)
     assert math.isnan(module._count_bytes(torch.tensor([[0, 2]])))
-
-
-def test_the_tiny_config_is_what_the_tests_say(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "memory=off")
-    assert (config.memory.mem_len, config.data.segment_len, config.model.name) == (0, 8, "txl_smoke")

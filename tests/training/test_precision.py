@@ -65,7 +65,8 @@ def test_an_intel_cpu_without_amx_is_told_what_is_faster(
 ) -> None:
     monkeypatch.setattr("txl_lightning.reporting.machine.processor", lambda: cpu)
     monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: precision == "bf16-mixed")
-    line, *_ = run(tiny_config(tmp_path, "trainer.precision=auto", "trainer.max_steps=1"), tmp_path / "run")
+    options = ("trainer.precision=auto", "trainer.max_steps=1", "evaluation.max_segments=1")
+    line, *_ = run(tiny_config(tmp_path, *options), tmp_path / "run")
     assert line.startswith(f"trainer.precision=auto: trained with {precision} on this machine")
     assert ("trainer.precision=32-true is faster on an Intel CPU without AMX" in line) == advised
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.small_run import tiny_config
-from txl_lightning.training.callbacks import progress_file
+from txl_lightning.training import progress
 from txl_lightning.training.run import train
 
 
@@ -14,18 +14,18 @@ def test_the_file_holds_steps_and_loss_and_is_written_only_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[dict[str, object]] = []
-    write_json = progress_file.write_json
+    write_json = progress.write_json
 
     def record(path: Path, state: dict[str, object]) -> None:
         written.append(state)
         write_json(path, state)
 
-    monkeypatch.setattr(progress_file, "write_json", record)
+    monkeypatch.setattr(progress, "write_json", record)
     options = ("trainer.max_steps=4", "trainer.val_every_n_steps=4", "trainer.log_every_n_steps=2")
     train(tiny_config(tmp_path, *options), tmp_path / "without")
     assert not written
     assert not (tmp_path / "without" / "progress.json").exists()
-    monkeypatch.setattr(progress_file, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     train(tiny_config(tmp_path, *options, "trainer.progress_file=true"), tmp_path / "with")
     assert [state["steps"] for state in written] == [0, 1, 2, 3, 4, 4]
     losses = [state["loss"] for state in written]
@@ -43,7 +43,7 @@ def test_a_full_disk_does_not_end_the_training(
     def refuse(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(progress_file, "write_json", refuse)
+    monkeypatch.setattr(progress, "write_json", refuse)
     options = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", "trainer.progress_file=true")
     assert train(tiny_config(tmp_path, *options), tmp_path / "run")["steps"] == 2
     assert "could not write progress.json: no space left on device; training continues" in capsys.readouterr().err

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import json
+import shutil
 import signal
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,9 +16,7 @@ import pytest
 from tests.training.recorded_run import complete, recorded_losses
 from txl_lightning.runs.storage import read_file
 
-STEPS = 200
 OPTIONS = (
-    f"trainer.max_steps={STEPS}",
     "trainer.val_every_n_steps=30",
     "trainer.val_max_segments=3",
     "evaluation.max_segments=3",
@@ -56,45 +58,47 @@ def _csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """One uninterrupted run with each number of processes."""
-    directories = {}
-    for processes in (1, 2):
-        directories[processes] = tmp_path_factory.mktemp(f"whole{processes}")
-        done = complete(directories[processes], *OPTIONS, f"trainer.devices={processes}")
-        assert done.returncode == 0, done.stderr
-    return directories
+@cache
+def uninterrupted(processes: int, steps: int) -> Path:
+    """Train without interruption, once for all tests."""
+    directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    done = complete(directory, *OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}")
+    assert done.returncode == 0, done.stderr
+    return directory
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "events"),
+    ("processes", "steps", "events"),
     [
-        (1, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)]),
-        (1, [(33, TERM), (60, INT), (112, TERM), (168, INT)]),  # step 60 validates, an epoch ends with 56 and 168
-        (2, [(27, KILL), (90, KILL), (112, INT), (141, TERM)]),  # the ranks by turns
+        (1, 64, [(11, KILL), (30, TERM), (61, KILL)]),  # step 30 validates, an epoch ends with 56
+        pytest.param(1, 200, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)], marks=pytest.mark.slow),
+        pytest.param(1, 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.slow),
+        # the ranks by turns
+        pytest.param(2, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.slow),
     ],
-    ids=["killed", "stopped", "killed and stopped, 2 processes"],
+    ids=["in short", "killed", "stopped", "killed and stopped, 2 processes"],
 )
 def test_an_interrupted_run_equals_an_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, uninterrupted: dict[int, Path], processes: int, events: list[tuple[int, int]]
+    tmp_path: Path, processes: int, steps: int, events: list[tuple[int, int]]
 ) -> None:
+    options = (*OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}")
     for i, (at, number) in enumerate(events):
-        broken = complete(tmp_path, *OPTIONS, f"trainer.devices={processes}", at=at, signal=number, rank=i % processes)
+        broken = complete(tmp_path, *options, at=at, signal=number, rank=i % processes)
         if number == KILL:
             assert broken.returncode != 0
         else:
             assert f"stopped by {signal.Signals(number).name} after step {at}" in broken.stdout, broken.stderr
             assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == at
         assert not (tmp_path / "run/metrics.json").exists()
-    done = complete(tmp_path, *OPTIONS, f"trainer.devices={processes}")
+    done = complete(tmp_path, *options)
     assert done.returncode == 0, done.stderr
-    expected = dict(recorded_losses(uninterrupted[processes] / "run"))
+    whole = uninterrupted(processes, steps)
+    expected = dict(recorded_losses(whole / "run"))
     losses = recorded_losses(tmp_path / "run")
-    assert len(expected) == STEPS
+    assert len(expected) == steps
     assert {step for step, _ in losses} == set(expected)
     assert [(step, loss) for step, loss in losses if loss != expected[step]] == []
-    whole, broken_run = outcome(uninterrupted[processes]), outcome(tmp_path)
-    for name, value in whole.items():
-        assert broken_run[name] == value, name
+    found = outcome(tmp_path)
+    for name, value in outcome(whole).items():
+        assert found[name] == value, name

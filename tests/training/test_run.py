@@ -7,52 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from tests.training.small_run import tiny_config
+from tests.training.small_run import tiny_config, trained
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.scoring.token_losses import score_streams
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training import module as module_file
-from txl_lightning.training.checks import check_config, check_same_run
+from txl_lightning.training.checks import check_config
+from txl_lightning.training.resume import check_same_run
 from txl_lightning.training.run import train
-
-
-def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
-    metrics = train(tiny_config(tmp_path, "logger=csv", "trainer.log_every_n_steps=3"), tmp_path / "run")
-    assert json.loads((tmp_path / "run/metrics.json").read_text()) == metrics
-    assert metrics["steps"] == 12
-    assert metrics["tokens"] == 12 * 4 * 8
-    assert metrics["seconds"] > 0
-    assert metrics["peak_memory_bytes"] > 50e6
-    assert metrics["val/bpc"] == pytest.approx(metrics["val/nll"] / math.log(2))
-    assert metrics["evaluation"] | {"mem_len": 8, "segment_len": 8, "batch_size": 2} == metrics["evaluation"]
-    assert OmegaConf.load(tmp_path / "run/config.yaml").memory.mem_len == 8
-    validations = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
-    assert [row["steps"] for row in validations] == [5, 10, 12]  # every 5 steps and after the last one
-    assert {"last.ckpt", "previous.ckpt", "best.ckpt"} == {
-        path.name for path in (tmp_path / "run/checkpoints").iterdir()
-    }
-    rows = list(csv.DictReader((tmp_path / "run/metrics.csv").read_text().splitlines()))
-    curve = [row for row in rows if row["train/bpc"]]
-    assert [row["step"] for row in curve] == ["3", "6", "9", "12"]
-    names = {"train/nll", "train/learning_rate", "train/gradient_norm", "train/tokens_per_second", "tokens"}
-    assert all(float(row[name]) > 0 for row in curve[:3] for name in names)
-
-
-def test_the_best_weights_are_scored_on_the_whole_split(tmp_path: Path) -> None:
-    metrics = train(tiny_config(tmp_path), tmp_path / "run")
-    trained = load_trained(tmp_path / "run/checkpoints/best.ckpt")
-    from txl_lightning.data.datamodule import StreamsDataModule
-
-    data = StreamsDataModule(trained.config.data, trained.config.evaluation)
-    for split, name in (("valid", "val"), ("test", "test")):
-        streams = data.streams(split)
-        score = score_streams(trained.model, streams)
-        assert score.tokens == metrics[f"{name}/tokens"] == streams.n_targets
-        assert score.nll == pytest.approx(metrics[f"{name}/nll"], rel=1e-9)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -83,19 +48,21 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
     assert len(losses["often"]) == 12
 
 
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
 @pytest.mark.parametrize("steps", [17, 55, 56, 57])  # an epoch has 56
 def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, steps: int) -> None:
-    def weights(run: str) -> dict[str, torch.Tensor]:
-        return torch.load(tmp_path / run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
     options = ("optimizer.schedule=constant", "model.dropout=0.2", "evaluation.max_segments=2")
-    train(tiny_config(tmp_path, *options, "trainer.max_steps=60"), tmp_path / "whole")
-    train(tiny_config(tmp_path, *options, f"trainer.max_steps={steps}"), tmp_path / "first")
+    options = (*options, "trainer.val_every_n_steps=30", "trainer.val_max_segments=2")
+    whole = trained(*options, "trainer.max_steps=60")
+    train(tiny_config(whole, *options, f"trainer.max_steps={steps}"), tmp_path / "first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
-    metrics = train(tiny_config(tmp_path, *options, "trainer.max_steps=60", resume), tmp_path / "second")
+    metrics = train(tiny_config(whole, *options, "trainer.max_steps=60", resume), tmp_path / "second")
     assert metrics["steps"] == 60
-    expected = weights("whole")
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights("second").items())
+    expected = weights(whole / "run")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(tmp_path / "second").items())
 
 
 @pytest.mark.parametrize(
@@ -109,14 +76,16 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, steps: int
         ("model.dropout=0.5", r"model.dropout=0.5: must be 0.0, as in resume="),
         ("data.seed=5", r"data.seed=5: must be 1"),
         ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
+        ("seed=7", r"seed=7: must be 1, as in resume="),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
+        ("model.n_layer=3", r"is of another model: n_layer is 2, this model needs 3"),
+        ("trainer.max_steps=12", r"trainer.max_steps=12: must be greater than the 12 steps"),
     ],
 )
 def test_a_resumed_run_must_keep_its_options(tmp_path: Path, override: str, words: str) -> None:
-    train(tiny_config(tmp_path), tmp_path / "run")
-    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
+    resume = f"resume={trained() / 'run/checkpoints/last.ckpt'}"
     with pytest.raises(OptionError, match=words):
-        train(tiny_config(tmp_path, resume, "trainer.max_steps=20", override), tmp_path / "b")
+        train(tiny_config(trained(), resume, "trainer.max_steps=20", override), tmp_path / "b")
 
 
 def test_an_option_that_an_older_checkpoint_lacks_has_its_default(tmp_path: Path) -> None:
@@ -167,15 +136,12 @@ def test_an_option_without_effect_is_refused(tmp_path: Path, overrides: tuple[st
 
 def test_a_run_may_resume_with_another_attention(tmp_path: Path) -> None:
     """`eager` and `auto` are the same on the CPU, and neither is part of the run's identity."""
-    train(tiny_config(tmp_path, "trainer.attention=eager"), tmp_path / "run")
-    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
-    train(tiny_config(tmp_path, resume, "trainer.max_steps=13", "trainer.attention=auto"), tmp_path / "b")
+    resume = f"resume={trained() / 'run/checkpoints/last.ckpt'}"
+    train(tiny_config(trained(), resume, "trainer.max_steps=13", "trainer.attention=eager"), tmp_path / "b")
 
 
 def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path), tmp_path / "run")
-    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
-    config = tiny_config(tmp_path, resume, "trainer.max_steps=20")
+    config = tiny_config(tmp_path, f"resume={trained() / 'run/checkpoints/last.ckpt'}", "trainer.max_steps=20")
     (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text().replace("square", "SQUARE"))
     with pytest.raises(OptionError, match="was trained on another text than this corpus has now"):
         train(config, tmp_path / "b")
@@ -192,15 +158,6 @@ def test_a_second_run_in_a_directory_starts_a_new_curve(tmp_path: Path) -> None:
         train(tiny_config(tmp_path, "evaluation.max_segments=2"), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run/validation.jsonl").read_text().splitlines()]
     assert [row["steps"] for row in rows] == [5, 10, 12]  # every 5 steps and after the last one
-
-
-def test_resuming_another_model_or_a_finished_run_is_refused(tmp_path: Path) -> None:
-    train(tiny_config(tmp_path), tmp_path / "run")
-    resume = f"resume={tmp_path / 'run/checkpoints/last.ckpt'}"
-    with pytest.raises(OptionError, match="is of another model: n_layer is 2, this model needs 3"):
-        train(tiny_config(tmp_path, resume, "model.n_layer=3", "trainer.max_steps=20"), tmp_path / "b")
-    with pytest.raises(OptionError, match=r"trainer.max_steps=12: must be greater than the 12 steps"):
-        train(tiny_config(tmp_path, resume), tmp_path / "c")
 
 
 def test_recurrence_off_means_no_memory_in_training_and_evaluation(tmp_path: Path) -> None:
@@ -232,11 +189,15 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("arm", ARMS)
+COVERING = ("shaw", "al-rfou", "adaptive softmax", "lstm", "qrnn")
+
+
+@pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in COVERING else pytest.mark.slow) for n in ARMS])
 def test_every_arm_trains_is_resumed_and_loaded(arm: str, tmp_path: Path) -> None:
-    first = train(tiny_config(tmp_path, *ARMS[arm], "trainer.max_steps=10"), tmp_path / "first")
+    options = (*ARMS[arm], "trainer.val_every_n_steps=30", "trainer.max_steps=10")
+    first = train(tiny_config(tmp_path, *options), tmp_path / "first")
     resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
-    second = train(tiny_config(tmp_path, *ARMS[arm], "trainer.max_steps=30", resume), tmp_path / "second")
+    second = train(tiny_config(tmp_path, *options[:-1], "trainer.max_steps=30", resume), tmp_path / "second")
     assert second["val/bpc"] < first["val/bpc"] < 8.5
     trained = load_trained(tmp_path / "second/checkpoints/best.ckpt")
     assert sum(parameter.numel() for parameter in trained.model.parameters()) == second["parameters"]
@@ -285,16 +246,3 @@ def test_the_metrics_of_an_earlier_run_do_not_survive_one_that_fails(tmp_path: P
     with pytest.raises(UserError, match="diverged"):
         train(tiny_config(tmp_path, "trainer.max_steps=2", "optimizer.lr=1e30"), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (("memory.start=zeros",), "with a memory of zeros that are attended to"),
-        (("memory.start=zeros", "evaluation.mem_len=0"), "without context"),
-        ((), "without context"),
-    ],
-)
-def test_metrics_say_how_streams_start(tmp_path: Path, overrides: tuple[str, ...], expected: str) -> None:
-    metrics = train(tiny_config(tmp_path, "trainer.max_steps=1", *overrides), tmp_path / "run")
-    assert metrics["evaluation"]["streams_start"] == expected

@@ -59,7 +59,7 @@ def test_a_failed_write_is_reported_and_training_continues(
     def full(*words: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("txl_lightning.training.callbacks.run_record.write_checkpoint", full)
+    monkeypatch.setattr("txl_lightning.training.checkpointing.write_checkpoint", full)
     assert train(tiny_config(tmp_path, *KEEP), tmp_path / "run")["steps"] == 12
     assert "could not write step4.ckpt: No space left on device; training continues" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"checkpoint\.keep_every_n_steps=0: must be an integer >= 1"):

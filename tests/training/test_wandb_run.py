@@ -1,26 +1,22 @@
 """A training run in Weights & Biases, offline: read back from its file, everything that it should show."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training.small_run import TINY, tiny_config
+from tests.training.small_run import tiny_config
 from tests.wandb_files import artifacts, history, media, records, run_files, summary
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.loggers.wandb_curves import arm, run_name
 from txl_lightning.training.run import train
+from txl_lightning.training.wandb_run import arm, run_name, upload_command
 
-ROOT = Path(__file__).parents[2]
 CONTEXTS = ("first_context=2", "step=2", "max_context=8", "n_positions=10", "every_n_steps=6")
 CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
 GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.log_every_n_steps=4")
@@ -28,18 +24,13 @@ GIVEN = ("logger=wandb", "logger.group=table_6", "logger.tags=[mine]", "trainer.
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`run`: twelve steps of the real command."""
+    """`run`: twelve steps."""
     directory = tmp_path_factory.mktemp("wandb")
-    tiny_config(directory)  # writes the text
-    paths = (f"data.path={directory / 'text.txt'}", f"data.cache_dir={directory / 'cache'}", "hydra.run.dir=run")
     contexts = [f"context_curve.{option}" for option in CONTEXTS]
-    command = [sys.executable, "-m", "txl_lightning.cli", "train", *TINY, *paths, *GIVEN, *contexts]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    *_, upload, printed = done.stdout.splitlines()
-    assert printed == str(directory / "run")
-    assert re.search(rf": wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+$", upload)
+    train(tiny_config(directory, *GIVEN, *contexts), directory / "run")
+    assert re.fullmatch(
+        rf"wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+", upload_command(directory / "run") or ""
+    )
     return directory
 
 
@@ -54,7 +45,6 @@ def shown(run: Path) -> dict[str, Any]:
     return summary(run)
 
 
-@pytest.mark.slow
 def test_it_is_named_grouped_and_tagged_and_knows_its_configuration(
     directory: Path, run: Path, shown: dict[str, Any]
 ) -> None:
@@ -69,7 +59,6 @@ def test_it_is_named_grouped_and_tagged_and_knows_its_configuration(
     assert (shown["config"]["arm"], shown["config"]["parameters"]) == ("relative, recurrence, full loss", 91392)
 
 
-@pytest.mark.slow
 def test_every_curve_is_over_tokens(run: Path) -> None:
     axes = {
         metric.get("name") or metric["glob_name"]: metric["step_metric"]
@@ -79,6 +68,10 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     assert set(axes.values()) == {"tokens"}
     for name in CURVES:
         assert [row["tokens"] for row in history(run, f"train/{name}")] == [128, 256, 384], name
+    kept = [json.loads(line) for line in (run.parents[2] / "wandb_history.jsonl").read_text().splitlines()]
+    for name in ("train/nll", "train/learning_rate", "val/nll", "context/bpc/4", "recl/0.5"):
+        expected = [row["metrics"][name] for row in kept if name in row.get("metrics", ())]
+        assert [row[name] for row in history(run, name)] == pytest.approx(expected), name
     validated = [(row["tokens"], row["trainer/global_step"]) for row in history(run, "val/bpc")]
     assert validated == [(160, 5), (320, 10), (384, 12)]  # every 5 steps and after the last one
     for name in ("context/bpc/2", "context/bpc/8", "recl/0.1", "recl/1.0"):
@@ -86,7 +79,6 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     assert len(media(run, "table", "context/curve_table")) == 2
 
 
-@pytest.mark.slow
 def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, shown: dict[str, Any]) -> None:
     values, metrics = shown["summary"], json.loads((directory / "run/metrics.json").read_text())
     for name in ("val/nll", "val/bpc"):
@@ -95,7 +87,6 @@ def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, 
     assert values["test/bpc"] == metrics["test/bpc"]
 
 
-@pytest.mark.slow
 def test_the_best_weights_are_an_artifact_and_no_more_than_weights(directory: Path, run: Path) -> None:
     model = artifacts(run)["model"]
     assert model["name"] == f"model-{run.stem.removeprefix('run-')}"

@@ -27,28 +27,22 @@ from txl_lightning.runs.models import make_model
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads import resolve_threads
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.runs.vocabulary_change import describe_change
-from txl_lightning.training.callbacks.checkpointing import Checkpoints
-from txl_lightning.training.callbacks.context_curves import ContextCurves
-from txl_lightning.training.callbacks.progress_bar import ProgressBar
-from txl_lightning.training.callbacks.progress_file import ProgressFile
-from txl_lightning.training.callbacks.random_state import RandomState
-from txl_lightning.training.callbacks.run_record import RunRecord, StepWeights
-from txl_lightning.training.callbacks.skipped_steps import SkippedSteps
-from txl_lightning.training.callbacks.stopping import CleanStop
-from txl_lightning.training.callbacks.training_curves import TrainingCurves
-from txl_lightning.training.callbacks.validation_curve import ValidationCurve
-from txl_lightning.training.checks import check_same_run, check_weights
-from txl_lightning.training.lightning_internals import disable_signal_handlers
-from txl_lightning.training.loggers import csv_curves, wandb_curves
+from txl_lightning.training import wandb_run
+from txl_lightning.training.checkpointing import Checkpoints, RandomState, RunRecord, StepWeights
+from txl_lightning.training.curve_files import csv_logger
+from txl_lightning.training.curves import ContextCurves, TrainingCurves, ValidationCurve
 from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.progress import ProgressBar, ProgressFile
 from txl_lightning.training.resume import (
+    check_same_run,
     clear_earlier_run,
     continues_in,
     find_checkpoint,
     is_validated_alike,
     online_run,
 )
+from txl_lightning.training.stopping import CleanStop, SkippedSteps, StopSignals
+from txl_lightning.training.weights import check_weights, describe_change
 
 
 @dataclass
@@ -77,7 +71,7 @@ class TrainingRun:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
 
-def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> TrainingRun:
+def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
     """Build a run from its config and the checkpoint that it resumes from; create its directory.
 
     Raises:
@@ -112,11 +106,12 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         if data.corpus.vocabulary.tokenizer:
             write_text(directory / "tokenizer.json", data.corpus.vocabulary.tokenizer)
         logger = _build_logger(config, directory, n_parameters, resumed_from, step, wandb_id)
+    folder, checkpoints = directory / "checkpoints", None
     if config.checkpoint.enabled:
         options = (config.checkpoint.every_n_steps, config.trainer.val_every_n_steps)
-        stop.checkpoints = Checkpoints(directory / "checkpoints", *options, ranks, resumed_from, step, best_counts)
+        checkpoints = Checkpoints(folder, *options, ranks, resumed_from, step, best_counts)
     skipped = SkippedSteps(
-        config.trainer.max_nonfinite_steps, ranks.rank, stop.checkpoints, config.trainer.log_every_n_steps
+        config.trainer.max_nonfinite_steps, ranks.rank, checkpoints, config.trainer.log_every_n_steps
     )
     record = {
         "config": plain(config),
@@ -133,14 +128,12 @@ def build(config: Config, directory: Path, ranks: Ranks, stop: CleanStop) -> Tra
         RunRecord(record),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         ProgressFile(directory, curves) if config.trainer.progress_file else None,
-        StepWeights(directory / "checkpoints", config.checkpoint.keep_every_n_steps, record, ranks, step)
-        if config.checkpoint.enabled
-        else None,
-        stop.checkpoints,
-        stop,
+        StepWeights(folder, config.checkpoint.keep_every_n_steps, record, ranks, step) if checkpoints else None,
+        checkpoints,
+        CleanStop(signals, checkpoints),
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
-    return TrainingRun(config, directory, ranks, data, module, trainer, curves, skipped, stop.checkpoints, resumed_from)
+    return TrainingRun(config, directory, ranks, data, module, trainer, curves, skipped, checkpoints, resumed_from)
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDataModule:
@@ -222,11 +215,11 @@ def _build_logger(
 ) -> Logger | bool:
     """Return the configured logger, which continues the curves up to `step` of an earlier session."""
     if config.logger.name == "csv":
-        return csv_curves.start(directory, step)
+        return csv_logger(directory, step)
     if config.logger.name == "none":
         return False
     continues = config.resume == "auto" or continues_in(directory, resumed_from)
-    return wandb_curves.start(config, directory, n_parameters, step if continues else None, wandb_id)
+    return wandb_run.start(config, directory, n_parameters, step if continues else None, wandb_id)
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | bool) -> L.Trainer:
@@ -254,3 +247,8 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], l
     )
     disable_signal_handlers(trainer)  # CleanStop handles signals
     return trainer
+
+
+def disable_signal_handlers(trainer: L.Trainer) -> None:
+    """Keep Lightning from installing signal handlers (a private method), which talk to other ranks."""
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]

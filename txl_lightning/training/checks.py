@@ -1,43 +1,28 @@
-"""Validation of a config before training and of a checkpoint before resuming."""
+"""Validation of a config before training."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import torch
-
+from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import (
     Config,
     DataConfig,
+    MemoryConfig,
+    RecurrentModelConfig,
     TransformerXLModelConfig,
     check_logger,
     check_seed,
     flat,
-    from_plain,
     plain,
 )
-from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.model.config import LENGTHS
 from txl_lightning.model.kernels import check_kernel
-from txl_lightning.runs.models import Model, architecture
-from txl_lightning.runs.trained import model_weights
-from txl_lightning.runs.vocabulary_change import keep_known_tokens
+from txl_lightning.runs.models import architecture
 from txl_lightning.training.optimization import check_optimizer
 from txl_lightning.training.precision import check_accelerator
 
-NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
-    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
-    *LENGTHS,
-    "vocab_size",
-}
-# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
-# an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
-FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
-FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
-FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 
 
@@ -146,63 +131,34 @@ def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
         raise UserError("another rank was started with different options")
 
 
-def check_weights(
-    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
-) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint under the names of the model.
+def options_without_effect(config: Config) -> list[str]:
+    """Return a sentence for every option that is not read and has another value than its default.
 
-    Initial weights may be of another vocabulary: known tokens keep their rows, new ones have those of `model`.
-
-    Args:
-        path: path of the checkpoint, for messages.
-        option: option that named it: `resume` or `initial_weights`.
-        checkpoint: contents of the checkpoint.
-        model: model that takes the weights.
-        vocabulary: vocabulary of the corpus.
-
-    Raises:
-        OptionError: the checkpoint has another architecture, or a vocabulary that cannot be used.
+    They are allowed, because a multirun combines options that do not all belong together.
     """
-    record = checkpoint["txl_lightning"]
-    theirs = architecture(from_plain(record["config"]), len(vocabulary))
-    for name, value in vars(theirs).items():
-        if name in NON_ARCHITECTURE_FIELDS or not hasattr(model.config, name):
-            continue
-        if value != getattr(model.config, name):
-            needed = getattr(model.config, name)
-            raise OptionError(option, path, f"is of another model: {name} is {value}, this model needs {needed}")
-    weights = model_weights(checkpoint)
-    trained_on = Vocabulary.from_state_dict(record["vocabulary"])
-    if trained_on != vocabulary:
-        require(option != "resume", option, path, "was trained on another vocabulary than this corpus has")
-        try:
-            weights = keep_known_tokens(weights, trained_on, vocabulary, model)
-        except UserError as error:
-            raise OptionError(option, path, str(error)) from error
-    has = {name: list(tensor.shape) for name, tensor in weights.items()}
-    needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(has.keys() | needs.keys()):
-        if has.get(name) != needs.get(name):
-            shapes = f"{name} is {has.get(name, 'absent')}, this model needs {needs.get(name, 'none')}"
-            raise OptionError(option, path, f"is of another model: {shapes}")
-    return weights
-
-
-def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
-    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimizer.
-
-    Raises:
-        OptionError: an option differs (names the first one), or the file holds weights only.
-    """
-    if "pytorch-lightning_version" not in checkpoint:
-        raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
-    record = checkpoint["txl_lightning"]
-    before, now = flat(plain(from_plain(record["config"]))), flat(plain(config))
-    fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
-    without_effect = () if config.memory.reset == "document" else ("data.document_start",)
-    for name in fixed:
-        if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
-            option = name.removesuffix(".name") if name.count(".") == 1 else name
-            raise OptionError(option, now[name], f"must be {before[name]}, as in resume={path}")
-    if record.get("corpus", corpus) != corpus:
-        raise OptionError("resume", path, "was trained on another text than this corpus has now")
+    memory, data, encoding, kind = config.memory, config.data, config.encoding, encoding_kind(config)
+    recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in (None, "auto")
+    no_attention = f"model={config.model.name} has no attention"
+    no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
+    no_compression = None if memory.compression else "only memory=compressive compresses states"
+    no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
+    other_corpus = None if data.name == "enwik8" else "it is for data=enwik8"
+    # The other corpora have a default in conf/data, which says what their documents are.
+    never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
+    options = (
+        # option, value, default, why it is not read (None if it is)
+        ("encoding", encoding.name, "relative", no_attention if recurrent else None),
+        ("encoding.table_len", encoding.table_len, None, no_table),
+        ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
+        ("memory.start", memory.start, MemoryConfig.start, no_states),
+        ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),
+        ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
+        ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),
+        ("data.document_start", data.document_start, None, never_reset),
+        ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
+    )
+    return [
+        f"{option}={value} has no effect: {reason}"
+        for option, value, default, reason in options
+        if reason and value != default
+    ]

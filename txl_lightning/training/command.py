@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from txl_lightning.config.no_effect import options_without_effect
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
 from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.runs.metrics import shown_units
-from txl_lightning.training.loggers.wandb_history import upload_command
-from txl_lightning.training.precision import resolve_accelerator, resolve_precision
+from txl_lightning.training.checks import options_without_effect
+from txl_lightning.training.precision import resolve_machine
 from txl_lightning.training.run import train
+from txl_lightning.training.wandb_run import upload_command
 
 
 def run(options: Config, directory: Path) -> list[str]:
@@ -22,7 +22,7 @@ def run(options: Config, directory: Path) -> list[str]:
     Raises:
         UserError: as `train` does.
     """
-    resolved = resolve_precision(resolve_accelerator(options))
+    resolved = resolve_machine(options)
     for sentence in options_without_effect(options):
         print(sentence, flush=True)
     with leaving():

@@ -14,6 +14,11 @@ from txl_lightning.runs.bfloat16 import fastest_precision
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
 
 
+def resolve_machine(config: Config) -> Config:
+    """Return the config with the accelerator and the precisions of this machine in place of every `auto`."""
+    return resolve_precision(resolve_accelerator(config))
+
+
 def resolve_accelerator(config: Config) -> Config:
     """Return the config with `trainer.accelerator=auto` replaced: gpu, else mps for one process, else cpu."""
     trainer = config.trainer

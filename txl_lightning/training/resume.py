@@ -1,4 +1,4 @@
-"""Choice of the checkpoint that a run resumes from."""
+"""Choice of the checkpoint that a run resumes from, and whether it may."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.lengths import evaluation_lengths
-from txl_lightning.config.schemas import Config, from_plain
+from txl_lightning.config.schemas import Config, flat, from_plain, plain
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.callbacks.checkpointing import BEST, LAST, PREVIOUS
-from txl_lightning.training.loggers.wandb_history import HISTORY
+from txl_lightning.training.checkpointing import BEST, LAST, PREVIOUS
+from txl_lightning.training.wandb_run import HISTORY
+
+# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
+# an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
+FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
+FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
+FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
 
 
 def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any] | None]:
@@ -133,3 +139,23 @@ def _report(ranks: Ranks, *lines: str) -> None:
     if ranks.rank == 0:
         for line in lines:
             print(line, file=sys.stderr, flush=True)
+
+
+def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
+    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimizer.
+
+    Raises:
+        OptionError: an option differs (names the first one), or the file holds weights only.
+    """
+    if "pytorch-lightning_version" not in checkpoint:
+        raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
+    record = checkpoint["txl_lightning"]
+    before, now = flat(plain(from_plain(record["config"]))), flat(plain(config))
+    fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
+    without_effect = () if config.memory.reset == "document" else ("data.document_start",)
+    for name in fixed:
+        if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
+            option = name.removesuffix(".name") if name.count(".") == 1 else name
+            raise OptionError(option, now[name], f"must be {before[name]}, as in resume={path}")
+    if record.get("corpus", corpus) != corpus:
+        raise OptionError("resume", path, "was trained on another text than this corpus has now")

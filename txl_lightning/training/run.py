@@ -21,12 +21,12 @@ from txl_lightning.errors import Stopped, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.runs.utilization import peak_memory
+from txl_lightning.training import wandb_run
 from txl_lightning.training.build import TrainingRun, build, make_data
-from txl_lightning.training.callbacks.stopping import CleanStop
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks
-from txl_lightning.training.loggers import wandb_curves
-from txl_lightning.training.precision import resolve_accelerator, resolve_precision
+from txl_lightning.training.precision import resolve_machine
 from txl_lightning.training.resume import last_good
+from txl_lightning.training.stopping import StopSignals
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
             loss at the end is not finite.
         Stopped: SIGTERM or SIGINT was received; the state is saved.
     """
-    config = resolve_precision(resolve_accelerator(config))
+    config = resolve_machine(config)
     check_config(config)
     threads = torch.get_num_threads()
     try:
@@ -59,9 +59,9 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
 
 def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Train and evaluate as one of the ranks; rank 0 writes `metrics.json`."""
-    with CleanStop(ranks) as stop, quiet_libraries():
+    with StopSignals(ranks) as signals, quiet_libraries():
         check_same_on_all_ranks(config, ranks)
-        run = build(config, ranks.first(directory), ranks, stop)
+        run = build(config, ranks.first(directory), ranks, signals)
         fit(run)
         metrics = {
             "steps": run.trainer.global_step,
@@ -121,7 +121,7 @@ def write_metrics(run: TrainingRun, metrics: dict[str, Any]) -> None:
     """Write `metrics.json`, and end the W&B run with the metrics as its summary."""
     write_json(run.directory / "metrics.json", metrics, allow_nan=False)
     if isinstance(run.logger, WandbLogger):
-        wandb_curves.finish(run.logger, run.config, metrics, _best(run))
+        wandb_run.finish(run.logger, run.config, metrics, _best(run))
 
 
 @contextmanager

@@ -1,15 +1,68 @@
-"""Weights of a model for another vocabulary: tokens that both have keep their rows."""
+"""Weights of a checkpoint for a run that starts from them or resumes, also with another vocabulary."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 from torch import Tensor
 
+from txl_lightning.config.schemas import from_plain
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import UserError
-from txl_lightning.runs.models import Model
+from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.model.config import LENGTHS
+from txl_lightning.runs.models import Model, architecture
+from txl_lightning.runs.trained import model_weights
 
+NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
+    *LENGTHS,
+    "vocab_size",
+}
 MOST_SHOWN = 8
+
+
+def check_weights(
+    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
+) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint under the names of the model.
+
+    Initial weights may be of another vocabulary: known tokens keep their rows, new ones have those of `model`.
+
+    Args:
+        path: path of the checkpoint, for messages.
+        option: option that named it: `resume` or `initial_weights`.
+        checkpoint: contents of the checkpoint.
+        model: model that takes the weights.
+        vocabulary: vocabulary of the corpus.
+
+    Raises:
+        OptionError: the checkpoint has another architecture, or a vocabulary that cannot be used.
+    """
+    record = checkpoint["txl_lightning"]
+    theirs = architecture(from_plain(record["config"]), len(vocabulary))
+    for name, value in vars(theirs).items():
+        if name in NON_ARCHITECTURE_FIELDS or not hasattr(model.config, name):
+            continue
+        if value != getattr(model.config, name):
+            needed = getattr(model.config, name)
+            raise OptionError(option, path, f"is of another model: {name} is {value}, this model needs {needed}")
+    weights = model_weights(checkpoint)
+    trained_on = Vocabulary.from_state_dict(record["vocabulary"])
+    if trained_on != vocabulary:
+        require(option != "resume", option, path, "was trained on another vocabulary than this corpus has")
+        try:
+            weights = keep_known_tokens(weights, trained_on, vocabulary, model)
+        except UserError as error:
+            raise OptionError(option, path, str(error)) from error
+    has = {name: list(tensor.shape) for name, tensor in weights.items()}
+    needs = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted(has.keys() | needs.keys()):
+        if has.get(name) != needs.get(name):
+            shapes = f"{name} is {has.get(name, 'absent')}, this model needs {needs.get(name, 'none')}"
+            raise OptionError(option, path, f"is of another model: {shapes}")
+    return weights
 
 
 def keep_known_tokens(

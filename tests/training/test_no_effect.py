@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.test_conf import composed
-from txl_lightning.config.no_effect import options_without_effect
+from tests.training.small_run import tiny_config
+from txl_lightning.training.checks import options_without_effect
 
 
 @pytest.mark.parametrize(
@@ -32,5 +34,5 @@ from txl_lightning.config.no_effect import options_without_effect
         ("resume=b initial_weights=a", ["initial_weights=a has no effect: resume has weights too"]),
     ],
 )
-def test_options_without_effect_are_named(overrides: str, sentences: list[str]) -> None:
-    assert options_without_effect(composed(*overrides.split())) == sentences
+def test_options_without_effect_are_named(tmp_path: Path, overrides: str, sentences: list[str]) -> None:
+    assert options_without_effect(tiny_config(tmp_path, *overrides.split())) == sentences

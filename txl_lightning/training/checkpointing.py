@@ -1,23 +1,168 @@
-"""Checkpointing: the last state of a run, the one before, and the best."""
+"""Checkpointing: random states, record and weights of a run, its last state, the one before, and the best."""
 
 from __future__ import annotations
 
 import math
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
-from txl_lightning.runs.storage import DurableCheckpoints, copy_checkpoint
+from txl_lightning.runs.storage import DurableCheckpoints, copy_checkpoint, write_checkpoint
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.callbacks.step_boundary import StepBoundary
 from txl_lightning.training.module import LanguageModelModule
+
+
+class RandomState(Callback):
+    """Saves and restores every rank's random state, so that a resumed run draws the same dropout masks.
+
+    If more ranks resume than wrote the checkpoint, the additional ones get a new seed. Such a run is bit-equal to
+    an uninterrupted one only without dropout.
+
+    Args:
+        ranks: the processes of the run.
+        seed: seed of the run; additional ranks derive theirs from it.
+    """
+
+    def __init__(self, ranks: Ranks, seed: int) -> None:
+        self.ranks, self.seed = ranks, seed
+        self._loaded: list[dict[str, Any]] | None = None
+
+    @property
+    def state_key(self) -> str:
+        return "RandomState"
+
+    @staticmethod
+    def current() -> dict[str, Any]:
+        """Return the states of torch (CPU and this process's GPU), NumPy and Python in plain containers."""
+        name, keys, *rest = np.random.get_state(legacy=True)
+        return {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+            "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+            "python": random.getstate(),
+        }
+
+    @staticmethod
+    def set(state: dict[str, Any]) -> None:
+        """Restore a state that `current` returned."""
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        if state.get("mps") is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+        random.setstate(state["python"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ranks": self.ranks.gather(self.current())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict["ranks"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore the state here, after everything that draws random numbers before the first step."""
+        if self._loaded is None:
+            return
+        if self.ranks.rank < len(self._loaded):
+            self.set(self._loaded[self.ranks.rank])
+        else:
+            L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
+
+
+class RunRecord(Callback):
+    """Adds config and vocabulary to every checkpoint, so that its file alone is enough to use the model.
+
+    Args:
+        record: `config`, `vocabulary`, `corpus` (its checksum) and `wandb_id` (None without W&B). Plain containers
+            only, so that loading a checkpoint runs no code.
+    """
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["txl_lightning"] = self.record
+
+
+class StepWeights(Callback):
+    """Writes `step{N}.ckpt` every n steps: weights, config and vocabulary, enough for every evaluation.
+
+    A run cannot resume from them. Those of an earlier run in this directory, or of steps that a resumed run has yet
+    to do, are removed at its start. A failed write is reported and training continues.
+
+    Args:
+        directory: folder of the checkpoints.
+        every_n_steps: n; None for never.
+        record: config and vocabulary, as in every checkpoint of the run.
+        ranks: the processes of the run.
+        step: steps done before this process; 0 for a new run.
+    """
+
+    def __init__(
+        self, directory: Path, every_n_steps: int | None, record: dict[str, Any], ranks: Ranks, step: int
+    ) -> None:
+        self.directory, self.every_n_steps, self.record = directory, every_n_steps, record
+        self.ranks, self.step = ranks, step
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for path in self.directory.glob("step*.ckpt") if self.ranks.rank == 0 else ():
+            number = path.stem.removeprefix("step")
+            if number.isdecimal() and int(number) > self.step:
+                path.unlink(missing_ok=True)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if self.every_n_steps is None or step % self.every_n_steps or self.ranks.rank:
+            return
+        contents = {"state_dict": pl_module.state_dict(), "global_step": step, "txl_lightning": self.record}
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(contents, self.directory / f"step{step}.ckpt")
+        except OSError as error:
+            print(f"could not write step{step}.ckpt: {error}; training continues", file=sys.stderr, flush=True)
+
+
+class StepBoundary:
+    """State after a completed step, to undo an unfinished one.
+
+    Memory, streams, random state and Lightning's counters change during a step. Weights and optimizer change at
+    its very end only, so they need no copy; the memory is an immutable value and needs none either.
+    """
+
+    def __init__(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
+        self.trainer, self.module = trainer, module
+        self.carried = (module.training_memory.memory, module.training_memory.next_number)
+        self.random = RandomState.current()
+        self.streams = trainer.train_dataloader.state_dict()  # type: ignore[union-attr]
+
+    def restore(self) -> None:
+        """Undo the unfinished step."""
+        self.module.training_memory.memory, self.module.training_memory.next_number = self.carried
+        RandomState.set(self.random)
+        self.trainer.train_dataloader.load_state_dict(self.streams)  # type: ignore[union-attr]
+        discard_unfinished_batch(self.trainer)
+
+
+def discard_unfinished_batch(trainer: L.Trainer) -> None:
+    """Reset the fit loop's counters (private in Lightning) to the last completed batch, as a resumed run does."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    for counters in (progress.total, progress.current):
+        counters.reset_on_restart()
+
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 

@@ -1,7 +1,8 @@
-"""JSON Lines file with one line per measurement of a run; a resumed run appends to it."""
+"""Files of curves that a resumed run continues: JSON Lines and `metrics.csv`."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger
 
 from txl_lightning.files import write_text
 
@@ -58,3 +61,23 @@ def append_line(path: Path, line: str) -> None:
         if file.write(data) < len(data):
             file.truncate(end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def csv_logger(directory: Path, step: int) -> CSVLogger:
+    """Return the logger of `metrics.csv`, with the rows up to `step` that an earlier session wrote."""
+    path = directory / "metrics.csv"
+    rows: list[dict[str, Any]] = []
+    if step and path.exists():
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            last = (reader.fieldnames or ["step"])[-1]  # None in a row that was cut short
+            rows = [row for row in reader if row[last] is not None and int(row["step"]) <= step]
+    logger = CSVLogger(save_dir=directory, name=None, version="")
+    set_csv_rows(logger, rows)
+    return logger
+
+
+def set_csv_rows(logger: CSVLogger, rows: list[dict[str, Any]]) -> None:
+    """Let `metrics.csv` begin with these rows (private in Lightning, which starts an empty file)."""
+    logger.experiment.metrics = rows
+    logger.save()

@@ -1,0 +1,230 @@
+"""Numbers that a run writes, computed a second time: metrics.json, validation.jsonl, metrics.csv, progress.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from txl_lightning.data.corpus import load_corpus
+
+from tests.training.small_run import tiny_config
+from txl_lightning.config.schemas import Config
+from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.utilization import training_flops
+from txl_lightning.training.curves import TrainingCurves
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.run import train
+
+B, T, M, STEPS = 4, 8, 12, 60  # an epoch has 56 steps, so that the memory starts again at step 57
+EVERY, LR, MIN_LR, WARMUP, PEAK = 7, 0.01, 0.002, 10, 1e6
+OPTIONS = (
+    *(f"trainer.max_steps={STEPS}", f"trainer.log_every_n_steps={EVERY}", "trainer.val_every_n_steps=20"),
+    *(f"memory.mem_len={M}", "model.dropout=0.1", "logger=csv", "trainer.progress_file=true", "data.level=char"),
+    *(f"optimizer.lr={LR}", f"optimizer.min_lr={MIN_LR}", f"optimizer.warmup_steps={WARMUP}"),
+    *("evaluation.mem_len=16", "evaluation.segment_len=6", "evaluation.same_length=true", "evaluation.clamp_len=14"),
+    *("evaluation.ext_len=2", "trainer.val_max_segments=3", "evaluation.max_segments=5", "trainer.column_chunks=2"),
+)
+
+
+class Recorded:
+    """A run of 60 steps on a clock that advances 2 s a step and 100 s a validation, and the values of every step."""
+
+    def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.nll: list[float] = []
+        self.norms: list[float] = []
+        self.tokens: list[int] = []
+        now = 0.0
+        step, clip = LanguageModelModule.training_step, LanguageModelModule.configure_gradient_clipping
+        evaluation_end = LanguageModelModule._evaluation_end
+
+        def training_step(module: LanguageModelModule, batch: Any, i: int) -> torch.Tensor:
+            nonlocal now
+            now += 2
+            last = step(module, batch, i)
+            self.nll.append(float(module.loss))
+            self.tokens.append(batch.targets.numel())
+            return last
+
+        def clipping(module: LanguageModelModule, *args: Any, **options: Any) -> None:
+            self.norms.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters())))
+            clip(module, *args, **options)
+
+        def validated(module: LanguageModelModule, stage: str) -> None:
+            nonlocal now
+            evaluation_end(module, stage)
+            now += 100
+            if stage == "val" and module.trainer.global_step == 40:
+                module.metrics["val/nll"] = 0.5  # the best, so that the scored weights are not the last
+
+        patch.setattr(LanguageModelModule, "training_step", training_step)
+        patch.setattr(LanguageModelModule, "configure_gradient_clipping", clipping)
+        patch.setattr(LanguageModelModule, "_evaluation_end", validated)
+        patch.setattr("time.perf_counter", lambda: now)
+        patch.setattr("txl_lightning.training.curves.peak_flops", lambda *_: PEAK)
+        patch.setattr("txl_lightning.training.progress.EVERY_SECONDS", 0.0)
+        text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
+        (directory / "text.txt").write_text(text, encoding="utf-8")
+        self.config: Config = tiny_config(directory, *OPTIONS)
+        self.run, self.text = directory / "run", text
+        self.metrics = train(self.config, self.run)
+        with (self.run / "metrics.csv").open(newline="") as file:
+            self.rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        self.validations = [json.loads(line) for line in (self.run / "validation.jsonl").read_text().splitlines()]
+
+    def curve(self, name: str) -> dict[int, float]:
+        """Return a column of `metrics.csv` by step."""
+        return {int(row["step"]): row[name] for row in self.rows if name in row}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Recorded(tmp_path_factory.mktemp("recorded"), patch)
+
+
+def naive_loss(checkpoint: Path, tokens: Any, segments: int) -> tuple[float, int, float]:
+    """Mean loss, number and mean bytes of the targets: two columns, segments of 6, two tokens of extended context."""
+    contents = load_trained(checkpoint)
+    model = contents.model.with_lengths(mem_len=16, ext_len=2, same_length=True, clamp_len=14)
+    n = len(tokens) // 2
+    columns = torch.tensor([tokens[:n].tolist(), tokens[n : 2 * n].tolist()])
+    sums, memory, targets = 0.0, None, []
+    with torch.no_grad():
+        for first in range(0, min(6 * segments, n - 1), 6):
+            end = min(first + 6, n - 1)
+            seen, following = columns[:, max(0, first - 2) : end], columns[:, first + 1 : end + 1]
+            nll, memory = model.score(seen, following, memory)
+            sums += float(nll.double().sum())
+            targets += following.flatten().tolist()
+    n_bytes = sum(len(contents.vocabulary.symbols[token].encode()) for token in targets)
+    return sums / len(targets), len(targets), n_bytes / len(targets)
+
+
+def test_metrics_json(recorded: Recorded) -> None:
+    metrics, folder = recorded.metrics, recorded.run / "checkpoints"
+    assert json.loads((recorded.run / "metrics.json").read_text()) == metrics
+    corpus = load_corpus(recorded.config.data)
+    expected: dict[str, Any] = {
+        "steps": STEPS,
+        "tokens": sum(recorded.tokens),
+        "seconds": 2.0 * STEPS + 3 * 100,  # up to the end of training
+        "peak_memory_bytes": metrics["peak_memory_bytes"],
+        "skipped_steps": 0,
+        "weights": "best",
+        "weights_step": 40,
+        "parameters": sum(p.numel() for p in load_trained(folder / "last.ckpt").model.parameters()),
+        "processes": 1,
+        "evaluation": {
+            **{"protocol": "memory", "mem_len": 16, "ext_len": 2, "same_length": True, "clamp_len": 14},
+            **{"segment_len": 6, "streams_start": "without context", "batch_size": 2, "max_segments": 5},
+        },
+        "corpus": {"name": "text.txt", "level": "char", "sha256": corpus.checksum},
+    }
+    for split, name in (("valid", "val"), ("test", "test")):
+        nll, n, bytes_per_token = naive_loss(folder / "best.ckpt", corpus.splits[split], 5)
+        assert n == 60
+        bits = nll / math.log(2)
+        loss = {"nll": nll, "bpc": bits, "bpb": bits / bytes_per_token, "tokens": n}
+        expected |= {f"{name}/{unit}": pytest.approx(value, rel=1e-5) for unit, value in loss.items()}
+    assert metrics == expected
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert metrics["peak_memory_bytes"] == pytest.approx(kilobytes * (1 if sys.platform == "darwin" else 1024), rel=0.2)
+
+
+def test_validation_jsonl(recorded: Recorded) -> None:
+    rows = recorded.validations
+    assert [row["steps"] for row in rows] == [20, 40, 60]
+    assert [row["tokens"] for row in rows] == [sum(recorded.tokens[:step]) for step in (20, 40, 60)]
+    assert [row["seconds"] for row in rows] == [140.0, 280.0, 420.0]
+    corpus = load_corpus(recorded.config.data)
+    nll, n, bytes_per_token = naive_loss(recorded.run / "checkpoints/last.ckpt", corpus.splits["valid"], 3)
+    bits = nll / math.log(2)
+    expected = {"nll": nll, "bpc": bits, "bpb": bits / bytes_per_token, "tokens": n}
+    assert {name: rows[2][f"val/{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert set(rows[2]) == {"steps", "tokens", "seconds", *(f"val/{name}" for name in expected)}
+    for name in ("val/nll", "val/bpc", "val/bpb", "val/tokens", "tokens"):
+        in_csv = recorded.curve(name)
+        assert [in_csv[step] for step in (20, 40, 60)] == pytest.approx([row[name] for row in rows]), name
+    assert recorded.curve("test/nll") == pytest.approx({60: recorded.metrics["test/nll"]})
+    assert recorded.curve("test/tokens") == {60: 60}
+
+
+def test_curves_of_training(recorded: Recorded) -> None:
+    steps = [*range(EVERY, STEPS, EVERY), STEPS]
+    intervals = {b: range(a, b) for a, b in zip([0, *steps], steps, strict=False)}
+    tokens = {step: sum(recorded.tokens[i] for i in interval) for step, interval in intervals.items()}
+    nll = {
+        step: sum(recorded.nll[i] * recorded.tokens[i] for i in interval) / tokens[step]
+        for step, interval in intervals.items()
+    }
+    close = {"rel": 1e-5}
+    assert recorded.curve("train/nll") == pytest.approx(nll, **close)
+    assert recorded.curve("train/bpc") == pytest.approx({s: value / math.log(2) for s, value in nll.items()}, **close)
+    assert recorded.curve("train/gradient_norm") == pytest.approx({s: recorded.norms[s - 1] for s in steps}, **close)
+    in_epoch = {step: step if step <= 56 else step - 56 for step in steps}
+    assert recorded.curve("train/memory_length") == {step: min(M, T * i) for step, i in in_epoch.items()}
+    cosine = {s: MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * s / STEPS)) / 2 for s in steps}
+    cosine |= {s: LR * s / WARMUP for s in steps if s < WARMUP}
+    assert recorded.curve("train/learning_rate") == pytest.approx(cosine, **close)
+    # A validation ends an interval: tokens/s counts from the later of it and the last log entry.
+    since = {s: max([a for a in (0, 20, 40) if a < s] + [a for a in [0, *steps] if a < s]) for s in steps}
+    speed = {s: sum(recorded.tokens[since[s] : s]) / (2 * (s - since[s])) for s in steps}
+    assert recorded.curve("train/tokens_per_second") == pytest.approx(speed)
+    model = load_trained(recorded.run / "checkpoints/last.ckpt").model
+    lengths = {s: recorded.tokens[s - 1] // B for s in steps}
+    mfu = {s: speed[s] * training_flops(model, B, lengths[s]) / (B * lengths[s]) / PEAK for s in steps}
+    assert recorded.curve("train/mfu") == pytest.approx(mfu)
+    counted = {s: sum(recorded.tokens[:s]) for s in steps}
+    assert {s: n for s, n in recorded.curve("tokens").items() if s in steps} == counted
+    assert recorded.metrics["peak_memory_bytes"] >= recorded.curve("train/peak_memory_bytes")[STEPS] > 1e7
+
+
+def test_progress_json_and_config_yaml(recorded: Recorded) -> None:
+    bpc = recorded.curve("train/bpc")[STEPS]
+    expected = {"steps": STEPS, "max_steps": STEPS, "unit": "bpc", "loss": pytest.approx(bpc), "seconds": 420.0}
+    assert json.loads((recorded.run / "progress.json").read_text()) == expected
+    written = OmegaConf.load(recorded.run / "config.yaml")
+    assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (M, 16, 1)
+    names = {"config.yaml", "metrics.json", "metrics.csv", "validation.jsonl", "progress.json", "checkpoints"}
+    assert {path.name for path in recorded.run.iterdir()} == names
+    assert {path.name for path in (recorded.run / "checkpoints").iterdir()} == {
+        *("last.ckpt", "previous.ckpt", "best.ckpt")
+    }
+
+
+def test_a_resumed_run_adds_its_seconds_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", iter([10.0, 20.0, 50.0]).__next__)
+    curves = TrainingCurves(1, Ranks())
+    curves.load_state_dict({"tokens": 64, "seconds": 5.0, "since": [(6.0, 2), (8.0, 3)]})  # written by two ranks
+    curves.on_train_start(None, None)  # type: ignore[arg-type]
+    assert (curves.tokens, curves.seconds) == (64, 35.0)
+    monkeypatch.setattr("time.perf_counter", lambda: 50.0)
+    assert curves.state_dict() == {"tokens": 64, "seconds": 35.0, "since": [(14.0, 5)]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("memory.start=zeros",), ("memory", "with a memory of zeros that are attended to")),
+        (("memory.start=zeros", "evaluation.mem_len=0"), ("bare segments", "without context")),
+        (("memory=off", "evaluation.ext_len=4"), ("window", "without context")),
+        (("model=lstm", "model.d_model=8"), ("recurrent state", "without context")),
+    ],
+)
+def test_the_protocol_of_the_evaluation_is_named(
+    tmp_path: Path, overrides: tuple[str, ...], expected: tuple[str, str]
+) -> None:
+    options = ("trainer.max_steps=1", "checkpoint.enabled=false", "evaluation.max_segments=1")
+    metrics = train(tiny_config(tmp_path, *options, *overrides), tmp_path / "run")
+    assert (metrics["evaluation"]["protocol"], metrics["evaluation"]["streams_start"]) == expected
+    assert (metrics["weights"], metrics["weights_step"]) == ("last", 1)
