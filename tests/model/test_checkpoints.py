@@ -183,35 +183,37 @@ def test_the_families_order_the_columns_of_the_clusters_in_opposite_ways():
         assert not torch.equal(original[name], huggingface[name])
 
 
-@pytest.mark.parametrize("convert", [to_original, to_huggingface])
-def test_switched_off_terms_cannot_be_exported(convert):
-    with pytest.raises(CheckpointError, match="terms=abd"):
-        convert(tiny_model(terms="abd", memory_start="zeros"))
-
-
-@pytest.mark.parametrize("convert", [to_original, to_huggingface])
-def test_a_memory_that_is_reset_cannot_be_exported(convert):
-    with pytest.raises(CheckpointError, match="memory_reset=document: other code never resets a memory"):
-        convert(tiny_model(memory_reset="document", mem_len=0))
-
-
-@pytest.mark.parametrize("options", [o for o in FURTHER_ARCHITECTURES if "encoding" in o], ids=str)
-def test_huggingface_has_only_the_relative_encoding(options):
-    with pytest.raises(CheckpointError, match=f"encoding={options['encoding']}"):
-        to_huggingface(tiny_model(memory_start="zeros", **options))
-
-
 def assert_same_weights(one, other):
     state = other.state_dict()
     assert one.state_dict().keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in one.state_dict().items())
 
 
-@pytest.mark.parametrize(("option", "value"), [("ext_len", 2), ("memory_start", "empty")])
-def test_an_option_that_huggingface_lacks_is_named(option, value):
-    model = tiny_model(**{"memory_start": "zeros", option: value})
-    with pytest.raises(CheckpointError, match=f"{option}={value}"):
-        to_huggingface(model)
+NOWHERE = [  # options that neither family has, and the beginning of the message
+    ({"terms": "abd"}, "terms=abd: "),
+    ({"memory_reset": "document", "mem_len": 0, "memory_start": "empty"}, "memory_reset=document: "),
+    ({"qk_norm": True}, "qk_norm=True: "),
+    ({"norm": "rms"}, "norm=rms: .* has only norm=layer"),
+    ({"feed_forward": "swiglu"}, "feed_forward=swiglu: .* has only feed_forward=relu"),
+    ({"final_norm": True}, "final_norm=True: .* has only final_norm=False"),
+]
+NOT_IN_HUGGINGFACE = [
+    *((options, f"encoding={options['encoding']}: ") for options in FURTHER_ARCHITECTURES if "encoding" in options),
+    ({"ext_len": 2}, "ext_len=2: "),
+    ({"memory_start": "empty"}, "memory_start=empty: "),
+]
+
+
+@pytest.mark.parametrize(
+    ("convert", "options", "message"),
+    [
+        *((convert, *case) for convert in (to_original, to_huggingface) for case in NOWHERE),
+        *((to_huggingface, *case) for case in NOT_IN_HUGGINGFACE),
+    ],
+)
+def test_what_a_format_cannot_hold_is_named(convert, options, message):
+    with pytest.raises(CheckpointError, match=f"^{message}"):
+        convert(tiny_model(**{"memory_start": "zeros", **options}))
 
 
 def test_a_checkpoint_error_is_a_user_error_of_one_line():

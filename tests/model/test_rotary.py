@@ -10,7 +10,6 @@ from tests.covering import product_of
 from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
 from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.encodings.alibi import slopes
 from txl_lightning.model.encodings.base import register_encoding
@@ -226,10 +225,3 @@ def test_qk_norm_is_the_root_mean_square_of_each_head() -> None:
         expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
         torch.testing.assert_close(normed, expected, **EXACT)
     assert torch.equal(v, normed_v)
-
-
-def test_a_model_with_qk_norm_is_not_converted() -> None:
-    model = tiny_model(qk_norm=True, memory_start="zeros", d_embed=None)
-    for convert in (to_original, to_huggingface):
-        with pytest.raises(CheckpointError, match="qk_norm=True"):
-            convert(model)

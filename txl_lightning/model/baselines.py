@@ -15,6 +15,7 @@ from txl_lightning.errors import require
 from txl_lightning.model.config import TieProjections, check_clusters
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.layers import Dropout, initialize
+from txl_lightning.model.memory import in_column_order
 from txl_lightning.model.softmax import TokenSoftmax
 
 Cell = Literal["lstm", "qrnn"]
@@ -265,14 +266,7 @@ class RecurrentState:
         Raises:
             ValueError: the parts leave a gap or overlap.
         """
-        parts = sorted(parts, key=lambda part: part.first_column)
-        column = parts[0].first_column
-        for part in parts:
-            if part.first_column != column:
-                raise ValueError(
-                    f"state parts do not join: columns from {part.first_column}, expected columns from {column}"
-                )
-            column += part.batch_size
+        parts = in_column_order(parts)
         return RecurrentState(
             previous=torch.cat([part.previous for part in parts], dim=1),
             cells=torch.cat([part.cells for part in parts], dim=1),

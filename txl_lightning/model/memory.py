@@ -98,15 +98,13 @@ class Memory:
         Raises:
             ValueError: the parts leave a gap, overlap, or were filled to different lengths.
         """
-        parts = sorted(parts, key=lambda part: part.first_column)
-        column = parts[0].first_column
+        parts = in_column_order(parts)
         for part in parts:
-            if part.first_column != column or part.filled != parts[0].filled:
+            if part.filled != parts[0].filled:
                 raise ValueError(
-                    f"memory parts do not join: columns from {part.first_column} filled {part.filled}, "
-                    f"expected columns from {column} filled {parts[0].filled}"
+                    f"parts do not join: columns from {part.first_column} filled {part.filled}, "
+                    f"expected filled {parts[0].filled}"
                 )
-            column += part.batch_size
         in_document_B = None
         if parts[0].in_document_B is not None:
             in_document_B = torch.cat([part.document_states() for part in parts])
@@ -128,3 +126,18 @@ class Memory:
         """Rebuild a memory from `state_dict`."""
         numbers = {name: int(state[name]) for name in ("filled", "first_column")}
         return cls(states=state["states"], **numbers, in_document_B=state.get("in_document_B"))
+
+
+def in_column_order(parts: Sequence[Any]) -> list[Any]:
+    """Return memories, or other states, of neighbouring columns in the order of their columns.
+
+    Raises:
+        ValueError: the parts leave a gap or overlap.
+    """
+    parts = sorted(parts, key=lambda part: part.first_column)
+    column = parts[0].first_column
+    for part in parts:
+        if part.first_column != column:
+            raise ValueError(f"parts do not join: columns from {part.first_column}, expected columns from {column}")
+        column += part.batch_size
+    return parts

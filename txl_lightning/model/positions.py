@@ -62,7 +62,7 @@ def rotate(x_HBTE: Float[Tensor, "H B T E"], rotation_2SE: Float[Tensor, "2 S E"
     return (x * cos_TE).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin_TE).to(x_HBTE.dtype)
 
 
-def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]:
+def relative_shift(logits_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]:
     """Turn columns that count distances into columns that count keys, without a copy (appendix B).
 
     Row i of the input has a value for each of the distances K, K-1, …, 0; row i of the output has at column j
@@ -70,7 +70,7 @@ def relative_shift(scores_XTS: Float[Tensor, "X T S"]) -> Float[Tensor, "X T K"]
     so the result is a view that starts at number T. Entries with j > M + i belong to the next row; the causal
     mask must hide them.
     """
-    shifted: Tensor = _RelativeShift.apply(scores_XTS)
+    shifted: Tensor = _RelativeShift.apply(logits_XTS)
     return shifted
 
 
@@ -78,9 +78,9 @@ class _RelativeShift(torch.autograd.Function):
     """Forward: the view. Backward: the copy alone, where a slice would first fill the whole gradient with zeros."""
 
     @staticmethod
-    def forward(ctx: Any, scores_XTS: Tensor) -> Tensor:
-        X, T, S = scores_XTS.shape
-        return scores_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
+    def forward(ctx: Any, logits_XTS: Tensor) -> Tensor:
+        X, T, S = logits_XTS.shape
+        return logits_XTS.view(X, T * S)[:, T:].view(X, T, S - 1)
 
     @staticmethod
     def backward(ctx: Any, grad_XTK: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ class TransformerXLLayer(nn.Module):
         memory_BMD: Float[Tensor, "B M D"],
         positions: LayerPositions,
         visible: VisibleKeys,
-    ) -> Float[Tensor, "B T D"]:
+        places_Q: Int[Tensor, " Q"] | None = None,
+    ) -> Float[Tensor, "B Q D"]:
         """Compute the layer's output from its input and the memory of its earlier inputs.
 
         Args:
@@ -62,21 +63,17 @@ class TransformerXLLayer(nn.Module):
             memory_BMD: its inputs in earlier segments.
             positions: u, v and the encoding of the distances.
             visible: keys that the queries may attend to.
+            places_Q: places of the tokens whose output is returned; None for all.
         """
-        memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
-        return self.forward_with(lambda queries: self.attention(queries, memory, positions, visible), hidden_BTD)
+        memory_BMD = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
 
-    def forward_at(
-        self,
-        places_Q: Int[Tensor, " Q"],
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
-        positions: LayerPositions,
-        visible: VisibleKeys,
-    ) -> Float[Tensor, "B Q D"]:
-        """Compute the layer's output at some places only; arguments as in `forward`."""
-        states = [self.attention_norm(x) if self.pre_norm else x for x in (hidden_BTD, memory_BMD)]
-        attended_BQD = self.attention(*states, positions, visible)[:, places_Q]
+        def attend(queries_BTD: Tensor) -> Tensor:
+            attended: Tensor = self.attention(queries_BTD, memory_BMD, positions, visible)
+            return attended
+
+        if places_Q is None:
+            return self.forward_with(attend, hidden_BTD)
+        attended_BQD = attend(self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD)[:, places_Q]
         return self.forward_with(lambda _: attended_BQD, hidden_BTD[:, places_Q])
 
     def forward_with(
@@ -227,11 +224,8 @@ class TransformerXL(nn.Module):
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
                 visible = visible._replace(mask_TK=mask_TK[..., T - n_last :, :])
-            if n == config.n_layer - 1 and places_Q is not None:
-                assert isinstance(layer, TransformerXLLayer)
-                hidden_BTD = layer.forward_at(places_Q, queries_BTD, states_BMD, positions[n], visible)
-            else:
-                hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible)
+            places = places_Q if n == config.n_layer - 1 else None
+            hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
             if compressor is not None and compressor.needs_usage:
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))

@@ -17,7 +17,7 @@ class AlibiEncoding(Encoding):
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return the biases of the distances K, …, 0, the same in all layers."""
         distances_S = distances_of_keys(n_keys, clamp_len, like)
-        scale = self.d_head**0.5  # attention divides the whole score by sqrt(E)
+        scale = self.d_head**0.5  # attention divides all logits by sqrt(E)
         bias_HS = slopes(self.n_head, distances_S)[:, None] * (-scale * distances_S)
         return [LayerPositions(bias_HS=bias_HS.to(like.dtype))] * self.n_layer
 

@@ -18,8 +18,8 @@ class LayerPositions(NamedTuple):
     """Position information of one layer's attention; None for a part that its encoding or terms lack.
 
     Args:
-        u_HE: global content bias, term (c).
-        v_HE: global positional bias, term (d).
+        u_HE: content bias u, term (c).
+        v_HE: position bias v, term (d).
         sinusoids_SD: R of the distances K, …, 0 (S = K + 1), which the layer projects by its W_{k,R}.
         table_HSE: vectors of the distances K, …, 0, in place of W_{k,R} R.
         bias_HS: biases of the distances K, …, 0, in place of v·(W_{k,R} R).
@@ -34,7 +34,7 @@ class LayerPositions(NamedTuple):
     rotation_2SE: Tensor | None = None
 
     def of_terms(self, terms: str) -> LayerPositions:
-        """Keep only what these terms of the score need."""
+        """Keep only what these terms of the logits need."""
         r_needed = bool(set("bd") & set(terms))
         return LayerPositions(
             u_HE=self.u_HE if "c" in terms else None,
@@ -59,7 +59,7 @@ class LayerPositions(NamedTuple):
 class Encoding(nn.Module):
     """Base class of encodings: adds no positional information.
 
-    A subclass overrides `forward` to change the score by distance, `angles` to rotate queries and keys, or `embed`
+    A subclass overrides `forward` to change the logits by distance, `angles` to rotate queries and keys, or `embed`
     and `layer_input` to change the inputs; `register_encoding` makes it available.
 
     Args:
@@ -140,7 +140,7 @@ def register_encoding(
 ) -> Callable[[type[Encoding]], type[Encoding]]:
     """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
 
-    `table_HSE` or `sinusoids_SD` enter term (b) of the score, `bias_HS` term (d), before the division by
+    `table_HSE` or `sinusoids_SD` enter term (b) of the logits, `bias_HS` term (d), before the division by
     sqrt(E). A checkpoint holds only the name, so the class must be registered before one is loaded.
 
     Args:

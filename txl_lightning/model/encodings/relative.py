@@ -13,7 +13,7 @@ from txl_lightning.model.positions import sinusoids_of_distances
 
 @register_encoding("relative", "abcd", projects=True)
 class RelativeEncoding(Encoding):
-    """Sinusoids of distances, and u and v, shared by all layers or one per layer (`untie_biases`)."""
+    """Sinusoids of distances; content bias u and position bias v of all layers, or of each one (`untie_biases`)."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)

@@ -25,9 +25,9 @@ class SlidingWindow:
     Args:
         model: model whose weights are used, in evaluation mode; its memory and extended context are not used.
         attention_len: L, tokens of a window, the one before the prediction included.
-        fused: use torch's scaled_dot_product_attention, which never holds all scores: the same function,
-            faster. Only for encodings whose score has term (a) alone, unrotated, such as `absolute` and `al_rfou`, and
-            without resets.
+        fused: use torch's scaled_dot_product_attention, which never holds all logits: the same function,
+            faster. Only for encodings whose logits have term (a) alone, unrotated, such as `absolute` and `al_rfou`,
+            and without resets.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
