@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from txl_lightning.data.corpus import load_corpus
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
+from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.runs.utilization import training_flops
