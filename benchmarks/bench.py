@@ -1,16 +1,15 @@
 """Measure speed and memory beside Hugging Face's TransfoXL, and write BENCHMARKS.md (`make bench`).
 
-Results are kept after every case: a bench that was stopped continues where it was. A case is measured again if its
-sizes, its rounds, the package, torch or the machine changed; one of a command also if conf/ changed.
+Each case is a job in a process of its own. Its result is kept when it ends: a bench that was stopped continues where it
+was. A case is measured again if its sizes, its rounds, the code that it runs, torch or the machine changed; one of a
+command also if conf/ changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -22,19 +21,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench_sections import PICTURE, SECTIONS, of_section, section
-from benchmarks.cases import AXES, COMPARISONS, TurnTaking
+from benchmarks.bench_sections import SECTIONS, section, write_section
+from benchmarks.cases import comparisons
 from benchmarks.commands import COMMANDS
-from benchmarks.page import PAGE, ROOT, write_section
-from benchmarks.rounds import TRANSFORMERS, measure
-from benchmarks.scaling import case_name, draw, scaled
+from benchmarks.worker import ROOT, TRANSFORMERS, measure
+from txl_lightning.cli import ROWS
+from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum, write_json
+from txl_lightning.jobs.identity import code_of
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
+from txl_lightning.jobs.progress import Progress
 from txl_lightning.reporting.machine import processor
 
 ROUNDS, WARMUP = 7, 1
+PAGE = ROOT / "BENCHMARKS.md"
 RESULTS = ROOT / "benchmarks" / "results"
 CONF = ROOT / "conf"
-COMMAND_FILES = ("commands", "training_costs")  # what is measured by commands depends on these and on conf/
 CUDA_STEPS = 20  # a turn on CUDA has this many times the steps
 
 
@@ -43,30 +45,24 @@ class Task:
     """Case to measure.
 
     Args:
+        name: section/case.
         measure: returns the record of the case.
         minutes: expected time.
         identity: everything that the record depends on, as JSON.
     """
 
+    name: str
     measure: Callable[[], dict[str, Any]]
     minutes: float
     identity: dict[str, Any]
-
-
-def comparisons() -> dict[str, TurnTaking]:
-    """Return all cases in which processes take turns, by section/case."""
-    named = {f"{group}/{name}": case for group, cases in COMPARISONS.items() for name, case in cases.items()}
-    for axis, values in AXES.items():
-        for value in values:
-            own = TurnTaking("training", scaled(axis, value), ("ours float32",), minutes=0.08, rounds=3)
-            named[f"scaling/{case_name(axis, value)}"] = own
-    return named
+    needs: tuple[str, ...] = ()
+    alone: bool = True
 
 
 def tasks(options: argparse.Namespace) -> dict[str, Task]:
     """Return the chosen tasks by section/case, in the order in which they are measured."""
     device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
-    common = {"package": package_checksum(), "torch": torch.__version__, "processor": device}
+    common = {"package": code_of("benchmarks.worker"), "torch": torch.__version__, "processor": device}
     found: dict[str, Task] = {}
     for name, case in comparisons().items():
         most = case.rounds or ROUNDS
@@ -76,14 +72,16 @@ def tasks(options: argparse.Namespace) -> dict[str, Task]:
         sizes = replace(case.sizes, threads=options.threads, device=options.device, steps=steps)
         own = partial(measure, replace(case, sizes=sizes, turns=turns), rounds, WARMUP)
         identity = {**common, "rounds": rounds, "turns": turns, "sizes": asdict(sizes)}
-        found[name] = Task(own, case.minutes * (rounds + WARMUP) / (most + WARMUP), as_json(identity))
+        found[name] = Task(name, own, case.minutes * (rounds + WARMUP) / (most + WARMUP), as_json(identity))
     if options.device == "cpu":
-        commands = checksum([*(ROOT / "benchmarks" / f"{name}.py" for name in COMMAND_FILES), *CONF.rglob("*.yaml")])
+        packages = (f"{row.package}.command" for row in ROWS)
+        common["package"] = code_of("benchmarks.commands", "txl_lightning.command_line.hydra_app", *packages)
+        conf = [file_checksum(path) for path in sorted(CONF.rglob("*.yaml"))]
         for name, (command, most, minutes) in COMMANDS.items():
             rounds = min(options.rounds, most)
             own = partial(in_scratch, command, rounds)
-            found[name] = Task(own, minutes * rounds / most, {**common, "rounds": rounds, "commands": commands})
-    order = sorted(found, key=lambda name: name.startswith("scaling/"))  # the picture is the least urgent
+            found[name] = Task(name, own, minutes * rounds / most, {**common, "rounds": rounds, "conf": conf})
+    order = sorted(found, key=lambda name: name.startswith("scaling/"))  # the least urgent
     return {name: found[name] for name in order if chosen(name, options.only)}
 
 
@@ -103,16 +101,6 @@ def in_scratch(command: Callable[[Path, int], dict[str, Any]], rounds: int) -> d
         return command(Path(scratch), rounds)
 
 
-def package_checksum() -> str:
-    """Return a checksum of the code that is measured."""
-    return checksum([*(ROOT / "txl_lightning").rglob("*.py"), ROOT / "benchmarks" / "worker.py"])
-
-
-def checksum(files: Sequence[Path]) -> str:
-    """Return a checksum of files, in whatever order they are given."""
-    return hashlib.sha256("".join(map(file_checksum, sorted(files))).encode()).hexdigest()
-
-
 def expected_minutes(task: Task, record: Mapping[str, Any] | None) -> float:
     """Return the time of the last measurement, for as many rounds, or else the usual one."""
     if record is None:
@@ -127,31 +115,45 @@ def plan(left: Mapping[str, Task], records: Mapping[str, Any]) -> list[str]:
     return [*lines, f"{len(left)} cases, about {sum(minutes.values()):.0f} minutes on an idle machine"]
 
 
-def measure_all(left: Mapping[str, Task], records: dict[str, Any], path: Path, budget: float | None) -> list[str]:
-    """Measure the cases that are left and keep each result; return the names of those that did not fit the budget."""
-    start, late = time.monotonic(), []
-    for i, (name, task) in enumerate(left.items()):
-        expected, used = expected_minutes(task, records.get(name)), (time.monotonic() - start) / 60
+def measure_all(
+    left: Mapping[str, Task], records: dict[str, Any], path: Path, budget: float | None
+) -> tuple[list[str], dict[str, str]]:
+    """Measure the cases that are left, each in a process of its own, and keep each result.
+
+    Returns:
+        The names of the cases that did not fit the budget, and the errors of those that failed.
+    """
+    begun, late = time.monotonic(), []
+
+    def start(task: Task, slot: int) -> JobProcess:
+        expected, used = expected_minutes(task, records.get(task.name)), (time.monotonic() - begun) / 60
         if budget is not None and used + expected > budget:
-            late.append(name)
-            continue
-        print(f"bench: {i + 1}/{len(left)} {name}, about {expected:.1f} min; {used:.1f} min so far", file=sys.stderr)
-        result = task.measure()
-        taken = (time.monotonic() - start) / 60 - used
-        facts = {"identity": task.identity, "date": datetime.date.today().isoformat(), "minutes": round(taken, 2)}
-        records[name] = {**facts, **result}
+            late.append(task.name)
+            raise UserError("no time left")
+        return JobProcess(task.measure)
+
+    def end(task: Task, ended: Ended) -> str | None:
+        if ended.value is None:
+            return ended.problem
+        today, minutes = datetime.date.today().isoformat(), round(ended.seconds / 60, 2)
+        records[task.name] = {"identity": task.identity, "date": today, "minutes": minutes, **ended.value}
         write_json(path, records)
-    return late
+        return None
+
+    jobs = Jobs(list(left.values()), start, end)
+    progress = Progress(jobs, lambda task: 60 * expected_minutes(task, records.get(task.name)))
+    jobs.show = progress.show
+    try:
+        jobs.run()
+    finally:
+        progress.close()
+    return late, {name: error for name, error in jobs.failed.items() if name not in late}
 
 
-def write_page(records: Mapping[str, Any], page: Path, results: Path) -> None:
-    """Write every section that has records, and beside the results the picture of the costs."""
-    picture = results.with_name(f"{results.stem}_{PICTURE}")
-    if of_section(records, "scaling"):
-        draw(of_section(records, "scaling"), picture)
-    link = Path(os.path.relpath(picture, page.parent)).as_posix()
+def write_page(records: Mapping[str, Any], page: Path) -> None:
+    """Write every section that has records."""
     for name in SECTIONS:
-        if text := section(name, records).replace(f"({PICTURE})", f"({link})"):
+        if text := section(name, records):
             write_section(page, name, text)
             print(f"{text}\n", flush=True)
 
@@ -190,7 +192,11 @@ def _at_least_one(text: str) -> int:
 
 
 def main() -> int:
-    """Measure what is left, keep it and write the page; return 2 if an environment is missing, 3 if cases are left."""
+    """Measure what is left, keep it and write the page.
+
+    Returns:
+        Exit status: 1 if cases failed, 2 if an environment is missing, 3 if the budget left cases.
+    """
     parser = arguments()
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -212,12 +218,17 @@ def main() -> int:
         print(f"bench: {TRANSFORMERS} is missing; `make bench` builds it", file=sys.stderr)
         return 2
     path.parent.mkdir(parents=True, exist_ok=True)
-    late = measure_all(left, records, path, options.budget)
-    write_page(records, page, path)
+    late, failed = measure_all(left, records, path, options.budget)
+    write_page(records, page)
+    for name, error in failed.items():
+        print(f"bench: {name} {error}; its error is above", file=sys.stderr)
     if late:
         print(f"bench: left for the next call (--budget {options.budget:g}): {', '.join(late)}", file=sys.stderr)
-    return 3 if late else 0
+    return 1 if failed else 3 if late else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Forked jobs import this module by its name, never as `__main__`.
+    from benchmarks.bench import main as main_by_name
+
+    sys.exit(main_by_name())

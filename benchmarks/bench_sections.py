@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.cases import BF16, FLOAT32, LIMITS, BenchmarkCase
-from benchmarks.page import aligned, spread
-from benchmarks.scaling import cost_name, curves, slope
-from benchmarks.training_costs import KEPT
+from benchmarks.cases import AXES, BF16, FLOAT32, LIMITS, BenchmarkCase, scaled, scaling_name
+from benchmarks.commands import KEPT
 from benchmarks.worker import CLIP
 
 Record = Mapping[str, Any]
 Records = Mapping[str, Record]  # by section/case
 NONE = "–"
+HEADER = "# Benchmarks\n\nRepeat them with `make bench`, which rewrites its sections of this file.\n"
 OURS, THEIRS = "ours", "huggingface"
 TURNS = (
     "Each implementation in each precision is a process; they take turns. Speeds are medians over rounds, ratios are "
     "medians of the ratios within a round (min–max); above 1, ours is faster. bf16 is autocast for both."
 )
-PICTURE = "scaling.png"
 TRAINING = (
     "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
     f'{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} "Of the limit" is the rate of the matrix products that '
@@ -162,14 +162,26 @@ def limits(cases: Records) -> list[str]:
 
 
 def scaling_section(records: Records) -> list[str]:
-    """Return title, picture and table of the cost of a training step against each size."""
+    """Return title and table of the cost of a training step against each size that has at least two records."""
     rows = [["size", "values", "ms a step", "slope", "slope at the end"]]
-    for axis, (sizes, seconds, flops) in curves(of_section(records, "scaling")).items():
+    cases = of_section(records, "scaling")
+    for axis, values in AXES.items():
+        sizes = [value for value in values if scaling_name(axis, value) in cases]
+        if len(sizes) < 2:
+            continue
+        own = [cases[scaling_name(axis, value)] for value in sizes]
+        seconds = [median(record["seconds"]["ours float32"]) / record["identity"]["sizes"]["steps"] for record in own]
+        flops = [scaled(axis, value).training_flops for value in sizes]
         slopes = [f"{slope(sizes[i:], seconds[i:]):.2f} ({slope(sizes[i:], flops[i:]):.2f})" for i in (0, -2)]
-        values = [", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)]
-        rows.append([cost_name(axis), *values, *slopes])
-    picture = f"![Cost of a training step against each size]({PICTURE})"
-    return ["## Cost against size", "", textwrap.fill(SCALING, 118), "", picture, "", aligned(rows)]
+        name = {"batch_size": "batch", "n_layer": "depth", "vocab_size": "vocabulary"}.get(axis, axis)
+        shown = ", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)
+        rows.append([name, *shown, *slopes])
+    return ["## Cost against size", "", textwrap.fill(SCALING, 118), "", aligned(rows)]
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of log y over log x between the first and the last point."""
+    return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])
 
 
 def commands_section(records: Records) -> list[str]:
@@ -273,3 +285,42 @@ def facts(records: Sequence[Record], groups: Sequence[str]) -> list[str]:
 def joined(values: Iterable[str | None]) -> str:
     """Return the different values, each once."""
     return " and ".join(sorted({value for value in values if value}))
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """Return the median, lowest and highest ratio as text."""
+    digits = 2 if median(ratios) < 10 else 1
+    return f"{median(ratios):.{digits}f} ({min(ratios):.{digits}f}–{max(ratios):.{digits}f})"
+
+
+def aligned(rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
+    """Return a Markdown table with aligned columns.
+
+    Args:
+        rows: the header and the rows below it.
+        n_left: number of first columns that hold words and align left.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [[*("-" * w for w in widths[:n_left]), *("-" * (w - 1) + ":" for w in widths[n_left:])]]
+    for row in rows:
+        left, right = zip(row[:n_left], widths, strict=False), zip(row[n_left:], widths[n_left:], strict=True)
+        lines.append([*(cell.ljust(w) for cell, w in left), *(cell.rjust(w) for cell, w in right)])
+    lines[0], lines[1] = lines[1], lines[0]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_section(path: Path, name: str, text: str) -> None:
+    """Replace the text between the markers of a section, or append the section; the rest of the file stays.
+
+    Raises:
+        SystemExit: the end marker is missing; the file is unchanged.
+    """
+    begin_marker, end_marker = f"<!-- bench:{name} begin -->", f"<!-- bench:{name} end -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else HEADER
+    before, begin, rest = page.partition(begin_marker)
+    _, end, after = rest.partition(end_marker)
+    if begin and not end:
+        raise SystemExit(f"bench: {path} has {begin_marker} without {end_marker}; the file is unchanged")
+    if not begin:
+        before, after = before.rstrip() + "\n\n", "\n"
+    path.write_text(f"{before}{begin_marker}\n{text}\n{end_marker}{after}", encoding="utf-8")

@@ -147,7 +147,7 @@ COMPARISONS = {
     },
 }
 
-# Sizes that the picture of the costs varies one at a time.
+# Sizes that are varied one at a time.
 AXES = {
     "segment": (32, 64, 128, 256, 512),
     "memory": (64, 256, 512, 1024, 2048),
@@ -156,3 +156,23 @@ AXES = {
     "vocab_size": (256, 1024, 4096, 8192, 16384),
 }
 SCALING_BASE = replace(SMALL, steps=2)
+
+
+def scaling_name(axis: str, value: int) -> str:
+    """Return the name of the case with one size changed; `base` where it is that of the base."""
+    return "base" if value == getattr(SCALING_BASE, axis) else f"{axis} {value}"
+
+
+def scaled(axis: str, value: int) -> BenchmarkCase:
+    """Return the sizes of a case with one size changed."""
+    return replace(SCALING_BASE, **{axis: value})  # type: ignore[arg-type]
+
+
+def comparisons() -> dict[str, TurnTaking]:
+    """Return all cases in which processes take turns, by section/case."""
+    named = {f"{group}/{name}": case for group, cases in COMPARISONS.items() for name, case in cases.items()}
+    for axis, values in AXES.items():
+        for value in values:
+            own = TurnTaking("training", scaled(axis, value), ("ours float32",), minutes=0.08, rounds=3)
+            named[f"scaling/{scaling_name(axis, value)}"] = own
+    return named

@@ -20,7 +20,6 @@ import csv
 import datetime
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -31,15 +30,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.rounds import TRANSFORMERS
+from benchmarks.worker import ROOT, TRANSFORMERS
 from txl_lightning.files import write_json
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
 from txl_lightning.reporting.machine import processor
 
-ROOT = Path(__file__).resolve().parents[1]
 GRACE_SECONDS = 45  # for a stopped part to save and end
 LEAST_TRAINING_SECONDS = 120
 START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-KERNELS = ("triton", "flex")
+KERNELS = ("flex",)
 SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
 BASE = (
     "experiment=paper/enwik8_base",
@@ -89,7 +88,7 @@ class GpuSession:
         else:
             print(f"gpu.sh: {name}, at most {limit:.0f} s …", file=sys.stderr, flush=True)
             begun = time.monotonic()
-            record["status"] = _run(words, log, limit)
+            record["status"] = _run(TimedPart(name, [sys.executable, *words]), log, limit)
             record["seconds"] = round(time.monotonic() - begun, 1)
         self.parts.append(record)
         self.write()
@@ -103,24 +102,30 @@ class GpuSession:
         write_json(self.output / "summary.json", {**facts, "parts": self.parts})
 
 
-def _run(words: Sequence[str], log: Path, limit: float) -> str:
+@dataclass(frozen=True)
+class TimedPart:
+    """One part as a job."""
+
+    name: str
+    words: list[str]
+    needs: tuple[str, ...] = ()
+    alone: bool = True
+
+
+def _run(part: TimedPart, log: Path, limit: float) -> str:
     """Run a process; after the limit ask it to end, and kill it if it does not. Return how it ended."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            return f"exit {process.wait(limit)}"
-        except subprocess.TimeoutExpired:
-            process.terminate()
-        try:
-            return f"stopped after its time, exit {process.wait(GRACE_SECONDS)}"
-        except subprocess.TimeoutExpired:
-            return "killed after its time"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    status: list[int | None] = []
+
+    def start(part: TimedPart, slot: int) -> JobProcess:
+        log.write_text("")
+        return JobProcess(execute, part.words, log=log)
+
+    def end(part: TimedPart, ended: Ended) -> None:
+        status.append(ended.status)
+
+    jobs = Jobs([part], start, end, grace_seconds=GRACE_SECONDS, first_signal=signal.SIGTERM, limit=limit)
+    jobs.run()
+    return f"{'stopped after its time, ' if jobs.stopped else ''}exit {status[0]}"
 
 
 def train_words(session: GpuSession, name: str, steps: int, *overrides: str) -> list[str]:
@@ -191,7 +196,7 @@ def measure(session: GpuSession) -> None:
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
     session.run("kernels", kernels, 90)
-    few = ["-k", "one_mask"] if session.dry_run else []
+    few = ["-k", "formula"] if session.dry_run else []
     gradients = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not slow", *few, "tests/model/kernels"]
     session.run("gradients", gradients, 60)
     session.kept = 0

@@ -1,7 +1,9 @@
-"""Worker process of a benchmark: builds one implementation and runs steps of a workload on request.
+"""Turns of a benchmark: one worker process for each implementation, and the rounds in which they take turns.
 
-Each JSON line on standard input, such as `{"steps": 5}`, is answered on standard output with the seconds of the steps
-and the peak memory. An implementation is imported only when it is chosen: Hugging Face's lives in its own environment.
+Turns spread the machine's other load over all implementations; only ratios within a round compare them. A worker runs
+steps of a workload on request: each JSON line on its standard input, such as `{"steps": 5}`, is answered with the
+seconds of the steps and the peak memory. An implementation is imported only when it is chosen: Hugging Face's lives in
+its own environment.
 """
 
 from __future__ import annotations
@@ -9,27 +11,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases import BF16, LIMITS, BenchmarkCase
+from benchmarks.cases import BF16, LIMITS, BenchmarkCase, TurnTaking
 
+ROOT = Path(__file__).parent.parent
+OWN, TRANSFORMERS = Path(sys.executable), ROOT / ".venv-transformers" / "bin" / "python"
+PAUSE_SECONDS = 0.2  # before each turn, until the threads of the other worker sleep
 LEARNING_RATE = 0.00025
 CLIP = 0.25
 TOP_K = 40
 
-Forward = Callable[[Tensor, Any], tuple[Tensor, Any]]
-Draw = Callable[[Tensor, int], Any]
+Prepare = Callable[[int], Callable[[], object]]
 
 
 def our_model(case: BenchmarkCase) -> Any:
@@ -82,129 +87,109 @@ def their_model(case: BenchmarkCase) -> Any:
     return TransfoXLLMHeadModel(config)
 
 
-def train_ours(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
-    """Build our training forward pass: tokens, memory -> mean loss of the segment, memory."""
-    model = our_model(case)
-
-    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
-        return nll.mean(), memory
-
-    return model, forward
+MODELS: dict[str, Callable[[BenchmarkCase], Any]] = {"ours": our_model, "huggingface": their_model}
 
 
-def train_theirs(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
-    """Build Hugging Face's training forward pass; it shifts the labels itself and scores one token a segment less."""
-    model = their_model(case)
-
-    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        segment = tokens[:, :-1]
-        output = model(segment, labels=segment, mems=memory)
-        return output.loss, output.mems
-
-    return model, forward
+def train_ours(model: Any, tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    """Return the mean loss of a segment, and the memory."""
+    nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
+    return nll.mean(), memory
 
 
-def evaluate_ours(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
-    """Build our evaluation forward pass: tokens, memory of keys and values -> log-probabilities, memory."""
+def train_theirs(model: Any, tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    """Return the same of Hugging Face's model; it shifts the labels itself and scores one token a segment less."""
+    output = model(tokens[:, :-1], labels=tokens[:, :-1], mems=memory)
+    return output.loss, output.mems
+
+
+def evaluate_ours(model: Any, tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    """Return the log-probabilities of a segment, and the memory of keys and values."""
+    cached = cached_model(model)
+    hidden, memory = cached(tokens[:, :-1], memory)
+    return cached.log_probabilities(hidden), memory
+
+
+@cache
+def cached_model(model: Any) -> Any:
+    """Return the model for inference, made once its weights are on their device and autocast is on."""
     from txl_lightning.model.inference.cached import CachedTransformerXL
 
-    model = our_model(case)
-    cached: Any = None
-
-    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        nonlocal cached
-        if cached is None:
-            cached = CachedTransformerXL(model)  # the weights are on their device now, and autocast is on
-        hidden, memory = cached(tokens[:, :-1], memory)
-        return cached.log_probabilities(hidden), memory
-
-    return model, forward
+    return CachedTransformerXL(model)
 
 
-def evaluate_theirs(case: BenchmarkCase) -> tuple[nn.Module, Forward]:
-    """Build Hugging Face's evaluation forward pass."""
-    model = their_model(case)
-
-    def forward(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
-        output = model(tokens[:, :-1], mems=memory)
-        return output.prediction_scores, output.mems
-
-    return model, forward
+def evaluate_theirs(model: Any, tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+    """Return the same of Hugging Face's model."""
+    output = model(tokens[:, :-1], mems=memory)
+    return output.prediction_scores, output.mems
 
 
-def draw_ours(case: BenchmarkCase) -> tuple[nn.Module, Draw]:
-    """Build our generation: prompts, number of tokens -> nothing; draws from the likeliest tokens."""
+def draw_ours(model: Any, prompt_BT: Tensor, n_tokens: int) -> None:
+    """Draw tokens from the likeliest."""
     from txl_lightning.model.inference.generation import generate_all
 
-    model = our_model(case)
-    return model, lambda prompt_BT, n_tokens: generate_all(model, prompt_BT, n_tokens, top_k=TOP_K)
+    generate_all(model, prompt_BT, n_tokens, top_k=TOP_K)
 
 
-def draw_theirs(case: BenchmarkCase) -> tuple[nn.Module, Draw]:
-    """Build the same loop around Hugging Face's model."""
-    model = their_model(case)
-
-    @torch.no_grad()
-    def draw(tokens_BT: Tensor, n_tokens: int) -> None:
-        memory = None
-        for _ in range(n_tokens):
-            output = model(tokens_BT, mems=memory)
-            likeliest_Bk, tokens_Bk = output.prediction_scores[:, -1].float().topk(TOP_K)
-            tokens_BT = tokens_Bk.gather(1, torch.multinomial(likeliest_Bk.softmax(-1), 1))
-            memory = output.mems
-
-    return model, draw
+@torch.no_grad()
+def draw_theirs(model: Any, tokens_BT: Tensor, n_tokens: int) -> None:
+    """Do the same with Hugging Face's model."""
+    memory = None
+    for _ in range(n_tokens):
+        output = model(tokens_BT, mems=memory)
+        likeliest_Bk, tokens_Bk = output.prediction_scores[:, -1].float().topk(TOP_K)
+        tokens_BT = tokens_Bk.gather(1, torch.multinomial(likeliest_Bk.softmax(-1), 1))
+        memory = output.mems
 
 
-class Workload(ABC):
+FORWARD: dict[str, dict[str, Callable[..., Any]]] = {
+    "training": {"ours": train_ours, "huggingface": train_theirs},
+    "evaluation": {"ours": evaluate_ours, "huggingface": evaluate_theirs},
+    "generation": {"ours": draw_ours, "huggingface": draw_theirs},
+}
+
+
+@dataclass
+class Workload:
     """Work that is timed.
 
-    Args:
-        implementation: key of `implementations`.
+    Attributes:
         case: sizes.
+        prepare: returns a function that does the work of so many steps.
+        memory_before: bytes of the process before the model was built.
+        model: the model; None without one.
+        work: floating-point operations or bytes of a turn, of a limit.
+        context: returns the context in which a turn is prepared and run.
     """
 
-    implementations: ClassVar[dict[str, Any]]
+    case: BenchmarkCase
+    prepare: Prepare
+    memory_before: int
+    model: Any = None
+    work: float | None = None
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
-        torch.set_num_threads(case.threads)
-        torch.manual_seed(0)
-        self.case = case
-        self.memory_before = resident_bytes("VmRSS")
-        self.build = self.implementations[implementation]
-
-    @abstractmethod
-    def prepare(self, steps: int) -> Callable[[], object]:
-        """Return a function that does the work of `steps` steps."""
+    def run(self, steps: int) -> float:
+        """Run steps and return their seconds."""
+        wait = torch.cuda.synchronize if self.case.device == "cuda" else lambda: None
+        with self.context():
+            work = self.prepare(steps)
+            wait()
+            start = time.perf_counter()
+            work()
+            wait()
+            return time.perf_counter() - start
 
     def describe(self) -> dict[str, Any]:
-        """Return the versions and the device."""
+        """Return versions, device, and the number of parameters or the work of a turn."""
         library = sys.modules.get("transformers")
+        own = {"work": self.work} if self.work else {}
+        own |= {"parameters": sum(p.numel() for p in self.model.parameters())} if self.model else {}
         return {
             "torch": torch.__version__,
             "transformers": library.__version__ if library else None,
             "accelerator": torch.cuda.get_device_name() if self.case.device == "cuda" else None,
+            **own,
         }
-
-    def run(self, steps: int) -> float:
-        """Run steps and return their seconds."""
-        with self.context():
-            work = self.prepare(steps)
-            self.synchronize()
-            start = time.perf_counter()
-            work()
-            self.synchronize()
-            return time.perf_counter() - start
-
-    def context(self) -> AbstractContextManager[object]:
-        """Return the context in which a turn is prepared and run."""
-        return nullcontext()
-
-    def synchronize(self) -> None:
-        """Wait for the GPU, if there is one."""
-        if self.case.device == "cuda":
-            torch.cuda.synchronize()
 
     def peak_bytes(self) -> int:
         """Return the largest memory so far, without that of the libraries."""
@@ -213,142 +198,100 @@ class Workload(ABC):
         return resident_bytes("VmHWM") - self.memory_before
 
 
-class ModelWorkload(Workload):
-    """Work of a model."""
+def make_workload(name: str, implementation: str, case: BenchmarkCase) -> Workload:
+    """Return the workload of an implementation; limits and the loader are the same for all.
 
-    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
-        super().__init__(implementation, case)
-        self.model, self.forward = self.build(case)
-        self.model.to(case.device)
+    A tiny model takes a step first: what the libraries load at their first use is no memory of the model.
 
-    def describe(self) -> dict[str, Any]:
-        """Add the number of parameters."""
-        return {**super().describe(), "parameters": sum(p.numel() for p in self.model.parameters())}
+    Args:
+        name: training (forward, backward, clipping, update), evaluation (forward passes), or generation (tokens drawn
+            one at a time after a prompt of one token; a step is one token).
+        implementation: ours, huggingface, loader (segments of the streams without a model), matrix or bandwidth (the
+            limits of the machine; a step is all of a turn).
+        case: sizes.
+    """
+    torch.set_num_threads(case.threads)
+    memory_before = resident_bytes("VmRSS")
+    if implementation == "loader":
+        return Workload(case, partial(load, case), memory_before)
+    if implementation in ("matrix", "bandwidth"):
+        return limit_workload(case, implementation == "matrix", memory_before)
+    tiny = replace(case, n_layer=1, d_model=32, n_head=2, d_inner=32, segment=8, memory=8, batch_size=2)
+    if case != tiny:
+        make_workload(name, implementation, tiny).run(1)
+        memory_before = resident_bytes("VmRSS")
+    torch.manual_seed(0)
+    model = MODELS[implementation](case).to(case.device)
+    forward = partial(FORWARD[name][implementation], model)
+    if name == "training":
+        return Workload(case, partial(segments, case, training_step(model, forward, case)), memory_before, model)
+    model.eval()
+    context = partial(autocast, case)  # as in `txl evaluate`: weights are cast once, not in every segment
+    if name == "generation":
+        prepare: Prepare = lambda steps: partial(forward, random_tokens(case, case.batch_size, 1), steps)  # noqa: E731
+    else:
+        prepare = partial(warm_segments, case, torch.no_grad()(with_memory(forward, case)))
+    return Workload(case, prepare, memory_before, model, context=context)
 
 
-class SegmentWorkload(ModelWorkload):
-    """Model on segments of random tokens, with a memory carried from step to step."""
+def with_memory(forward: Callable[..., Any], case: BenchmarkCase) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass of a segment that carries its memory from call to call."""
+    memory = None
 
-    memory: Any = None
-
-    def prepare(self, steps: int) -> Callable[[], object]:
-        case = self.case
-        segments = random_tokens(case, steps, case.batch_size, case.segment + 1)
-        return lambda: [self.step(segment) for segment in segments]
-
-    @abstractmethod
-    def step(self, tokens: Tensor) -> None:
-        """Process one segment."""
-
-    def infer(self, tokens: Tensor) -> Tensor:
-        """Run the forward pass of one segment."""
-        with autocast(self.case):
-            result, self.memory = self.forward(tokens, self.memory)
+    def infer(tokens: Tensor) -> Tensor:
+        nonlocal memory
+        with autocast(case):
+            result, memory = forward(tokens, memory)
         return result
 
+    return infer
 
-class TrainingWorkload(SegmentWorkload):
-    """Training steps: forward, backward, clipping, update."""
 
-    implementations: ClassVar[dict[str, Any]] = {"ours": train_ours, "huggingface": train_theirs}
+def training_step(model: nn.Module, forward: Callable[..., Any], case: BenchmarkCase) -> Callable[[Tensor], object]:
+    """Return a step: forward, backward, clipping, update."""
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=LEARNING_RATE, fused=True)
+    loss_of = with_memory(forward, case)
 
-    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
-        super().__init__(implementation, case)
-        self.model.train()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-
-    def step(self, tokens: Tensor) -> None:
-        loss = self.infer(tokens)
-        self.optimizer.zero_grad()
+    def step(tokens: Tensor) -> None:
+        loss = loss_of(tokens)
+        optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+
+    return step
 
 
-class InferenceWorkload(ModelWorkload):
-    """Work without gradients."""
-
-    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
-        super().__init__(implementation, case)
-        self.model.eval()
-
-    def context(self) -> AbstractContextManager[object]:
-        return autocast(self.case)  # as in `txl evaluate`: weights are cast once, not in every segment
+def segments(case: BenchmarkCase, step: Callable[[Tensor], object], steps: int) -> Callable[[], object]:
+    """Draw the tokens of segments; return the steps on them."""
+    tokens = random_tokens(case, steps, case.batch_size, case.segment + 1)
+    return lambda: [step(segment) for segment in tokens]
 
 
-class EvaluationWorkload(InferenceWorkload, SegmentWorkload):
-    """Forward passes with a memory that starts full of zeros."""
-
-    implementations: ClassVar[dict[str, Any]] = {"ours": evaluate_ours, "huggingface": evaluate_theirs}
-
-    def prepare(self, steps: int) -> Callable[[], object]:
-        super().prepare(self.case.untimed)()
-        return super().prepare(steps)
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor) -> None:
-        self.infer(tokens)
+def warm_segments(case: BenchmarkCase, step: Callable[[Tensor], object], steps: int) -> Callable[[], object]:
+    """Take the untimed steps; return those that are timed."""
+    segments(case, step, case.untimed)()
+    return segments(case, step, steps)
 
 
-class GenerationWorkload(InferenceWorkload):
-    """Tokens drawn one at a time, after a prompt of one token and a memory full of zeros; a step is one token."""
+def load(case: BenchmarkCase, steps: int) -> Callable[[], object]:
+    """Return the reading of segments from the training streams."""
+    from txl_lightning.data.streams import OrderedStreams
 
-    implementations: ClassVar[dict[str, Any]] = {"ours": draw_ours, "huggingface": draw_theirs}
-
-    def prepare(self, steps: int) -> Callable[[], object]:
-        prompt_BT = random_tokens(self.case, self.case.batch_size, 1)
-        return lambda: self.forward(prompt_BT, steps)
-
-
-class LoaderWorkload(Workload):
-    """Segments of the training streams, without a model."""
-
-    implementations: ClassVar[dict[str, Any]] = {"loader": None}
-
-    def prepare(self, steps: int) -> Callable[[], object]:
-        from txl_lightning.data.streams import OrderedStreams
-
-        case = self.case
-        tokens = random_tokens(case, 2 * case.tokens * (steps + 1)).cpu().numpy().astype("uint8")
-        segments = iter(OrderedStreams(tokens, case.batch_size, case.segment))
-        return lambda: list(islice(segments, steps))
+    tokens = random_tokens(case, 2 * case.tokens * (steps + 1)).cpu().numpy().astype("uint8")
+    streams = iter(OrderedStreams(tokens, case.batch_size, case.segment))
+    return lambda: list(islice(streams, steps))
 
 
-class LimitWorkload(Workload):
-    """Limits of the machine: products of large matrices, and reads of a large buffer; a step is all of a turn."""
-
-    implementations: ClassVar[dict[str, Any]] = {"matrix": None, "bandwidth": None}
-
-    def __init__(self, implementation: str, case: BenchmarkCase) -> None:
-        super().__init__(implementation, case)
-        dtype = torch.bfloat16 if case.precision == BF16 else torch.float32
-        limits, is_matrix = LIMITS[case.device], implementation == "matrix"
-        shape = (limits.matrix_size, limits.matrix_size) if is_matrix else (limits.buffer_values,)
-        self.values = torch.randn(shape, dtype=dtype, device=case.device)  # a GPU multiplies ones faster
-        self.times = limits.products if is_matrix else limits.reads
-
-    def describe(self) -> dict[str, Any]:
-        """Add the floating-point operations or bytes of a turn."""
-        values = self.values
-        once = 2 * len(values) ** 3 if values.dim() == 2 else values.numel() * values.element_size()
-        return {**super().describe(), "work": self.times * once}
-
-    def prepare(self, steps: int) -> Callable[[], object]:
-        values = self.values
-        once = values.sum if values.dim() == 1 else lambda: values @ values
-        return lambda: all(once() is not None for _ in range(self.times))  # keeps no result
-
-
-WORKLOADS: dict[str, type[Workload]] = {
-    "training": TrainingWorkload,
-    "evaluation": EvaluationWorkload,
-    "generation": GenerationWorkload,
-}
-OTHER_WORKLOADS: dict[str, type[Workload]] = {
-    "loader": LoaderWorkload,
-    "matrix": LimitWorkload,
-    "bandwidth": LimitWorkload,
-}
+def limit_workload(case: BenchmarkCase, is_matrix: bool, memory_before: int) -> Workload:
+    """Return products of large matrices, or reads of a large buffer."""
+    dtype, limits = torch.bfloat16 if case.precision == BF16 else torch.float32, LIMITS[case.device]
+    shape = (limits.matrix_size, limits.matrix_size) if is_matrix else (limits.buffer_values,)
+    values = torch.randn(shape, dtype=dtype, device=case.device)  # a GPU multiplies ones faster
+    times, once = (limits.products, lambda: values @ values) if is_matrix else (limits.reads, values.sum)
+    work = times * (2 * limits.matrix_size**3 if is_matrix else values.numel() * values.element_size())
+    prepare = lambda steps: lambda: all(once() is not None for _ in range(times))  # noqa: E731 (keeps no result)
+    return Workload(case, prepare, memory_before, work=work)
 
 
 def autocast(case: BenchmarkCase) -> torch.autocast:
@@ -371,16 +314,65 @@ def resident_bytes(name: str) -> int:
     return 1024 * int(found[1])
 
 
-def make_workload(name: str, implementation: str, case: BenchmarkCase) -> Workload:
-    """Return the workload of an implementation; limits and the loader are the same for all.
+class Worker:
+    """Process that runs steps of one implementation on request and is idle otherwise; it ends with this process.
 
-    A tiny model takes a step first: what the libraries load at their first use is no memory of the model.
+    Args:
+        workload: name of the workload.
+        turn: implementation and precision, such as `ours bf16`.
+        sizes: sizes of the case.
     """
-    if implementation in OTHER_WORKLOADS:
-        return OTHER_WORKLOADS[implementation](implementation, case)
-    tiny = replace(case, n_layer=1, d_model=32, n_head=2, d_inner=32, segment=8, memory=8, batch_size=2)
-    WORKLOADS[name](implementation, tiny).run(1)
-    return WORKLOADS[name](implementation, case)
+
+    def __init__(self, workload: str, turn: str, sizes: BenchmarkCase) -> None:
+        self.turn = turn
+        implementation, precision = turn.split()
+        python = TRANSFORMERS if implementation == "huggingface" else OWN
+        words = [workload, implementation, json.dumps(asdict(replace(sizes, precision=precision)))]
+        self.process = subprocess.Popen(
+            [python, "-m", "benchmarks.worker", *words],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next answer; the first one describes the workload."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            raise SystemExit(f"bench: the worker for {self.turn} failed; its error is above")
+        return json.loads(line)
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """Run steps and return their `seconds`, and the `peak_bytes` of the process so far."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def measure(comparison: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
+    """Run rounds in which every process takes one turn, in alternating order; run it in a process of its own.
+
+    Returns:
+        `workers` (their descriptions), `peak_bytes` and, with a number for each round after the warm-up, `seconds`;
+        all by turn.
+    """
+    sizes = comparison.sizes
+    workers = [Worker(comparison.workload, turn, sizes) for turn in comparison.turns]
+    descriptions = {worker.turn: worker.answer() for worker in workers}
+    answers: dict[str, list[dict[str, Any]]] = {worker.turn: [] for worker in workers}
+    for i in range(warmup + rounds):
+        for worker in workers if i % 2 == 0 else reversed(workers):
+            time.sleep(PAUSE_SECONDS)
+            answers[worker.turn].append(worker.run(sizes.steps))
+    return {
+        "workers": descriptions,
+        "peak_bytes": {turn: given[-1]["peak_bytes"] for turn, given in answers.items()},
+        "seconds": {turn: [answer["seconds"] for answer in given[warmup:]] for turn, given in answers.items()},
+    }
 
 
 def main() -> None:

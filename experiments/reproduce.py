@@ -18,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.claims import judged
 from experiments.engine.jobs import composed
 from experiments.engine.outcomes import Outcomes
-from experiments.engine.plan import Plan, Progress, Stopwatch, make_plan
-from experiments.engine.runner import Runner
+from experiments.engine.plan import Plan, Stopwatch, make_plan
 from experiments.engine.setup import Setup, parse
 from experiments.report.assemble import assemble
 from experiments.report.rendering import write_report
@@ -125,17 +124,7 @@ def run(plan: Plan) -> dict[str, Any]:
     with Stopwatch(setup.directory / "clock.json", restart) as watch:
         if restart:
             ended.unlink()
-        progress = Progress(plan.jobs, plan.estimate.seconds, plan.cores_in_use)
-
-        def show(runner: Runner) -> None:
-            progress(runner)
-            watch.tick()
-
-        plan.runner.show = show
-        try:
-            plan.runner.run(plan.jobs)
-        finally:
-            progress.close()
+        plan.runner.run(plan.jobs, plan.progress, watch.tick)
         outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs))
         sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
         return assemble(setup, plan.jobs, plan.runner, sections, judged(sections), setup.command, watch)

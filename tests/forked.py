@@ -76,6 +76,8 @@ def _run(
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, stream.fileno())
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # ignored in the fork server, if jobs started it
+        signal.signal(number, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)

@@ -69,7 +69,7 @@ def files(directory: Path) -> None:
         (["train", "experiment=published/enwik8_large"], "experiment=published/enwik8_large: must be one of laptop_"),
         (["evaluate", "experiment=paper/enwik8_large"], "experiment=paper/enwik8_large: must be one of published/"),
         (["evaluate", "--checkpoint", "a.ckpt"], "--checkpoint: no such flag; options have no dashes: checkpoint=…"),
-        (["evaluate"], "missing mandatory value: checkpoint"),
+        (["evaluate"], "txl evaluate: checkpoint: must be given (checkpoint=…)"),
         (["evaluate", "checkpoint=empty.txt"], "checkpoint=empty.txt: is not a checkpoint"),
         (
             ["evaluate", "checkpoint=a", "attention_lengths=64"],

@@ -22,10 +22,10 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention.command import run as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate.command import run as evaluate
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.generate.command import run as generate
 from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.perplexity.command import run as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import window_reader

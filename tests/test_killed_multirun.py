@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.forked import ForkedCommand, start_module
+from tests.test_multirun import jobs_of
 from tests.test_resumed_multirun import RANGE, words
 
 # Starting a job takes seconds, so that a test has time for few kills; the ten of the measurement: TXL_KILLS=10.
@@ -31,8 +32,8 @@ def start(directory: Path, *arguments: str) -> ForkedCommand:
 def victims(process: ForkedCommand) -> list[int]:
     """Process ids of the multirun and of the jobs that run."""
     try:
-        return [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
-    except psutil.NoSuchProcess:
+        return [process.pid, *(job.pid for job in jobs_of(process))]
+    except (psutil.NoSuchProcess, ProcessLookupError):
         return []
 
 

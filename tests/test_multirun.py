@@ -1,6 +1,7 @@
 """Multiruns as a user starts them: their training, files and messages."""
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -58,6 +59,13 @@ def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp
         assert '"sweep"' in record
 
 
+def jobs_of(process: ForkedCommand) -> list[psutil.Process]:
+    """Return the processes of the running jobs, which have sessions of their own."""
+    return [
+        child for child in psutil.Process(process.pid).children(recursive=True) if os.getsid(child.pid) == child.pid
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", DEVICES)
 def test_optuna_minimises_the_validation_loss(tmp_path: Path, devices: int) -> None:
@@ -79,7 +87,7 @@ def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
     curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
     while process.poll() is None and not all(curve.exists() for curve in curves):
         time.sleep(0.1)
-    jobs = psutil.Process(process.pid).children(recursive=True)
+    jobs = jobs_of(process)
     assert len(jobs) == 2
     process.send_signal(signal.SIGINT)
     done = process.finish(timeout=30)

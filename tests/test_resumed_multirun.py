@@ -55,6 +55,8 @@ def test_results_are_sorted_by_loss_with_the_overrides_that_differ(whole: Path) 
     metrics = [json.loads((whole / f"sweep/{job['job']}/metrics.json").read_text()) for job in found["jobs"]]
     assert [job["objective"] for job in found["jobs"]] == sorted(values["val/nll"] for values in metrics)
     assert {job["job"]: job["overrides"] for job in found["jobs"]} == {str(i): {"seed": str(i + 1)} for i in range(3)}
+    shown = ("steps", *(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "bpb")))
+    assert [job["metrics"] for job in found["jobs"]] == [{name: values[name] for name in shown} for values in metrics]
     lines = (whole / "sweep/multirun.md").read_text().splitlines()
     assert lines[0] == "| job | seed | val bpc | test bpc | state |"
     best = found["jobs"][0]

@@ -23,7 +23,7 @@ ROWS = (
     ),
     Command(
         "evaluate",
-        package="txl_lightning.evaluation.evaluate",
+        package="txl_lightning.evaluation.perplexity",
         options="EvaluateOptions",
         usage="evaluate checkpoint=PATH",
         summary="loss of a checkpoint (nll, ppl or bpc) at any lengths; sweep of attention lengths",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -23,15 +20,14 @@ from experiments.engine.setup import Setup, default_parallel, make_slots
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_json
+from txl_lightning.jobs.processes import Jobs
+from txl_lightning.jobs.progress import Progress, clock
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.training.progress import PROGRESS_FILE
 
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
-SECONDS_BETWEEN_LINES = 30.0
-SECONDS_BETWEEN_UPDATES = 0.25
 SEEN = 0.1  # share of its steps from which a running training shows its speed
-CLEAR_LINE = "\r\033[K"
 SAVE_EVERY_SECONDS = 5.0
 
 
@@ -97,6 +93,16 @@ class Plan:
     def finished(self) -> list[Job]:
         """Jobs that need not run again."""
         return [job for job in self.jobs if self.runner.is_finished(job)]
+
+    def progress(self, jobs: Jobs[Job]) -> Progress[Job]:
+        """Return the progress of running jobs, with steps and loss of each training."""
+        return Progress(
+            jobs,
+            self.estimate.seconds,
+            self.cores_in_use,
+            describe=lambda job: training_progress(self.runner.folder(job).path),
+            share=lambda job: training_share(self.runner.folder(job).path),
+        )
 
     def summary(self) -> str:
         """Return one line: how many jobs there are, how many are finished, and where they write."""
@@ -210,81 +216,6 @@ def _speed(run: Path) -> float | None:
         return None
 
 
-class Progress:
-    """Line on standard error, updated on a terminal; else a line for each ended job and one every 30 seconds.
-
-    Args:
-        jobs: all jobs, finished ones included.
-        estimate: seconds of a job that has not run, on the machine of the profile.
-        slots: jobs that run at once.
-    """
-
-    def __init__(self, jobs: list[Job], estimate: Callable[[Job], float], slots: int) -> None:
-        self.jobs, self.estimate, self.slots = {job.name: job for job in jobs}, estimate, slots
-        self._on_terminal = sys.stderr.isatty()
-        self._reported = self._before = set[str]()
-        self._last_update: float | None = None
-
-    def __call__(self, runner: Runner) -> None:
-        """Report jobs that ended since the last call and, when it is time, the running ones."""
-        done, failed = runner.state.done, runner.state.failed
-        if self._last_update is None:
-            self._before = self._reported = set(done)  # finished in earlier calls
-        for name in [name for name in self.jobs if name in {*done, *failed} - self._reported]:
-            seconds = runner.record(self.jobs[name]).get("seconds", 0)
-            self._print_line(failed.get(name) or f"{name}: done in {seconds:.0f} s")
-        self._reported = {*done, *failed}
-        now, pause = time.monotonic(), SECONDS_BETWEEN_UPDATES if self._on_terminal else SECONDS_BETWEEN_LINES
-        if self._last_update is None or now - self._last_update >= pause:
-            self._last_update = now
-            if runner.state.running:
-                self._print_status(self.status(runner))
-
-    def status(self, runner: Runner) -> str:
-        """Return one line: jobs done, time left, steps and loss of each running job."""
-        n_done = len(runner.state.done)
-        done = f"{n_done} of {len(self.jobs)} jobs done, about {clock(self.seconds_left(runner))} left"
-        jobs = (job for job, _, _ in runner.state.running)
-        running = (f"{job.name} {training_progress(runner.folder(job).path)}".strip() for job in jobs)
-        return " · ".join([done, *running])
-
-    def seconds_left(self, runner: Runner) -> float:
-        """Return the estimated seconds until all jobs are done, at the pace of the trainings so far."""
-        pace, waiting = self.pace(runner), runner.state.waiting
-        parallel = sum(self.estimate(job) * pace for job in waiting if not job.alone)
-        for job, process, _ in runner.state.running:
-            parallel += max(0.0, self.estimate(job) * pace - (time.monotonic() - process.started))
-        return parallel / self.slots + sum(self.estimate(job) * pace for job in waiting if job.alone)
-
-    def pace(self, runner: Runner) -> float:
-        """Return seconds taken / estimated of this call's trainings, the running ones included; 1 before the first."""
-        taken = estimated = 0.0
-        ended = (self.jobs[name] for name in runner.state.done - self._before)
-        for job in (job for job in ended if job.command == "train"):
-            taken, estimated = taken + runner.record(job).get("seconds", 0), estimated + self.estimate(job)
-        for job in (job for job, _, _ in runner.state.running if job.command == "train"):
-            state = _training_state(runner.folder(job).path)
-            if state and state["steps"] >= SEEN * state["max_steps"]:
-                taken += state["seconds"]
-                estimated += self.estimate(job) * state["steps"] / state["max_steps"]
-        return taken / estimated if taken and estimated else 1.0
-
-    def close(self) -> None:
-        """Clear the status line of a terminal."""
-        if self._on_terminal:
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
-
-    def _print_line(self, text: str) -> None:
-        print((CLEAR_LINE if self._on_terminal else "") + text, file=sys.stderr, flush=True)
-
-    def _print_status(self, text: str) -> None:
-        if self._on_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            print(CLEAR_LINE + text[:width], end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-
 def training_progress(run: Path) -> str:
     """Return steps and loss of a training, such as `600/1500 bpc 2.610`, from its progress file; empty without one."""
     state = _training_state(run)
@@ -294,20 +225,20 @@ def training_progress(run: Path) -> str:
     return f"{state['steps']}/{state['max_steps']}{loss}"
 
 
+def training_share(run: Path) -> tuple[float, float] | None:
+    """Return the share of its steps that a training has done, and their seconds; None before it shows a speed."""
+    state = _training_state(run)
+    if state is None or state["steps"] < SEEN * state["max_steps"]:
+        return None
+    return state["steps"] / state["max_steps"], state["seconds"]
+
+
 def _training_state(run: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = json.loads((run / PROGRESS_FILE).read_text())
     except (OSError, ValueError):
         return None
     return state
-
-
-def clock(seconds: float) -> str:
-    """Return a duration such as `45 s`, `3 min`, `2.5 h` or `12 days`."""
-    for longest, unit, name in ((90, 1, "s"), (5400, 60, "min")):
-        if seconds < longest:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 class Stopwatch:

@@ -15,6 +15,7 @@ from txl_lightning.cli import main
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
+from txl_lightning.jobs.progress import Progress
 
 RECORD = "job.json"
 LOG = "log.txt"
@@ -22,7 +23,7 @@ RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "
 PRELOADED = (
     "txl_lightning.command_line.hydra_app",
     "txl_lightning.training.run",
-    "txl_lightning.evaluation.evaluate.command",
+    "txl_lightning.evaluation.perplexity.command",
     "wandb",
 )
 
@@ -42,7 +43,6 @@ class Runner:
         slots: environment variables of each job that may run at once, such as its GPU.
         options: overrides that change no number (logger, threads), appended to a job's command.
         prefix: words in front of every command, such as `srun --nodes 2`.
-        show: called after every change and ten times a second.
 
     Attributes:
         state: jobs of this call that wait, run or ended; those of earlier calls are done.
@@ -53,7 +53,6 @@ class Runner:
     slots: list[dict[str, str]]
     options: Callable[[Job], list[str]]
     prefix: tuple[str, ...] = ()
-    show: Callable[[Runner], None] = lambda runner: None
     state: Jobs[Job] = field(init=False)
 
     def folder(self, job: Job) -> JobFolder:
@@ -70,8 +69,18 @@ class Runner:
         same = record.get("key") == self.keys[job.name]
         return same and bool(record.get("done")) and self.folder(job).result is not None
 
-    def run(self, jobs: list[Job]) -> None:
+    def run(
+        self,
+        jobs: list[Job],
+        progress_of: Callable[[Jobs[Job]], Progress[Job]],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
         """Run all jobs that are not finished; jobs that measure time run last, one at a time.
+
+        Args:
+            jobs: all jobs.
+            progress_of: returns the progress that is shown.
+            tick: called ten times a second.
 
         Raises:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
@@ -84,10 +93,19 @@ class Runner:
             self._end,
             n_slots=len(self.slots),
             first_signal=signal.SIGTERM,  # srun hands it on at once
-            show=lambda: self.show(self),
             done=done,
         )
-        self.state.run()
+        progress = progress_of(self.state)
+
+        def show() -> None:
+            progress.show()
+            tick()
+
+        self.state.show = show
+        try:
+            self.state.run()
+        finally:
+            progress.close()
         if self.state.failed:
             raise UserError("\n".join(self.state.failed.values()))
 

@@ -10,9 +10,9 @@ Writes: the three figures, a table of their shapes, and the differences between 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.engine.jobs import Job
 from experiments.engine.outcomes import Outcomes
@@ -21,7 +21,7 @@ from experiments.report.sections import Number, Section, Table, Text, copied_fig
 from experiments.tables.arms import Arm
 from experiments.tables.arms import training as arm_training
 from experiments.tables.comparisons import Comparison, comparisons_table
-from experiments.tables.intervals import of_repeats
+from experiments.tables.intervals import Array, of_repeats
 from experiments.tables.main_results import largest_run
 
 TITLE = "Figures 5 to 7: where the heads look"
@@ -77,14 +77,14 @@ def _attention(setup: Setup) -> Job:
     return Job("attention", "attention", words, run.arm, needs=(run.name,))
 
 
-def shape_table(by_distance: dict[str, NDArray[np.float64]]) -> Table:
+def shape_table(by_distance: Mapping[str, Array]) -> Table:
     """Return entropy, mean distance and difference from all terms, each a mean over heads.
 
     Args:
         by_distance: attention by term, heads × relative positions; `all` is the full score.
     """
-    found = {name: shares(by_distance[name]) for name in ROWS if name in by_distance}
-    length = found["all"].shape[1]
+    flat, far, unlike = _shapes(by_distance)
+    length = by_distance["all"].shape[1]
     return Table(
         id="figures_5_to_7",
         caption="Shapes of the rows of Figures 5 and 7",
@@ -96,12 +96,12 @@ def shape_table(by_distance: dict[str, NDArray[np.float64]]) -> Table:
         ),
         rows={
             name: {
-                "arm": Text(ROWS[name]),
-                "flatness": _over_heads(flatness(weights), 3),
-                "distance": _over_heads(mean_distance(weights), 1),
-                "unlike": None if name == "all" else _over_heads(total_variation(weights, found["all"]), 3),
+                "arm": Text(title),
+                "flatness": _over_heads(flat[name], 3),
+                "distance": _over_heads(far[name], 1),
+                "unlike": None if name == "all" else _over_heads(unlike[name], 3),
             }
-            for name, weights in found.items()
+            for name, title in ROWS.items()
         },
         notes=(
             f"Of the averages over {length} relative positions, rescaled to sum to 1; mean and standard error over "
@@ -111,18 +111,13 @@ def shape_table(by_distance: dict[str, NDArray[np.float64]]) -> Table:
     )
 
 
-def differences(by_distance: dict[str, NDArray[np.float64]]) -> list[Comparison]:
+def differences(by_distance: Mapping[str, Array]) -> list[Comparison]:
     """Return what the paper reads from Figure 7 as differences within heads; positive is as in the paper.
 
     (a) is flatter than `NEARLY_UNIFORM` of the uniform's entropy; (b) is nearer to all terms than (a) and (d) are; (d)
     looks at nearer tokens than (a), but is flatter than (b) (appendix D).
     """
-    if not set(ROWS) <= set(by_distance):
-        return []
-    found = {name: shares(by_distance[name]) for name in ROWS}
-    flat = {name: flatness(weights) for name, weights in found.items()}
-    far = {name: mean_distance(weights) for name, weights in found.items()}
-    unlike = {name: total_variation(weights, found["all"]) for name, weights in found.items()}
+    flat, far, unlike = _shapes(by_distance)
     limit = np.full_like(flat["a"], NEARLY_UNIFORM)
     parts = {
         "a_uniform": (f"entropy: (a) − {NEARLY_UNIFORM} of the uniform's", flat["a"], limit, limit),
@@ -138,31 +133,23 @@ def differences(by_distance: dict[str, NDArray[np.float64]]) -> list[Comparison]
     return result
 
 
-def shares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rescale each row to sum to 1."""
-    scaled: NDArray[np.float64] = rows / rows.sum(axis=1, keepdims=True)
-    return scaled
+def _shapes(by_distance: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Measure each term's rows, rescaled to sum to 1, by head.
+
+    Returns:
+        entropy -Σ p ln p divided by that of the uniform distribution; mean distance Σ j p_j in tokens (column j is j
+        tokens back); distance ½ Σ |p_j - q_j| to the row of all terms.
+    """
+    shares = {name: by_distance[name] / by_distance[name].sum(axis=1, keepdims=True) for name in ROWS}
+    flat, far, unlike = {}, {}, {}
+    for name, rows in shares.items():
+        logs = np.log(np.where(rows > 0, rows, 1.0))
+        flat[name] = -(rows * logs).sum(axis=1) / math.log(rows.shape[1])
+        far[name] = rows @ np.arange(rows.shape[1], dtype=np.float64)
+        unlike[name] = 0.5 * np.abs(rows - shares["all"]).sum(axis=1)
+    return flat, far, unlike
 
 
-def flatness(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the entropy of each row divided by that of the uniform distribution."""
-    logs = np.log(np.where(rows > 0, rows, 1.0))
-    result: NDArray[np.float64] = -(rows * logs).sum(axis=1) / math.log(rows.shape[1])
-    return result
-
-
-def mean_distance(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean distance of each row in tokens; column j is j tokens back."""
-    result: NDArray[np.float64] = rows @ np.arange(rows.shape[1], dtype=np.float64)
-    return result
-
-
-def total_variation(rows: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ½ Σ_j |p_j − q_j| for each pair of rows."""
-    result: NDArray[np.float64] = 0.5 * np.abs(rows - others).sum(axis=1)
-    return result
-
-
-def _over_heads(values: NDArray[np.float64], digits: int) -> Number:
+def _over_heads(values: Array, digits: int) -> Number:
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
     return Number(float(values.mean()), digits, error)

@@ -242,17 +242,9 @@ def _lengths_figure(found: Mapping[Arm, list[Evaluation]], result: TrainingResul
             curves[arm.title] = [_line([trained, *sweep["lengths"]], result.unit)]
             if sweep.get("unclamped"):
                 dashed[arm.title] = [_line(sweep["unclamped"], result.unit)]
+    words = ("attention length at evaluation (tokens)", _loss_axis(result), "Loss by attention length")
     path = _figure_path(outcomes, "table_6_attention_lengths")
-    line_figure(
-        path,
-        curves,
-        "attention length at evaluation (tokens)",
-        f"validation loss ({_unit_in_words(result)})",
-        "Loss by attention length",
-        dashed,
-        log_x=True,
-        dashed_label="distances not clamped",
-    )
+    line_figure(path, curves, *words, dashed, log_x=True, dashed_label="distances not clamped")
     return Figure(
         f"{path.parent.name}/{path.name}",
         None,
@@ -276,8 +268,7 @@ def _learning_curves(found: dict[Arm, list[Job]], result: TrainingResult, outcom
             ([row["tokens"] for row in rows], [row[f"val/{result.unit}"] for row in rows]) for rows in validations
         ]
     path = _figure_path(outcomes, "learning_curves")
-    words = ("training tokens", f"validation loss ({_unit_in_words(result)})", "With and without recurrence")
-    line_figure(path, curves, *words)
+    line_figure(path, curves, "training tokens", _loss_axis(result), "With and without recurrence")
     return Figure(
         f"{path.parent.name}/{path.name}",
         None,
@@ -291,6 +282,7 @@ def _figure_path(outcomes: Outcomes, name: str) -> Path:
     return outcomes.figures / f"{name}.png"
 
 
-def _unit_in_words(result: TrainingResult) -> str:
-    """Name of the losses' unit for the axis of a figure."""
-    return "perplexity" if result.unit == "ppl" else f"bits per {'byte' if result.level == 'byte' else 'character'}"
+def _loss_axis(result: TrainingResult) -> str:
+    """Name of the losses and their unit for the axis of a figure."""
+    unit = "perplexity" if result.unit == "ppl" else f"bits per {'byte' if result.level == 'byte' else 'character'}"
+    return f"validation loss ({unit})"

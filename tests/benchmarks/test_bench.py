@@ -2,8 +2,9 @@
 
 import json
 import math
-import re
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,11 @@ import pytest
 import torch
 
 from benchmarks import bench
-from benchmarks.bench_sections import SECTIONS, comparison_table, section
-from benchmarks.cases import TINY, TurnTaking
+from benchmarks.bench_sections import SECTIONS, comparison_table, section, write_section
+from benchmarks.cases import TINY, TurnTaking, scaled, scaling_name
 from benchmarks.commands import COMMANDS, LOSSES
-from benchmarks.page import write_section
-from benchmarks.rounds import measure
-from benchmarks.scaling import case_name, curves, draw, scaled, slope
+from benchmarks.worker import measure
+from txl_lightning.jobs.processes import Ended, JobProcess
 
 SIZES = {**vars(TINY), "steps": 2}
 SECONDS = {
@@ -79,7 +79,7 @@ def test_every_section_shows_its_records() -> None:
     of_step = {value: record(seconds={"ours float32": [2.0 * (value / 32) ** 1.5]}) for value in (32, 64)}
     records = {
         **{f"{group}/one": record() for group in ("training", "evaluation", "token", "generation")},
-        **{f"scaling/{case_name('segment', value)}": of_step[value] for value in of_step},
+        **{f"scaling/{scaling_name('segment', value)}": of_step[value] for value in of_step},
         "startup": record(help=[0.1, 0.2], first_step=[5.0, 6.0]),
         "recl": record(seconds=[7.0, 8.0]),
         "preparation": record(
@@ -128,19 +128,22 @@ def test_every_section_shows_its_records() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Pretended cases: names in the order in which they are measured."""
-    names: list[str] = []
-    cases = {name: TurnTaking("training", TINY, ("ours float32",), 2.0) for name in ("training/a", "training/b")}
+    """Pretended cases: turns in the order in which they are measured, of a process that has ended at once."""
+    turns: list[str] = []
+    cases = {f"training/{name}": TurnTaking("training", TINY, (f"ours {name}",), 2.0) for name in "ab"}
     monkeypatch.setattr(bench, "comparisons", lambda: cases)
     monkeypatch.setattr(bench, "COMMANDS", {})
 
-    def pretended(case: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
-        names.append(["training/a", "training/b"][len(names) % 2])
-        kept = ("seconds", "workers", "peak_bytes")
-        return {name: value for name, value in record().items() if name in kept}
+    class Pretended:
+        def __init__(self, measure: partial) -> None:
+            turns.append(measure.args[0].turns[0])
 
-    monkeypatch.setattr(bench, "measure", pretended)
-    return names
+        def poll(self) -> Ended:
+            kept = ("seconds", "workers", "peak_bytes")
+            return Ended({name: value for name, value in record().items() if name in kept}, 0, 90.0)
+
+    monkeypatch.setattr(bench, "JobProcess", Pretended)
+    return turns
 
 
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> int:
@@ -155,26 +158,31 @@ def test_a_stopped_bench_continues_and_a_finished_one_has_nothing_left(
     assert run(monkeypatch, tmp_path, "--plan") == 0
     assert "2 cases, about 4 minutes" in capsys.readouterr().out
     assert not measured
-    original = bench.measure
-
-    def stopped(case: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
-        if measured:
-            raise KeyboardInterrupt
-        return original(case, rounds, warmup)
-
-    monkeypatch.setattr(bench, "measure", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        run(monkeypatch, tmp_path)
-    assert list(json.loads((tmp_path / "results.json").read_text())) == ["training/a"]
-    monkeypatch.setattr(bench, "measure", original)
+    assert run(monkeypatch, tmp_path, "--only", "training/a") == 0  # as if it was stopped after the first
+    kept = json.loads((tmp_path / "results.json").read_text())
+    assert {name: found["minutes"] for name, found in kept.items()} == {"training/a": 1.5}
     assert run(monkeypatch, tmp_path) == 0
-    assert measured == ["training/a", "training/b"]
+    assert measured == ["ours a", "ours b"]
     assert "## Training speed" in (tmp_path / "page.md").read_text()
     capsys.readouterr()
     assert run(monkeypatch, tmp_path, "--plan") == 0
     assert "0 cases, about 0 minutes" in capsys.readouterr().out
+    assert run(monkeypatch, tmp_path, "--plan", "--again", "--rounds", "3") == 0
+    assert "2 cases, about 2 minutes" in capsys.readouterr().out  # 1.5 min for 7 rounds and a warm-up
     assert run(monkeypatch, tmp_path, "--again") == 0
     assert len(measured) == 4
+
+
+def test_a_case_that_fails_leaves_the_others(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = bench.JobProcess.poll
+    monkeypatch.setattr(
+        bench.JobProcess, "poll", lambda self: ended(self) if len(measured) == 2 else Ended(None, 1, 1.0)
+    )
+    assert run(monkeypatch, tmp_path) == 1
+    assert list(json.loads((tmp_path / "results.json").read_text())) == ["training/b"]
+    assert "bench: training/a ended with exit status 1; its error is above" in capsys.readouterr().err
 
 
 def test_a_case_is_measured_again_when_the_package_or_its_rounds_changed(
@@ -183,7 +191,7 @@ def test_a_case_is_measured_again_when_the_package_or_its_rounds_changed(
     for words in ([], [], ["--rounds", "3"]):
         assert run(monkeypatch, tmp_path, *words) == 0
     assert len(measured) == 4
-    monkeypatch.setattr(bench, "package_checksum", lambda: "other")
+    monkeypatch.setattr(bench, "code_of", lambda *modules: "other")
     assert run(monkeypatch, tmp_path, "--rounds", "3", "--only", "training/a") == 0
     assert len(measured) == 5
 
@@ -206,9 +214,9 @@ def test_a_budget_leaves_cases_for_the_next_call(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, tmp_path, "--budget", "2.5", "--only", "training/a") == 0
-    assert run(monkeypatch, tmp_path, "--budget", "1") == 3
+    assert run(monkeypatch, tmp_path, "--budget", "1") == 3  # the second needs two minutes
     assert "left for the next call (--budget 1): training/b" in capsys.readouterr().err
-    assert measured == ["training/a"]
+    assert measured == ["ours a"]
 
 
 def test_a_bench_of_the_gpu_or_with_other_results_leaves_the_page_of_the_cpu(
@@ -236,7 +244,7 @@ def test_a_bench_of_the_gpu_or_with_other_results_leaves_the_page_of_the_cpu(
 def test_only_cases_with_hugging_face_need_its_environment(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    turns = {"training/a": "ours float32", "training/b": "huggingface float32"}
+    turns = {"training/a": "ours a", "training/b": "huggingface float32"}
     cases = {name: TurnTaking("training", TINY, (turn,), 2.0) for name, turn in turns.items()}
     monkeypatch.setattr(bench, "comparisons", lambda: cases)
     monkeypatch.setattr(bench, "TRANSFORMERS", tmp_path / "missing")
@@ -244,37 +252,20 @@ def test_only_cases_with_hugging_face_need_its_environment(
     for name, status in (("training/a", 0), ("training/b", 2)):
         monkeypatch.setattr("sys.argv", [*words, name])
         assert bench.main() == status
-    assert measured == ["training/a"]
+    assert measured == ["ours a"]
     assert f"{tmp_path / 'missing'} is missing; `make bench` builds it" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_workers_take_turns() -> None:
     turns = ("ours float32", "ours bf16", "loader float32")
-    measured = measure(TurnTaking("training", replace(TINY, batch_size=64), turns, 1.0), rounds=2, warmup=1)
+    job = JobProcess(measure, TurnTaking("training", replace(TINY, batch_size=64), turns, 1.0), 2, 1)
+    while (ended := job.poll()) is None:
+        time.sleep(0.1)
+    measured = ended.value
     assert {turn: len(taken) for turn, taken in measured["seconds"].items()} == dict.fromkeys(turns, 2)
     assert measured["peak_bytes"]["ours float32"] > 1 << 20
     assert measured["workers"]["ours bf16"]["parameters"] > 10_000
-
-
-def test_the_slope_of_a_power_is_its_exponent_and_the_picture_is_drawn(tmp_path: Path) -> None:
-    assert slope([2, 8], [3 * 2**1.5, 3 * 8**1.5]) == pytest.approx(1.5)
-    assert case_name("segment", 64) == case_name("batch_size", 16) == "base"
-    assert scaled("memory", 512).memory == 512
-    records = {case_name(axis, value): record() for axis, value in (("segment", 32), ("segment", 64), ("memory", 64))}
-    assert list(curves(records)) == ["segment"]
-    draw(records, tmp_path / "scaling.png")
-    assert (tmp_path / "scaling.png").stat().st_size > 1000
-
-
-def test_the_picture_stands_beside_its_results_and_the_page_shows_it(tmp_path: Path) -> None:
-    records = {f"scaling/{case_name('segment', value)}": record() for value in (32, 64)}
-    for results, page in (("a/one.json", "page.md"), ("a/two.json", "a/two.md")):
-        (tmp_path / "a").mkdir(exist_ok=True)
-        bench.write_page(records, tmp_path / page, tmp_path / results)
-        (link,) = re.findall(r"!\[.*\]\((.*)\)", (tmp_path / page).read_text())
-        assert (tmp_path / page).parent.joinpath(link).resolve() == tmp_path / results.replace(".json", "_scaling.png")
-        assert (tmp_path / page).parent.joinpath(link).is_file()
 
 
 def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:

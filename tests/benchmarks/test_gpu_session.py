@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_session
 from benchmarks.bench import arguments, tasks
-from benchmarks.gpu_session import GpuSession, arms, bench_words, measure, n_steps, speeds, table
+from benchmarks.gpu_session import GpuSession, TimedPart, arms, bench_words, measure, n_steps, speeds, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,9 +65,9 @@ def test_the_training_takes_the_fastest_arm_and_the_remaining_time(
 def test_no_part_takes_the_time_that_is_kept_for_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, limits = 0.0, {}
 
-    def run(words: list[str], log: Path, limit: float) -> str:
+    def run(part: TimedPart, log: Path, limit: float) -> str:
         nonlocal now
-        limits[log.stem] = limit
+        limits[part.name] = limit
         now += limit
         return "stopped after its time, exit -15"
 

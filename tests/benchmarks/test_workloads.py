@@ -2,30 +2,38 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import commands, training_costs, worker
+from benchmarks import commands, worker
 from benchmarks.cases import COMPARISONS, TINY, Limits
-from benchmarks.training_costs import KEPT, OTHER, checkpoint_cost, kind_of, step_profiles, validation_cost
-from benchmarks.worker import SegmentWorkload, make_workload, our_model, random_tokens
+from benchmarks.commands import KEPT, OTHER, checkpoint_cost, kind_of, step_profiles, validation_cost
+from benchmarks.worker import make_workload, our_model, random_tokens
 from tests.training.small_run import TINY as TINY_RUN
 from tests.training.small_run import tiny_config
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", ["training", "evaluation"])
-def test_our_workloads_run_and_carry_their_memory(name: str, precision: str) -> None:
+def test_our_workloads_run_and_carry_their_memory(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, memories = worker.FORWARD[name]["ours"], []
+
+    def forward(model: Any, tokens: torch.Tensor, memory: Any) -> Any:
+        memories.append(memory)
+        return original(model, tokens, memory)
+
+    monkeypatch.setitem(worker.FORWARD[name], "ours", forward)
     running = make_workload(name, "ours", replace(TINY, precision=precision))
-    assert isinstance(running, SegmentWorkload)
+    memories.clear()
     assert running.run(2) > 0
-    first = running.memory
-    running.run(1)
-    assert first is not None
-    assert running.memory is not first
-    assert running.describe()["parameters"] > 10_000
+    assert running.run(1) > 0
+    assert [memory is None for memory in memories] == [True, False, False]
+    parameters = sum(parameter.numel() for parameter in our_model(TINY).parameters())
+    assert running.describe()["parameters"] == parameters
+    assert running.peak_bytes() > 0
 
 
 def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +47,7 @@ def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatc
 
 def test_every_case_has_a_workload() -> None:
     for case in (case for cases in COMPARISONS.values() for case in cases.values()):
-        known = {*worker.WORKLOADS[case.workload].implementations, *worker.OTHER_WORKLOADS}
+        known = {*worker.FORWARD[case.workload], "loader", "matrix", "bandwidth"}
         assert {turn.split()[0] for turn in case.turns} <= known
 
 
@@ -117,7 +125,7 @@ def test_the_preparation_of_a_corpus_is_measured(tmp_path: Path, monkeypatch: py
 
 
 def test_a_step_is_divided_into_kinds_of_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_costs, "PASSES", 1)
+    monkeypatch.setattr(commands, "PASSES", 1)
     found = step_profiles(tmp_path, 1, {"tiny": 1})["shares"]
     assert list(found) == ["tiny, float32", "tiny, bf16"]
     for shares in found.values():
@@ -142,11 +150,10 @@ def test_the_costs_of_checkpoints_and_validation_are_measured_in_turns(tmp_path:
         assert len((tmp_path / f"validated/{name}-0/validation.jsonl").read_text().splitlines()) == validations
 
 
-def test_untimed_steps_come_first_in_a_turn():
-    running = make_workload("evaluation", "ours", replace(TINY, untimed=2))
-    steps = []
-    running.step = lambda tokens: steps.append(tokens.shape)
-    running.prepare(3)
+def test_untimed_steps_come_first_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[int, ...]] = []
+    case = replace(TINY, untimed=2)
+    timed = worker.warm_segments(case, lambda tokens: steps.append(tuple(tokens.shape)), 3)
     assert steps == [(TINY.batch_size, TINY.segment + 1)] * 2
-    assert running.run(3) > 0
-    assert len(steps) == 2 + 2 + 3
+    timed()
+    assert len(steps) == 2 + 3

@@ -233,7 +233,7 @@ def test_sentences_of_lm1b_can_be_marked_at_both_ends(root: Path, monkeypatch: p
         load(root, "lm1b", "word", sentence_marks="none")
 
 
-def test_some_shards_of_lm1b_are_named_and_its_list_is_the_vocabulary(
+def test_some_shards_of_lm1b_are_named_as_such_and_its_list_is_the_vocabulary(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PUBLISHED, "lm1b", Published(4))
@@ -243,13 +243,7 @@ def test_some_shards_of_lm1b_are_named_and_its_list_is_the_vocabulary(
     corpus = load(root, "lm1b", "word", prefix=True)
     assert corpus.name == "lm1b.3-of-99-shards, valid = test = heldout-00000"
     assert corpus.splits["valid"][:4].tolist() == [0, 3, 1, 1]
-
-
-def test_lm1b_with_a_test_file_of_its_own_is_just_lm1b(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PUBLISHED, "lm1b", Published(3))
-    write(root, {f"lm1b/{split}.txt": b"a\n" * 9 for split in SPLITS})
-    assert load(root, "lm1b", "word").name == "lm1b, valid = test = heldout-00000"
-    write(root, {"lm1b/test.txt": b"b\n" * 9})
+    write(root, {f"lm1b/{split}.txt": split.encode() * 9 + b"\na\n" for split in SPLITS})
     assert load(root, "lm1b", "word").name == "lm1b"
 
 

@@ -12,7 +12,7 @@ import torch
 
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model import softmax
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.runs.models import Model
 
 B, T = 4, 6

@@ -13,10 +13,8 @@ from tests.devices.arms import ARMS, B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
-from txl_lightning.evaluation.scoring.sliding import sliding_losses
 from txl_lightning.evaluation.scoring.token_losses import score_streams, token_losses
-from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.evaluation.scoring.windows import loss_grid, sliding_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 

@@ -17,7 +17,7 @@ from tests.host_reads import AnsweredReads
 from txl_lightning import Memory
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.data.streams import Segment
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.training.module import LanguageModelModule
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.devices.arms import cases, make, tokens
 from txl_lightning import Memory
-from txl_lightning.model.baselines.recurrent import RecurrentState
+from txl_lightning.model.baselines import RecurrentState
 
 
 @pytest.mark.parametrize("arm", cases())

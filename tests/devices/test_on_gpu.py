@@ -16,9 +16,8 @@ from tests.training.small_run import tiny_config
 from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.token_losses import token_losses
-from txl_lightning.evaluation.scoring.windows import window_reader
+from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
 from txl_lightning.training.build import build

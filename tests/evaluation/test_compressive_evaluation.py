@@ -13,10 +13,10 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import command as attention_command
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate import command as evaluate_command
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.generate import command as generate_command
 from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.perplexity import command as evaluate_command
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl import command as recl_command
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader

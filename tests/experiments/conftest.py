@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from experiments.engine.jobs import merge
+from experiments.claims import judged
+from experiments.engine.jobs import Job, merge
 from experiments.engine.outcomes import Outcomes
+from experiments.engine.plan import Stopwatch
 from experiments.engine.profiles import PROFILES
+from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup
+from experiments.report.assemble import assemble
 from experiments.report.sections import Section, Table
 from experiments.reproduce import SECTIONS
 from tests.experiments.tables.sample_outcomes import World, draw_figures, small_corpus, write_outcomes
@@ -40,3 +46,23 @@ def sections(finished: Setup) -> list[Section]:
 @pytest.fixture(scope="session")
 def tables(sections: list[Section]) -> dict[str, Table]:
     return {table.id: table for section in sections for table in section.tables}
+
+
+@pytest.fixture(scope="session")
+def jobs(finished: Setup) -> list[Job]:
+    """All jobs, with records of the seconds that each took: 1.5, 2.5 and so on."""
+    found = list(outcomes_of(finished).jobs)
+    for i, job in enumerate(found):
+        (finished.runs / job.name / "job.json").write_text(json.dumps({"seconds": i + 1.5}))
+    return found
+
+
+@pytest.fixture(scope="session")
+def results(
+    finished: Setup, jobs: list[Job], sections: list[Section], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What `assemble` returns; the key of job i is i, and the clock stood at 5,000 seconds."""
+    clock = tmp_path_factory.mktemp("clock") / "clock.json"
+    clock.write_text(json.dumps({"began": "2026-11-24T03:00:00+00:00", "seconds": 5000.0}))
+    runner = Runner(finished.runs, {job.name: f"{i:064x}" for i, job in enumerate(jobs)}, [{}], lambda job: [])
+    return assemble(finished, jobs, runner, sections, judged(sections), "make it", Stopwatch(clock, restart=False))

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -265,19 +264,3 @@ def test_an_intel_cpu_without_amx_is_told_what_is_faster(
     setup = Setup(PROFILES["laptop"], (f"trainer.precision={precision}",), tmp_path)
     planned = Plan(setup, [training(Arm(), 1, setup)], Mock(), 1)
     assert [line.startswith("on this Intel CPU") for line in reproduce.advice(planned)] == [True] * advised
-
-
-def test_the_page_is_html() -> None:
-    class Tags(HTMLParser):
-        depth = 0
-
-        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-            self.depth += tag == "section"
-
-        def handle_endtag(self, tag: str) -> None:
-            self.depth -= tag == "section"
-
-    path = ROOT / "experiments" / "results" / "laptop" / "report.html"
-    parser = Tags()
-    parser.feed(path.read_text())
-    assert parser.depth == 0

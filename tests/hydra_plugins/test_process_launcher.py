@@ -142,18 +142,6 @@ def test_a_multirun_that_is_ended_lets_its_jobs_save_and_leaves_none(tmp_path: P
     assert not (tmp_path / "sweep/2").exists()
 
 
-@pytest.mark.slow
-def test_jobs_that_do_not_listen_are_ended_after_the_grace_with_all_they_started(tmp_path: Path) -> None:
-    process = app(tmp_path, "do=ignore", "hydra.launcher.grace_seconds=0.5")
-    assert until(lambda: len(jobs(tmp_path)) == 1, 20)
-    (record,) = jobs(tmp_path)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert len(running(record["pids"])) == 3
-    finish(process)
-    assert until(lambda: not running(record["pids"]), 1)
-
-
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     process = app(tmp_path, "do=ignore", "hydra.launcher.grace_seconds=600")
     assert until(lambda: len(jobs(tmp_path)) == 1, 20)

@@ -16,8 +16,7 @@ from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.memory import Memory
-from txl_lightning.model.positions import VisibleKeys, attention_mask, relative_shift, sinusoid, sinusoids_of_distances
+from txl_lightning.model.positions import VisibleKeys, attention_mask, relative_shift, sinusoids_of_distances
 
 
 def R(distance: float, D: int) -> Tensor:
@@ -181,12 +180,6 @@ def test_mask_is_zero_exactly_where_a_query_sees_a_key(T, M, unfilled, attention
             assert mask[i, j] == (0 if sees(i, j, M, filled, attention_len) else -math.inf)
 
 
-def test_sinusoid_is_sines_then_cosines():
-    distances = torch.tensor([0.0, 1.0, 7.0, 3000.0], dtype=torch.float64)
-    expected = torch.stack([R(distance, 6) for distance in distances.tolist()])
-    torch.testing.assert_close(sinusoid(distances, 6), expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("clamp_len", "distances"), [(-1, [4, 3, 2, 1, 0]), (0, [4, 3, 2, 1, 0]), (2, [2, 2, 2, 1, 0])]
 )
@@ -240,18 +233,6 @@ def test_gradient_reaches_key_and_value_weights_through_the_memory():
     through_memory = gradient_of_keys_and_values(memory.states[0])
     assert (through_memory.abs().amax(-1) > 0).all()
     assert not gradient_of_keys_and_values(torch.zeros_like(memory.states[0])).any()
-
-
-def test_gradient_of_a_later_segment_depends_on_its_memory():
-    model, stream = tiny_model(), random_stream(2, 9)
-    _, memory = score_segments(model, stream[:, :5], [4])
-
-    def gradient(memory: Memory) -> Tensor:
-        nll, _ = model.score(stream[:, 4:8], stream[:, 5:9], memory)
-        return torch.autograd.grad(nll.mean(), model.layers[0].attention.qkv.weight)[0]
-
-    zeroed = Memory(torch.zeros_like(memory.states), filled=memory.filled)
-    assert ((gradient(memory) - gradient(zeroed)).abs().amax(-1) > 1e-9)[6:].all()
 
 
 @pytest.mark.parametrize(

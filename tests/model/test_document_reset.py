@@ -127,14 +127,6 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     assert not torch.equal(losses[0], losses[1])
 
 
-def test_without_a_reset_the_text_before_counts():
-    model, stream, starts = documents_model(mem_len=9), random_stream(1, L), [[6]]
-    with_reset, _ = scored(model, marked(stream, starts))
-    without, _ = scored(model, stream)
-    torch.testing.assert_close(with_reset[:, :6], without[:, :6], rtol=0, atol=0)
-    assert ((with_reset - without).abs() > 1e-6)[:, 6:].all()
-
-
 @given(starts=places)
 @settings(max_examples=8)
 def test_a_static_memory_computes_what_a_growing_one_does(starts):

@@ -12,9 +12,9 @@ from torch._dynamo import config as dynamo
 
 import txl_lightning
 from tests.model.tiny_model import SIZES, random_stream, tiny_model
-from txl_lightning import LanguageModel, TransformerXL, TransformerXLConfig
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.model.dropout import Dropout
+from txl_lightning.model.layers import Dropout
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,6 @@ def test_an_option_that_is_not_allowed_is_named_with_its_value(option, value):
         TransformerXLConfig(**{"vocab_size": 10, option: value})
     assert str(error.value).startswith(f"{option}={value}: must be ")
     assert (error.value.option, error.value.value) == (option, value)
-
-
-def test_an_unknown_start_of_the_memory_is_named():
-    config = TransformerXLConfig(vocab_size=10)
-    object.__setattr__(config, "memory_start", "x")  # in tests, the constructor itself refuses a wrong Literal
-    with pytest.raises(OptionError, match="memory_start=x: must be empty or zeros"):
-        config.__post_init__()
-
-
-def test_the_model_is_a_language_model():
-    assert isinstance(tiny_model(), LanguageModel)
 
 
 def test_fewer_tokens_than_targets_are_refused():
@@ -121,10 +110,6 @@ def test_dropout_scales_by_the_rate_it_really_has(p, level):
 @pytest.mark.parametrize("n_elements", [0, 1, 2, 3, 4, 5])
 def test_dropout_of_any_number_of_elements(n_elements):
     assert dropped(0.5, n_elements).shape == (n_elements,)
-
-
-def test_dropout_repeats_with_the_seed():
-    assert torch.equal(dropped(0.3), dropped(0.3))
 
 
 def test_dropout_gradient_is_the_mask_times_the_scale():

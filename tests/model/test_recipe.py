@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import SIZES, random_stream, tiny_model
 from txl_lightning import TransformerXLConfig
 from txl_lightning.errors import OptionError
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
@@ -51,12 +51,6 @@ def test_the_final_norm_is_applied_to_the_output_and_not_to_the_memory(norm):
     assert torch.equal(memory.states, its_memory.states)
 
 
-@pytest.mark.parametrize("options", [MODERN, {"norm": "rms", "feed_forward": "geglu"}], ids=["modern", "post-norm"])
-def test_segments_with_memory_equal_one_long_segment(options):
-    model, stream = tiny_model(**options, mem_len=20), random_stream(2, 13)
-    torch.testing.assert_close(score_segments(model, stream, 3)[0], model.score(stream[:, :-1], stream[:, 1:])[0])
-
-
 def test_the_fused_window_of_an_absolute_encoding_has_the_final_norm():
     model, stream = tiny_model(**MODERN, encoding="absolute").eval(), random_stream(2, 9)
     plain, fused = (SlidingWindow(model, 5, fused=way)(stream)[0] for way in (False, True))
@@ -73,7 +67,12 @@ def test_other_formats_refuse_what_they_cannot_hold(export, option, value):
 
 
 @pytest.mark.parametrize(
-    ("option", "message"), [("norm", "must be layer or rms"), ("feed_forward", "must be one of relu, swiglu, geglu")]
+    ("option", "message"),
+    [
+        ("norm", "must be layer or rms"),
+        ("feed_forward", "must be one of relu, swiglu, geglu"),
+        ("memory_start", "must be empty or zeros"),
+    ],
 )
 def test_an_unknown_part_is_named(option, message):
     config = TransformerXLConfig(vocab_size=10)

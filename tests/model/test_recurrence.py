@@ -60,15 +60,6 @@ def test_with_same_length_segments_do_not_matter_for_any_memory(architecture, cl
     torch.testing.assert_close(cut, whole, **EXACT)
 
 
-@pytest.mark.parametrize("options", [{}, {"pre_norm": True}, {"untie_biases": True}, {"clamp_len": 2}], ids=str)
-def test_a_memory_that_is_too_short_differs(options):
-    model, stream = tiny_model(mem_len=3, **options), random_stream(2, 13)
-    whole, _ = score_segments(model, stream, [12])
-    cut, _ = score_segments(model, stream, [4, 4, 4])
-    torch.testing.assert_close(cut[:, :4], whole[:, :4], **EXACT)
-    assert ((cut - whole).abs() > 1e-6)[:, 4:].all()
-
-
 @settings(max_examples=20)
 @given(architecture=architectures, same_length=st.booleans(), segments=cuts(), mem_len=st.integers(0, 12))
 def test_a_static_memory_computes_what_a_growing_one_does(architecture, same_length, segments, mem_len):
@@ -119,23 +110,6 @@ def test_update_keeps_the_last_states_but_for_the_extended_context(M, T, mem_len
     assert torch.equal(after.states, torch.cat([old, new], dim=2)[:, :, begin:end])
     assert after.filled == min(mem_len, before.filled + max(0, T - ext_len))
     assert after.first_column == 7
-
-
-def test_update_leaves_the_old_memory_alone():
-    before = Memory(torch.zeros(1, 1, 2, 1), filled=2)
-    after = before.update([torch.ones(1, 3, 1)], mem_len=2)
-    assert before.states.eq(0).all()
-    assert after.states.eq(1).all()
-
-
-def test_entries_are_the_inputs_of_the_layers():
-    model, stream = tiny_model(mem_len=5), random_stream(2, 5)
-    inputs = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
-    _, memory = model(stream)
-    assert torch.equal(memory.states, torch.stack(inputs))
-    assert torch.equal(memory.states[0], model.embedding(stream))
 
 
 def test_extended_context_is_fed_again_and_not_remembered():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.softmax import TokenSoftmax, negative_log_likelihood
+from txl_lightning.model.softmax import ROWS_BYTES, TokenSoftmax, negative_log_likelihood
 
 
 def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftmax]:
@@ -81,23 +81,6 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-def test_torchs_adaptive_softmax_with_the_same_weights_gives_the_same_losses():
-    embedding, softmax = make(12, 8, cutoffs=(4, 9), div_val=2, d_embed=8, tie_projections="none")
-    softmax.bias.data[4:] = 0  # torch's clusters have no bias
-    theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 12, cutoffs=[4, 9], div_value=2.0, head_bias=True).double()
-    own = softmax.projections
-    with torch.no_grad():
-        head = torch.cat([embedding.tables[0], softmax.cluster_weight]) @ own["0"].T
-        theirs.head.weight.copy_(head)
-        theirs.head.bias.copy_(torch.cat([softmax.bias[:4], softmax.cluster_bias]))
-        for i, tail in enumerate(theirs.tail, start=1):
-            tail[0].weight.copy_(own[str(i)].T)
-            tail[1].weight.copy_(embedding.tables[i])
-    hidden, targets = torch.randn(3, 5, 8, dtype=torch.float64), torch.randint(12, (3, 5))
-    expected = -theirs(hidden.flatten(0, 1), targets.flatten()).output.view(3, 5)
-    torch.testing.assert_close(softmax(hidden, targets, embedding), expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
 def test_adaptive_input_is_a_table_lookup_and_a_projection_by_cluster(options):
     embedding, _ = make(12, 8, cutoffs=(4, 9), **options)
@@ -153,20 +136,46 @@ def test_impossible_clusters_are_named(options, words):
         tiny_model(**options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("n", "width"), [(0, 5), (7, 1), (33, 1000)])
-def test_the_negative_log_likelihood_is_torchs_with_its_gradient_bit_for_bit(n, width, dtype):
-    logits = (5 * torch.randn(n, width, dtype=dtype)).requires_grad_()
-    targets, cotangent = torch.randint(width, (n,)), torch.randn(n, dtype=dtype)
-    ours = negative_log_likelihood(logits, targets)
-    theirs = F.cross_entropy(logits, targets, reduction="none")
-    assert torch.equal(ours, theirs)
-    gradients = [torch.autograd.grad(loss, logits, cotangent)[0] for loss in (ours, theirs)]
-    assert torch.equal(*gradients)
-
-
 def test_a_second_derivative_of_the_losses_is_refused():
     logits = torch.randn(3, 5, requires_grad=True)
     loss = negative_log_likelihood(logits, torch.tensor([0, 1, 2])).sum()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss, logits, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_losses_of_many_rows_are_torchs_bit_for_bit(dtype: torch.dtype, overwrite: bool) -> None:
+    """The gradient is of the private `_log_softmax_backward_data`."""
+    width = 3 * ROWS_BYTES // 8 // 10  # several groups of rows in every type
+    logits, targets, cotangent = 5 * torch.randn(25, width, dtype=dtype), torch.randint(width, (25,)), torch.randn(25)
+    results = []
+    for losses in (
+        lambda x: negative_log_likelihood(x, targets, overwrite),
+        lambda x: F.cross_entropy(x.to(torch.promote_types(dtype, torch.float32)), targets, reduction="none"),
+    ):
+        leaf = logits.clone().requires_grad_()
+        nll = losses(leaf + 0)
+        nll.backward(cotangent.to(nll.dtype))
+        results.append((nll.detach(), leaf.grad))
+    (ours, our_gradient), (theirs, their_gradient) = results
+    assert torch.equal(ours, theirs)
+    assert torch.equal(our_gradient, their_gradient)
+
+
+def test_logits_are_kept_unless_they_may_be_overwritten() -> None:
+    logits, targets = torch.randn(4, 6), torch.tensor([0, 5, 2, 3])
+    before = logits.clone()
+    nll = negative_log_likelihood(logits, targets)
+    assert torch.equal(logits, before)
+    assert torch.equal(negative_log_likelihood(logits, targets, overwrite=True), nll)
+    assert torch.equal(logits, before.log_softmax(1))
+
+
+def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:
+    """As the private `_autograd._get_current_graph_task_keep_graph` says."""
+    leaf, targets = torch.randn(4, 6, requires_grad=True), torch.tensor([0, 5, 2, 3])
+    nll = negative_log_likelihood(leaf + 0, targets, overwrite=True)
+    each = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in nll]
+    (together,) = torch.autograd.grad(nll.sum(), leaf)
+    torch.testing.assert_close(torch.stack(each).sum(0), together)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from txl_lightning.config.schemas import Config, LoggerConfig
-from txl_lightning.evaluation.evaluate.command import run as evaluate
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.runs.convert.command import run as convert

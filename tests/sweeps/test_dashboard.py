@@ -1,10 +1,7 @@
 """The dashboard: the same JSON every time, and no panel of something that no command logs."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from tests.wandb_files import media, run_files, summary, table
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.attention.command import run as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate.command import run as evaluate
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.command import run as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.speed.command import run as speed
@@ -45,13 +42,6 @@ def test_wandb_still_has_the_internals_that_fix_the_ids() -> None:
         ids = [panel._id for panel in section.panels]
         assert len(set(ids)) == len(ids)
         assert all(f'"{panel_id}"' in view for panel_id in ids)
-
-
-@pytest.mark.slow
-def test_the_command_writes_it_in_another_process_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sweeps.dashboard", "--entity", "lab", "--output", str(tmp_path / "d.json")]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
-    assert (tmp_path / "d.json").read_bytes() == GOLDEN.read_bytes()
 
 
 def test_every_section_that_a_reader_looks_for_is_there() -> None:

@@ -21,10 +21,10 @@ from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import command as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.evaluate import command as evaluate
-from txl_lightning.evaluation.evaluate.options import EvaluateOptions
 from txl_lightning.evaluation.generate import command as generate
 from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.perplexity import command as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl import command as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.runs.storage import write_checkpoint

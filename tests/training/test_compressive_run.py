@@ -14,7 +14,7 @@ from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig, plain
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.errors import OptionError
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.carried_memory import alike, choose
 from txl_lightning.training.module import LanguageModelModule

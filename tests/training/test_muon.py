@@ -12,7 +12,7 @@ import torch
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.training.muon import MuonWithAdam, matrices_of_layers, update_matrices
 from txl_lightning.training.optimization import check_optimizer, make_optimizer
 

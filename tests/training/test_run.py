@@ -101,7 +101,7 @@ def test_an_option_that_an_older_checkpoint_lacks_has_its_default(tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("trainer.attention=fast",), "trainer.attention=fast: must be one of eager, flex, triton, auto"),
+        (("trainer.attention=fast",), "trainer.attention=fast: must be one of eager, flex, auto"),
         (("trainer.attention=flex",), "trainer.attention=flex: trains on GPUs only"),
         (("trainer.attention=flex", "trainer.accelerator=gpu", "model=lstm"), "is for a Transformer-XL, not for lstm"),
         (

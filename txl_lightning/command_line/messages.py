@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import get_type_hints
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from txl_lightning.command_line import Command
 from txl_lightning.config.schemas import CONF
@@ -59,6 +59,8 @@ def one_line(error: BaseException, schema: type) -> str:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         needs = f"needs pip install 'txl_lightning[{EXTRAS[choice]}]'" if choice in EXTRAS else ""
         return f"{group}={choice}: {needs or 'must be one of ' + ', '.join(error.options or ())}"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key}: must be given ({error.full_key}=…)"
     text = str(error)
     if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"{several[1]}: several values need -m (a multirun), or brackets if the option is a list"

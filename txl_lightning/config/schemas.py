@@ -181,7 +181,7 @@ class TrainerConfig:
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
     over that many parts of each process's columns. `num_threads` null means as many CPU threads as this size pays
     for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
-    triton, or auto for the fastest known. `val_every_n_steps` null validates at the end of every epoch. The last step
+    or auto for the fastest known. `val_every_n_steps` null validates at the end of every epoch. The last step
     of a run is validated in any case. `max_nonfinite_steps` skipped steps in a row end the run.
     `progress_file` writes `progress.json` about once a second.
     """

@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Job(Protocol):
+class Runnable(Protocol):
     """Something to run."""
 
     @property
@@ -45,7 +45,7 @@ class Job(Protocol):
         """Whether no other job may run meanwhile."""
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=Runnable)
 
 
 @dataclass(frozen=True)
@@ -237,6 +237,8 @@ class Jobs(Generic[J]):
         running: jobs with their process and their slot.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
+        seconds: time of each job that ended, by name.
+        stopped: whether a signal or the limit has ended the jobs.
     """
 
     waiting: list[J]
@@ -246,10 +248,12 @@ class Jobs(Generic[J]):
     grace_seconds: float = 60.0
     first_signal: signal.Signals = signal.SIGINT
     limit: float | None = None
-    show: Callable[[], None] = lambda: None
+    show: Callable[[], object] = lambda: None
     running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    stopped: bool = False
 
     def run(self) -> None:
         """Run all jobs and wait for them.
@@ -264,19 +268,18 @@ class Jobs(Generic[J]):
         began, stops = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]]()
         with collected_signals() as received:
             try:
-                stopped = False
-                while self.running or (self.waiting and not stopped):
-                    if not stopped:
+                while self.running or (self.waiting and not self.stopped):
+                    if not self.stopped:
                         self._start_ready()
                     self._collect()
                     now = time.monotonic()
-                    if not stopped and (received or (self.limit is not None and now > began + self.limit)):
-                        stopped, stops = True, self._stops(now)
+                    if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
+                        self.stopped, stops = True, self._stops(now)
                     while stops and (now >= stops[0][0] or len(received) > 1):
                         _, stop = stops.pop(0)
                         for _, process, _ in self.running:
                             stop(process)
-                    if not stopped:
+                    if not self.stopped:
                         self.show()
                     if self.running:
                         time.sleep(POLL_SECONDS)
@@ -310,6 +313,7 @@ class Jobs(Generic[J]):
                 self._ended(entry[0], ended)
 
     def _ended(self, job: J, ended: Ended) -> None:
+        self.seconds[job.name] = ended.seconds
         if (error := self.end(job, ended)) is None:
             self.done.add(job.name)
         else:

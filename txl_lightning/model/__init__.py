@@ -1,11 +1,10 @@
 """The model, its memory, inference, baselines and the checkpoints of other implementations; tensors only."""
 
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import Encoding, LayerPositions, register_encoding
-from txl_lightning.model.inference.cached import CachedTransformerXL
+from txl_lightning.model.inference.cached import CachedTransformerXL, KeyValueMemory
 from txl_lightning.model.inference.generation import generate, generate_all
-from txl_lightning.model.inference.key_value_memory import KeyValueMemory
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.memory import Memory

@@ -1,20 +1,88 @@
-"""One layer of Transformer-XL: attention over memory and segment, then feed-forward."""
+"""Parts of a layer: dropout that is fast on the CPU, norms, feed-forward, and how parameters are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
-from txl_lightning.model.dropout import Dropout
-from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.kernels.choice import has_hooks
-from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.kernels.cpu import has_hooks, is_eager_on_cpu
+
+LEVELS = 1 << 16  # of a random number of dropout
+WEIGHT_STD = 0.02
+PROJECTION_STD = 0.01
+
+
+class Dropout(nn.Module):
+    """Inverted dropout: each element is zeroed with probability p, the others are divided by 1 - p.
+
+    On CPU torch draws one random number per element, which can cost more than the matrix products of a layer.
+    Here one 64-bit draw of the same generator decides four elements, so p is rounded to a multiple of 2^-16
+    (0.1 becomes 0.100006, and the scale follows). On other devices, and when compiled, it is torch's dropout.
+
+    Args:
+        p: probability of zero, in [0, 1).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        """Drop elements of `x`, or of relu(x), in training; return them all in evaluation.
+
+        Args:
+            x: with `relu` it is overwritten, and the backward pass keeps nothing but the result.
+            relu: whether relu comes first.
+        """
+        drops = self.training and self.p > 0.0
+        if relu and drops and is_eager_on_cpu(x):
+            dropped: Tensor = _DroppedRelu.apply(x, self._factors(x), x.new_tensor(self._scale))
+            return dropped
+        x = F.relu(x, inplace=True) if relu else x
+        if not drops:
+            return x
+        return x * self._factors(x) if is_eager_on_cpu(x) else F.dropout(x, self.p)
+
+    @property
+    def _dropped_levels(self) -> int:
+        return min(max(round(self.p * LEVELS), 1), LEVELS - 1)
+
+    @property
+    def _scale(self) -> float:
+        return LEVELS / (LEVELS - self._dropped_levels)
+
+    def _factors(self, x: Tensor) -> Tensor:
+        """Draw 0 or the scale for every element of `x`."""
+        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+        levels = draws.view(torch.int16)[: x.numel()].view(x.shape)
+        keep = torch.ge(levels, self._dropped_levels - LEVELS // 2, out=torch.empty_like(x, requires_grad=False))
+        return keep.mul_(self._scale)
+
+    def extra_repr(self) -> str:
+        """Show p."""
+        return f"p={self.p}"
+
+
+class _DroppedRelu(torch.autograd.Function):
+    """relu(x) times factors. A positive result has the gradient `scale`, every other one zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factors: Tensor, scale: Tensor) -> Tensor:
+        result = x.relu_().mul_(factors)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(result)
+        ctx.scale = scale  # in the type of the factors
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (result,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradients[0], result, 0).mul_(ctx.scale), None, None
 
 
 def make_norm(config: TransformerXLConfig) -> nn.Module:
@@ -67,67 +135,20 @@ class GatedFeedForward(nn.Module):
         return self.dropout(self.down(inner))
 
 
-class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after (or before) it.
+def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
+    """Draw the parameters of a model in place.
 
-    post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
-    pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
+    Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax from
+    N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
 
     Args:
-        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
+        model: any model of this package.
+        std: standard deviation; 0.02 in the paper's PyTorch code.
     """
-
-    def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        self.pre_norm = config.pre_norm
-        self.attention = Attention(config)
-        self.attention_norm = make_norm(config)
-        self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
-        self.feed_forward_norm = make_norm(config)
-        self.dropout = Dropout(config.dropout)
-
-    def forward(
-        self,
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
-        positions: LayerPositions,
-        visible: VisibleKeys,
-    ) -> Float[Tensor, "B T D"]:
-        """Compute the layer's output from its input and the memory of its earlier inputs.
-
-        Args:
-            hidden_BTD: input of the layer.
-            memory_BMD: its inputs in earlier segments.
-            positions: u, v and the encoding of the distances.
-            visible: keys that the queries may attend to.
-        """
-        memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
-        return self.forward_with(lambda queries: self.attention(queries, memory, positions, visible), hidden_BTD)
-
-    def forward_at(
-        self,
-        places_Q: Int[Tensor, " Q"],
-        hidden_BTD: Float[Tensor, "B T D"],
-        memory_BMD: Float[Tensor, "B M D"],
-        positions: LayerPositions,
-        visible: VisibleKeys,
-    ) -> Float[Tensor, "B Q D"]:
-        """Compute the layer's output at some places only; arguments as in `forward`."""
-        states = [self.attention_norm(x) if self.pre_norm else x for x in (hidden_BTD, memory_BMD)]
-        attended_BQD = self.attention(*states, positions, visible)[:, places_Q]
-        return self.forward_with(lambda _: attended_BQD, hidden_BTD[:, places_Q])
-
-    def forward_with(
-        self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Compute the layer with another function in place of its attention.
-
-        Args:
-            attend: from the states that queries are projected from to the output of attention.
-            hidden_BTD: input of the layer.
-        """
-        if self.pre_norm:
-            hidden_BTD = hidden_BTD + self.dropout(attend(self.attention_norm(hidden_BTD)))
-            return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
-        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(attend(hidden_BTD)))
-        return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
+    for name, parameter in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            nn.init.normal_(parameter, 1.0, std)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.normal_(parameter, 0.0, PROJECTION_STD if "projections." in name else std)

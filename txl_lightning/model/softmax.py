@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from txl_lightning.model.config import TieProjections
 from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.kernels.choice import is_eager_on_cpu
+from txl_lightning.model.kernels.cpu import is_eager_on_cpu
 
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
-from txl_lightning.model.compression.compressor import Compressor, key_usage
+from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
 from txl_lightning.model.config import LENGTHS, TransformerXLConfig
-from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.encodings import ENCODINGS
-from txl_lightning.model.initialization import initialize
-from txl_lightning.model.kernels.choice import check_kernel
-from txl_lightning.model.layers import TransformerXLLayer, make_norm
+from txl_lightning.model.encodings import ENCODINGS, LayerPositions
+from txl_lightning.model.kernels import check_kernel
+from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import (
     VisibleKeys,
@@ -29,6 +27,72 @@ from txl_lightning.model.positions import (
     without_marks,
 )
 from txl_lightning.model.softmax import TokenSoftmax
+
+
+class TransformerXLLayer(nn.Module):
+    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after (or before) it.
+
+    post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
+    pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
+
+    Args:
+        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.pre_norm
+        self.attention = Attention(config)
+        self.attention_norm = make_norm(config)
+        self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
+        self.feed_forward_norm = make_norm(config)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "B T D"]:
+        """Compute the layer's output from its input and the memory of its earlier inputs.
+
+        Args:
+            hidden_BTD: input of the layer.
+            memory_BMD: its inputs in earlier segments.
+            positions: u, v and the encoding of the distances.
+            visible: keys that the queries may attend to.
+        """
+        memory = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
+        return self.forward_with(lambda queries: self.attention(queries, memory, positions, visible), hidden_BTD)
+
+    def forward_at(
+        self,
+        places_Q: Int[Tensor, " Q"],
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "B Q D"]:
+        """Compute the layer's output at some places only; arguments as in `forward`."""
+        states = [self.attention_norm(x) if self.pre_norm else x for x in (hidden_BTD, memory_BMD)]
+        attended_BQD = self.attention(*states, positions, visible)[:, places_Q]
+        return self.forward_with(lambda _: attended_BQD, hidden_BTD[:, places_Q])
+
+    def forward_with(
+        self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
+        """Compute the layer with another function in place of its attention.
+
+        Args:
+            attend: from the states that queries are projected from to the output of attention.
+            hidden_BTD: input of the layer.
+        """
+        if self.pre_norm:
+            hidden_BTD = hidden_BTD + self.dropout(attend(self.attention_norm(hidden_BTD)))
+            return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
+        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(attend(hidden_BTD)))
+        return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
 
 
 class TransformerXL(nn.Module):
@@ -83,10 +147,10 @@ class TransformerXL(nn.Module):
         Models that share layers with this one (`with_lengths`) use it too. Cached inference is always eager.
 
         Args:
-            kernel: eager, flex, triton or auto (see `model.kernels`).
+            kernel: eager, flex or auto (see `model.kernels`).
 
         Raises:
-            OptionError: there is no such kernel, or its package is not installed.
+            OptionError: there is no such kernel.
         """
         check_kernel(kernel)
         for module in self.modules():

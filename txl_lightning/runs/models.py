@@ -9,8 +9,8 @@ from txl_lightning.config.encoding_kinds import VARIABLE
 from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel, RecurrentState
-from txl_lightning.model.compression.compressive_memory import CompressiveMemory
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL

@@ -18,7 +18,7 @@ from txl_lightning.config.schemas import (
 )
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.model.kernels.choice import check_kernel
+from txl_lightning.model.kernels import check_kernel
 from txl_lightning.runs.models import architecture
 from txl_lightning.training.optimization import check_optimizer
 from txl_lightning.training.precision import check_accelerator
@@ -102,13 +102,13 @@ def _check_compression(config: Config) -> None:
 def _check_attention(config: Config) -> None:
     kernel, model = config.trainer.attention, config.model
     check_kernel(kernel, "trainer.attention")
-    if kernel not in ("flex", "triton"):
+    if kernel != "flex":
         return
     check = partial(require, option="trainer.attention", value=kernel)
     check(isinstance(model, TransformerXLModelConfig), allowed=f"is for a Transformer-XL, not for {model.name}")
     check(config.trainer.accelerator == "gpu", allowed="trains on GPUs only; eager trains on the CPU")
     check(config.trainer.precision != "64-true", allowed="has at most 32 bits a number; eager has 64")
-    drops = kernel == "flex" and getattr(model, "attention_dropout", 0.0) > 0
+    drops = getattr(model, "attention_dropout", 0.0) > 0
     check(not drops, allowed="has no dropout of attention probabilities: set model.attention_dropout=0")
     resets = config.memory.reset == "document"
     check(not resets, allowed="has one mask for all streams: memory.reset=document needs eager")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.evaluation.kept_figures import Figures
 from tests.evaluation.small_runs import SmallRuns
 from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
@@ -28,9 +29,10 @@ def written(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_a_memory_of_one_token_has_its_figures(runs: SmallRuns, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_memory_of_one_token_has_its_figures(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
     """With same_length the only key of a query is its own token, which Figure 6 does not show."""
-    run(options(runs, "relative", mem_len=1), tmp_path)
+    run(options(runs, "relative", mem_len=1, max_segments=4), tmp_path)
     assert {f"{name}.png" for name in FIGURES} <= written(tmp_path)
 
 
@@ -79,16 +81,17 @@ def test_a_model_without_memory_is_looked_at_within_its_segment(runs: SmallRuns,
         assert f"Figure 7: the model has no term ({term}) (encoding=absolute, terms='a')" in text
 
 
-def test_terms_that_are_off_are_named_and_other_lengths_and_splits_are_used(runs: SmallRuns, tmp_path: Path) -> None:
+def test_terms_that_are_off_are_named_and_other_lengths_and_splits_are_used(
+    runs: SmallRuns, tmp_path: Path, drawn: Figures
+) -> None:
     given = {"mem_len": 5, "same_length": False, "split": "test", "segment_len": 6, "batch_size": 3, "max_segments": 4}
     lines = run(options(runs, "shaw", heads=["1:2", "2:1"], text_position=40, **given), tmp_path)
     results = json.loads((tmp_path / "attention.json").read_text())
     assert (results["distances"], results["queries"]) == (6, 3 * (4 * 6 - 5))
     assert results["text"] == {"position": 40, "targets": 6, "heads": ["1:2", "2:1"]}
     assert any("no term (d) (encoding=shaw, terms='ab')" in line for line in lines)
-    svg = (tmp_path / "text.svg").read_text()
-    assert "layer 1, head 2" in svg
-    assert "layer 2, head 1" in svg
+    titles = [axes.get_title(loc="left") for axes in drawn["text.svg"].axes]
+    assert titles[:2] == ["layer 1, head 2", "layer 2, head 1"]
 
 
 def test_thefarthest_heads_are_those_of_the_first_the_middle_and_the_last_layer() -> None:

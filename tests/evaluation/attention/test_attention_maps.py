@@ -17,9 +17,10 @@ from txl_lightning.evaluation.attention.maps import (
     attention_maps,
     attention_reach,
     by_distance,
+    most_attended,
+    text_attention,
     watched,
 )
-from txl_lightning.evaluation.attention.text_attention import most_attended, text_attention
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.positions import attention_mask
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -53,7 +54,7 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         with watched(model, partial(collect, caught)):
             _, memory = model(segment.tokens, memory)
         for n, attention, inputs in caught:
-            weights = attention.scores(*inputs, terms=terms).softmax(-1)
+            weights = attention.logits(*inputs, terms=terms).softmax(-1)
             M = inputs.memory_BMD.shape[1]
             for h in range(weights.shape[0]):
                 for b in range(weights.shape[1]):
@@ -153,7 +154,7 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(options: dict) -> 
         plain(stream[:, 36 if M else 35 : 39], memory)
     for (n, h), weights in piece.weights.items():
         attention, inputs = seen[n]
-        expected = attention.scores(*inputs)[h, 0].softmax(-1)[-3:, :C]
+        expected = attention.logits(*inputs)[h, 0].softmax(-1)[-3:, :C]
         np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12)
         assert weights.shape == (3, C)
         assert (weights[2, :2] == 0).all() == bool(options.get("same_length"))

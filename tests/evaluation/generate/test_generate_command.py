@@ -23,7 +23,8 @@ from txl_lightning.model import CachedTransformerXL, SlidingWindow
 from txl_lightning.model.inference import generation
 from txl_lightning.runs.trained import load_trained
 
-KINDS = ("relative", "absolute", "lstm", "words", "characters")
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "words")]
+KINDS = ("relative", "absolute", "characters", *LATER)
 
 
 def options(runs: SmallRuns, kind: str, **chosen: Any) -> GenerateOptions:
@@ -132,7 +133,7 @@ def literal_symbols(sample: dict[str, Any], runs: SmallRuns) -> list[str]:
     return [vocabulary.symbols[token] for token in sample["tokens"]]
 
 
-@pytest.mark.parametrize("kind", ["relative", "absolute", "lstm", "documents"])
+@pytest.mark.parametrize("kind", ["relative", "documents", pytest.param("absolute", marks=pytest.mark.slow), LATER[0]])
 def test_prompts_of_different_lengths_are_continued_as_each_is_alone(
     runs: SmallRuns, tmp_path: Path, kind: str
 ) -> None:
@@ -192,6 +193,12 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
     tokens = load_corpus(trained.config.data).splits["test"]
     assert results["prompt"]["tokens"] == tokens[40:70].tolist()
     assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
+    text = (runs.folder / "text.txt").read_text()
+    assert results["prompt"]["text"] + results["continuation"] in text
+    assert results["samples"][0]["text"] == trained.vocabulary.decode(results["samples"][0]["tokens"])
+    place = {name: results["prompt"][name] for name in ("corpus", "split", "position", "context")}
+    assert place == {"corpus": "text.txt", "split": "test", "position": 40, "context": 30}
+    assert results["prompt"]["sha256"] == load_corpus(trained.config.data).checksum
     text = (tmp_path / "at/samples.txt").read_text()
     assert text.index("from token 40 on") < text.index("=== true continuation") < text.index("=== sample 1")
     positions = set()
@@ -202,15 +209,46 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
     assert 1 < len(positions) <= 3
 
 
+def test_times_and_the_difference_to_float32_are_stated(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve tokens of two samples each: 10 seconds until the first token, then four seconds."""
+    times = iter([100.0, 110.0, 114.0])
+    monkeypatch.setattr(generate_command.time, "perf_counter", lambda: next(times))
+
+    def losses(model: Any, prompt_T: torch.Tensor, drawn_N: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.full((len(drawn_N),), 3.0 if torch.is_autocast_enabled("cpu") else 2.5)
+
+    monkeypatch.setattr(generate_command, "continuation_losses", losses)
+    written: list[str] = []
+    given = options(runs, "relative", n_samples=2, precision="bf16-mixed", seed=4)
+    results = generated(given, tmp_path, written.append)
+    assert results["prompt_seconds"] == 10
+    assert results["tokens_per_second"] == 2 * 11 / 4
+    assert results["float32_difference"] == {"nll": 0.5, "tokens": 12}
+    assert written[-2:] == [
+        "24 tokens, 6 a second; memory of 8 tokens\n",
+        "bf16-mixed: nll +0.50000 beside float32 on the first 12 tokens of sample 1\n",
+    ]
+    assert (results["checkpoint"], results["step"]) == (given.checkpoint, 2)
+    assert results["options"] == {
+        "n_tokens": 12, "n_samples": 2, "top_k": 40, "top_p": 1.0, "temperature": 1.0, "seed": 4,
+        "precision": "bf16-mixed",
+    }  # fmt: skip
+    monkeypatch.undo()
+    single = generated(options(runs, "relative", n_tokens=1), tmp_path)
+    assert single["tokens_per_second"] is None
+
+
 def test_a_seed_repeats_and_another_differs(runs: SmallRuns, tmp_path: Path) -> None:
     drawn = [generated(options(runs, "relative", seed=seed), tmp_path)["samples"] for seed in (5, 5, 6)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_a_thousand_tokens_with_memory(runs: SmallRuns, tmp_path: Path) -> None:
-    results = generated(options(runs, "relative", n_tokens=1000, mem_len=600, top_p=0.9), tmp_path)
-    assert len(results["samples"][0]["tokens"]) == 1000
-    assert results["context"] == "memory of 600 tokens"
+def test_more_tokens_than_the_memory_holds(runs: SmallRuns, tmp_path: Path) -> None:
+    results = generated(options(runs, "relative", n_tokens=150, mem_len=100, top_p=0.9), tmp_path)
+    assert len(results["samples"][0]["tokens"]) == 150
+    assert results["context"] == "memory of 100 tokens"
 
 
 def test_the_window_of_a_model_without_recurrence_is_its_training_segment(runs: SmallRuns) -> None:

@@ -6,9 +6,8 @@ import torch
 
 from tests.evaluation.language_models.pair_models import PairBytes, Pairs, pair_text
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.language_models.byte_losses import byte_losses
 from txl_lightning.evaluation.language_models.outside import load_function
-from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, common_pieces
+from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, byte_losses, common_pieces
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
 from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 

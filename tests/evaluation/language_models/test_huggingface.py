@@ -18,12 +18,10 @@ from tests.evaluation.language_models.tiny_huggingface import (
     save_tiny,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.language_models import huggingface, huggingface_loading
-from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel
-from txl_lightning.evaluation.language_models.huggingface_loading import load_huggingface
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
+from txl_lightning.evaluation.language_models import huggingface
+from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel, load_huggingface
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses
+from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
@@ -176,7 +174,7 @@ def test_rotations_that_depend_on_the_length_are_read_directly() -> None:
 )
 def test_a_limit_is_the_longest_window_that_a_model_reads(config: Any, positions: int | None) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config()).eval()
-    assert huggingface_loading._positions(model) == positions
+    assert huggingface._positions(model) == positions
     tokens = torch.full((1, positions or 40), 7)
     with torch.no_grad():
         assert model(input_ids=tokens).logits.shape[1] == tokens.shape[1]
@@ -197,7 +195,7 @@ def test_spaces_at_the_end_of_a_token_are_its_own() -> None:
     backend.train_from_iterator([content], trainer)
     backend.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)  # that of GPT-2 and GPT-NeoX
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
-    text = huggingface_loading._tokenized(tokenizer, content.encode())
+    text = huggingface._tokenized(tokenizer, content.encode())
     sizes = [len(token) for token in tokenizer.convert_ids_to_tokens(text.tokens.tolist())]
     assert any(token.endswith("Ġ") for token in tokenizer.convert_ids_to_tokens(text.tokens.tolist()))
     assert text.starts is not None
@@ -279,7 +277,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(huggingface_loading.importlib, "import_module", missing)
+    monkeypatch.setattr(huggingface.importlib, "import_module", missing)
     with pytest.raises(OptionError, match=r"needs transformers: pip install 'txl_lightning\[hf\]'"):
         load_huggingface("gpt2", False, "float32")
 

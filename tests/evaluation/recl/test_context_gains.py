@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from txl_lightning.evaluation.recl.context_gains import block_gains, context_gains, token_classes
+from txl_lightning.evaluation.recl.loss_by_context import block_gains, context_gains, token_classes
 
 BLOCKS = np.repeat(np.arange(20), 5)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.covering import product_of
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths, resampled
 from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
@@ -67,18 +68,18 @@ def test_it_is_appendix_c(
         assert ours[name][r].value == (contexts[-1] if expected is None else expected)
 
 
-def copying_oracle(lag: int, contexts: list[int], n_positions: int = 4000, vocabulary: int = 1000) -> np.ndarray:
+def copying_oracle(lag: int, contexts: list[int], n_positions: int = 1000, vocabulary: int = 1000) -> np.ndarray:
     """Losses of a model that knows x_t copies an earlier token, 1 to `lag` back, if the context has that token."""
     lags_P = np.random.default_rng(0).integers(1, lag + 1, n_positions)
     in_sight_CP = lags_P[None] <= np.asarray(contexts)[:, None]
     return np.where(in_sight_CP, 0.0, math.log(vocabulary))
 
 
-@pytest.mark.parametrize("lag", [20, 47, 50, 51, 100, 160])
-@pytest.mark.parametrize("r", [0.5, 1.0])
+@pytest.mark.parametrize(("lag", "r"), product_of([20, 47, 50, 51, 100, 160], [0.5, 1.0]))
 def test_a_model_that_copies_from_at_most_lag_back_has_the_first_context_that_covers_lag(lag: int, r: float) -> None:
     contexts = list(range(10, 201, 10))
-    length = relative_effective_context_lengths({"oracle": copying_oracle(lag, contexts)}, contexts, [r])["oracle"][r]
+    losses = {"oracle": copying_oracle(lag, contexts)}
+    length = relative_effective_context_lengths(losses, contexts, [r], bootstrap=50)["oracle"][r]
     covering = min(c for c in contexts if c >= lag)
     assert (length.value, length.at_least, length.low, length.high) == (covering, False, covering, covering)
 
@@ -219,6 +220,7 @@ def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not()
     assert max(coverage(np.arange(n_blocks * size))) < 0.6
 
 
+@pytest.mark.slow
 def test_a_thousand_resamples_take_seconds() -> None:
     losses = group(n_models=4, n_contexts=16, n_positions=10_000)
     started = time.perf_counter()

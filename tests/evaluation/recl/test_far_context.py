@@ -12,8 +12,8 @@ from tests.evaluation.recl.test_recl_models import PAIRS, recl
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
-from txl_lightning.evaluation.recl.context_use import model_losses
-from txl_lightning.evaluation.recl.context_use.far_context import (
+from txl_lightning.evaluation.recl import model_losses
+from txl_lightning.evaluation.recl.far_context import (
     ALTERED,
     altered_windows,
     doubling_contexts,
@@ -101,10 +101,10 @@ def test_contexts_are_doubled_on_the_grid() -> None:
 
 
 EVERY = [*ALTERED, "drop"]
-OF_KINDS = ("relative", "absolute", "extended", "lstm", "qrnn", "characters")
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("absolute", "lstm", "characters")]
 
 
-@pytest.mark.parametrize("kind", OF_KINDS)
+@pytest.mark.parametrize("kind", ["relative", "extended", "qrnn", *LATER])
 def test_every_kind_of_run_has_them(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     result = recl(tmp_path, checkpoints=[runs.checkpoint(kind)], ablations=EVERY, num_threads=1)
     (model,) = result["models"]

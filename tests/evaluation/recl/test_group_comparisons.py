@@ -1,14 +1,7 @@
 """Comparisons: differences paired by block, groups of their own, groups without one model."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-import pytest
 
-from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.recl.command import run
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
 from txl_lightning.evaluation.recl.group_comparisons import (
     group_summaries,
@@ -16,7 +9,6 @@ from txl_lightning.evaluation.recl.group_comparisons import (
     lengths_without_one,
     loss_differences,
 )
-from txl_lightning.evaluation.recl.options import ReclOptions
 
 CONTEXTS = [4, 8, 12, 16, 20]
 BLOCKS = np.repeat(np.arange(40), 10)
@@ -82,30 +74,3 @@ def test_a_group_has_the_mean_and_the_range_of_its_models() -> None:
     np.testing.assert_allclose(x["nll"], means.mean(axis=0))
     np.testing.assert_allclose(x["nll_standard_error_over_models"], np.abs(means[0] - means[1]) / 2)
     assert (y["models"], y["nll_standard_error_over_models"]) == (["c"], None)
-
-
-@pytest.mark.parametrize("groups", [None, ["seeds", "seeds", "other"]])
-def test_the_command_writes_them(runs: SmallRuns, tmp_path: Path, groups: list[str] | None) -> None:
-    small = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 20, "bootstrap": 20}
-    paths = [runs.checkpoint(kind) for kind in ("relative", "lstm", "qrnn")]
-    options = {"store": str(tmp_path / "store"), "logger": LoggerConfig(name="none"), "groups": groups}
-    lines = run(ReclOptions(paths, **options, **small), tmp_path)
-    result = json.loads((tmp_path / "recl.json").read_text())
-    relative, _, qrnn = result["models"]
-    without = relative["recl"]["1.0"]["without"]
-    page = (tmp_path / "recl.md").read_text()
-    assert page.startswith("\n".join(lines) + "\n\n## Differences of the loss, paired by position")
-    assert "| relative − qrnn |" in page
-    assert len(result["differences"]) == 3
-    if groups is None:
-        assert set(without) == set(relative["recl"]["1.0"]["longer_than"]) == {"lstm", "qrnn"}
-        assert [group["name"] for group in result["groups"]] == ["all"]
-        assert "## Groups" not in page
-        assert (tmp_path / "gains_r0.1.svg").is_file()
-    else:
-        assert set(without) == {"lstm"}
-        assert qrnn["recl"]["1.0"]["without"] == {}
-        assert [group["models"] for group in result["groups"]] == [["relative", "lstm"], ["qrnn"]]
-        assert "| seeds | 2 |" in page
-        assert (tmp_path / "gains_seeds_r0.1.svg").is_file()
-        assert (tmp_path / "gains_other_r0.1.svg").is_file()

@@ -1,15 +1,12 @@
 """Loss by position: the loss of every target of a window, bins, the length of training."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from tests.evaluation.ranks import on_ranks
 from tests.evaluation.recl.counting_models import Lagging
-from tests.evaluation.recl.test_recl_models import recl
 from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, recurrent
-from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.evaluation.recl.context_use.loss_by_position import binned_by_position, position_losses
+from txl_lightning.evaluation.recl.loss_by_context import binned_by_position, position_losses
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 
 ENDS = np.array([20, 60, 61, 150, 199])
@@ -17,10 +14,12 @@ ENDS = np.array([20, 60, 61, 150, 199])
 
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute"])
 def test_the_p_th_target_has_p_tokens_of_context(kind: str) -> None:
-    model = recurrent("lstm") if kind == "lstm" else attention(kind, mem_len=0)
+    model = recurrent("lstm").eval() if kind == "lstm" else attention(kind, mem_len=0)
     reader = window_reader(model, TRAINED)
     losses_TW = position_losses(reader, TOKENS, ENDS, 18, batch_tokens=40)
     assert losses_TW.shape == (reader.visible(18), 5)
+    for of_rank in on_ranks(2, lambda: position_losses(reader, TOKENS, ENDS, 18)):
+        np.testing.assert_allclose(of_rank, losses_TW, rtol=0, atol=1e-10)
     for p in (1, 5, len(losses_TW)):
         expected = context_losses(reader, TOKENS, ENDS - len(losses_TW) + p, p)
         if kind != "absolute" or p == len(losses_TW):  # absolute positions of a shorter window are others
@@ -45,22 +44,3 @@ def test_bins_hold_every_position_once_and_a_step_stays_where_it_is() -> None:
     expected = [np.log(256) if p < 10 else -np.log(0.9) for p in found["first"]]
     np.testing.assert_allclose(found["nll"], expected, rtol=1e-6)
     assert found["windows"] == 40
-
-
-def test_it_is_drawn_with_the_tokens_seen_in_training(runs: SmallRuns, tmp_path: Path) -> None:
-    kinds = ("relative", "absolute", "lstm")
-    given = {"checkpoints": [runs.checkpoint(kind) for kind in kinds], "n_positions": 60, "num_threads": 1}
-    result = recl(tmp_path, **given, position_windows=20)
-    relative, absolute, lstm = result["models"]
-    assert [model["trained_len"] for model in result["models"]] == [16, 8, 8]  # segments of 8, memory of 8
-    assert (relative["loss_by_position"]["last"][-1], absolute["loss_by_position"]["last"][-1]) == (16, 8)
-    assert lstm["loss_by_position"]["windows"] == 20
-    with np.load(tmp_path / "losses.npz", allow_pickle=False) as file:
-        by_position = file["nll_by_position"]
-    assert by_position.shape == (3, 16, 20)
-    assert np.isnan(by_position[1, 8:]).all()
-    np.testing.assert_allclose(by_position[2].mean(axis=1), lstm["loss_by_position"]["nll"], rtol=1e-5)
-    assert (tmp_path / "positions.svg").is_file()
-    none = recl(tmp_path / "none", **given, position_windows=0)
-    assert [model["loss_by_position"] for model in none["models"]] == [None] * 3
-    assert not (tmp_path / "none/positions.svg").exists()

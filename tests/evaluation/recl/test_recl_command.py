@@ -16,13 +16,12 @@ from tests.in_process import run_txl
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.recl import model_losses
 from txl_lightning.evaluation.recl.command import run
-from txl_lightning.evaluation.recl.context_use import model_losses
 from txl_lightning.evaluation.recl.group import run_names
-from txl_lightning.evaluation.recl.loss_store import LossStore
+from txl_lightning.evaluation.recl.model_losses import LossStore
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
-from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
+from txl_lightning.evaluation.scoring.windows import context_losses, loss_grid, window_reader
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 
@@ -53,6 +52,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     assert [model["limit"] for model in results["models"]] == [None, 8, None, None]
     assert [model["scoring"] for model in results["models"]] == ["one pass", "direct", "one pass", "one pass"]
     assert [model["positions_scored"] for model in results["models"]] == [20] * 4
+    assert [model["trained_len"] for model in results["models"]] == [16, 8, 8, 8]  # segments of 8, memory of 8
     for model in results["models"]:
         assert set(model["recl"]) == {"0.1", "0.5", "1.0"}
         for length in model["recl"].values():
@@ -203,6 +203,8 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) 
         run_in(group(runs, tmp_path / "store", *kinds, n_positions=4, **options), tmp_path / "run")
         models = json.loads((tmp_path / "run/recl.json").read_text())["models"]
         assert [model["clamp_len"] for model in models] == expected
+        assert [model["loss_by_position"] for model in models] == [None] * 3
+    assert not list((tmp_path / "run").glob("positions.*"))
 
 
 def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:

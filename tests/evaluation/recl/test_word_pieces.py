@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
-from txl_lightning.evaluation.recl.context_use.word_pieces import pieces_of_symbols, pieces_of_text, word_pieces
+from txl_lightning.evaluation.language_models.tokenized_text import (
+    TokenizedText,
+    pieces_of_symbols,
+    pieces_of_text,
+    word_pieces,
+)
 
 TEXT = "Über naïve_words, 2nd: été—ab\n(x)y '😀z' 中文 end"
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from tests.covering import product_of
+from tests.evaluation.ranks import on_ranks
 from tests.evaluation.scoring.test_windows import ADAPTIVE, TOKENS, TRAINED, attention, recurrent
 from txl_lightning.distributed.ranks import process_group
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
-from txl_lightning.evaluation.scoring.loss_grid import loss_grid
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, window_reader
+from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid, window_reader
 
 EXACT = {
     "relative": lambda: attention("relative", mem_len=0),
@@ -35,8 +36,7 @@ def directly(reader: WindowReader, positions: np.ndarray, contexts: list[int]) -
     return np.stack([context_losses(reader, TOKENS, positions, context) for context in contexts])
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize(("kind", "grid"), product_of(EXACT, GRIDS))
 def test_one_pass_gives_the_losses_of_windows_of_their_own(kind: str, grid: str) -> None:
     contexts, reader = GRIDS[grid], window_reader(EXACT[kind]())
     assert reader.one_pass
@@ -49,7 +49,7 @@ def test_it_does_so_in_single_precision() -> None:
     reader = window_reader(attention("relative").float())
     positions, _ = position_blocks(len(TOKENS), 35, [5, 10, 15, 20])
     ours = loss_grid(reader, TOKENS, positions, [5, 10, 15, 20])
-    np.testing.assert_allclose(ours, directly(reader, positions, [5, 10, 15, 20]), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ours, directly(reader, positions, [5, 10, 15, 20]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("mem_len", [0, 8])
@@ -129,6 +129,14 @@ def score_on_one_of_two(rank: int, directory: str) -> None:
         losses = loss_grid(window_reader(attention("relative")), TOKENS, positions, GRIDS["finer"])
     np.save(Path(directory) / f"{rank}.npy", losses)
     torch.distributed.destroy_process_group()
+
+
+def test_ranks_measure_what_one_does() -> None:
+    reader = window_reader(attention("relative"))
+    positions, _ = position_blocks(len(TOKENS), 35, GRIDS["finer"])
+    alone = loss_grid(reader, TOKENS, positions, GRIDS["finer"])
+    for of_rank in on_ranks(3, lambda: loss_grid(reader, TOKENS, positions, GRIDS["finer"])):
+        np.testing.assert_allclose(of_rank, alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

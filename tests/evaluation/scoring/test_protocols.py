@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import product_of
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, protocol_word, trained_clamp
 from txl_lightning.data.corpus import Corpus
@@ -39,8 +40,9 @@ def losses(protocol: Any, tokens: np.ndarray = TOKENS) -> np.ndarray:
     return replace(protocol, corpus=replace(protocol.corpus, splits={"test": tokens})).losses("test").nll
 
 
-@pytest.mark.parametrize("loss", ["full", "half"])
-@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute", "al_rfou"])
+@pytest.mark.parametrize(
+    ("encoding", "loss"), product_of(["relative", "shaw", "absolute", "al_rfou"], ["full", "half"])
+)
 def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: str, loss: str) -> None:
     protocol = protocol_of(tmp_path, "memory=off", f"encoding={encoding}", f"loss={loss}")
     assert (protocol.length_option, protocol.limit) == ("ext_len", None if encoding in LONGER else SEGMENT)

@@ -9,8 +9,7 @@ from tests.evaluation.scoring.test_windows import TRAINED, attention, recurrent,
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.scoring.sliding import sliding_losses
-from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
+from txl_lightning.evaluation.scoring.windows import WindowReader, sliding_losses, window_reader
 
 N = 21
 TOKENS = np.random.default_rng(5).integers(0, VOCABULARY, N).astype(np.uint8)
@@ -43,7 +42,10 @@ def brute_force(model: nn.Module, window: int, stride: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind in ("shaw", "al_rfou", "qrnn") else ()) for kind in KINDS],
+)
 @torch.no_grad()
 def test_every_token_is_scored_once_as_if_its_window_were_alone(kind: str) -> None:
     model = KINDS[kind]()

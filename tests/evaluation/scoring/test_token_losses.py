@@ -8,7 +8,7 @@ import pytest
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.evaluation.scoring import token_losses as scoring
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 120).astype(np.uint8)

@@ -1,20 +1,20 @@
 """Losses with exactly c tokens of context: every window alone, every kind of model, every number of processes."""
 
 import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 
+from tests.covering import product_of
+from tests.evaluation.ranks import on_ranks
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
-from txl_lightning.distributed.ranks import all_gather, process_group
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
-from txl_lightning.model.baselines.recurrent import RecurrentConfig, RecurrentLanguageModel
+from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 200).astype(np.uint8)
 POSITIONS = np.linspace(30, len(TOKENS) - 1, 6).astype(int)
@@ -52,33 +52,31 @@ def windows(context: int) -> list[torch.Tensor]:
     return [torch.from_numpy(TOKENS[t - context : t + 1].astype(np.int64)) for t in POSITIONS]
 
 
-@pytest.mark.parametrize("adaptive", [{}, ADAPTIVE], ids=["", "adaptive"])
+LENGTHS: dict[str, dict[str, Any]] = {
+    "no memory": {"mem_len": 0},
+    "same_length": {"mem_len": 4, "same_length": True},
+    "zeros": {"mem_len": 5, "memory_start": "zeros", "ext_len": 2},
+    "clamp": {"mem_len": 4, "clamp_len": 3},
+}
+SOFTMAX = {"softmax": {}, "adaptive": ADAPTIVE}
+
+
 @pytest.mark.parametrize(
-    "lengths",
-    [
-        {"mem_len": 0},
-        {"mem_len": 4, "same_length": True},
-        {"mem_len": 5, "memory_start": "zeros", "ext_len": 2},
-        {"mem_len": 4, "clamp_len": 3},
-    ],
-    ids=["no memory", "same_length", "zeros", "clamp"],
+    ("encoding", "lengths", "softmax"), product_of(["relative", "shaw", "alibi", "none", "rope"], LENGTHS, SOFTMAX)
 )
-@pytest.mark.parametrize("encoding", ["relative", "shaw", "alibi", "none", "rope"])
 @torch.no_grad()
-def test_distances_see_exactly_the_window_and_nothing_else(encoding: str, lengths: dict, adaptive: dict) -> None:
-    if encoding == "rope":
-        lengths = {**lengths, "clamp_len": -1}
-    model = attention(encoding, **lengths, **adaptive)
+def test_distances_see_exactly_the_window_and_nothing_else(encoding: str, lengths: str, softmax: str) -> None:
+    given = LENGTHS[lengths] | ({"clamp_len": -1} if encoding == "rope" else {})
+    model = attention(encoding, **given, **SOFTMAX[softmax])
     for context in (1, 2, 15):
         ours = context_losses(window_reader(model), TOKENS, POSITIONS, context, batch_tokens=40)
         np.testing.assert_allclose(ours, [token_by_token(model, w) for w in windows(context)], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("adaptive", [{}, ADAPTIVE], ids=["", "adaptive"])
-@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
+@pytest.mark.parametrize(("encoding", "softmax"), product_of(["absolute", "al_rfou"], SOFTMAX))
 @torch.no_grad()
-def test_absolute_positions_without_recurrence_are_capped_at_the_trained_length(encoding: str, adaptive: dict) -> None:
-    model = attention(encoding, mem_len=0, **adaptive)
+def test_absolute_positions_without_recurrence_are_capped_at_the_trained_length(encoding: str, softmax: str) -> None:
+    model = attention(encoding, mem_len=0, **SOFTMAX[softmax])
     reader = window_reader(model, TRAINED)
     assert reader.limit == TRAINED
     for context in (1, TRAINED - 1, TRAINED, TRAINED + 1, 30):
@@ -87,8 +85,7 @@ def test_absolute_positions_without_recurrence_are_capped_at_the_trained_length(
         np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("start", ["empty", "zeros"])
-@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
+@pytest.mark.parametrize(("encoding", "start"), product_of(["absolute", "al_rfou"], ["empty", "zeros"]))
 @torch.no_grad()
 def test_absolute_positions_with_recurrence_read_segments_of_the_trained_length(encoding: str, start: str) -> None:
     model = attention(encoding, mem_len=8, memory_start=start)
@@ -108,11 +105,10 @@ def test_absolute_positions_with_recurrence_read_segments_of_the_trained_length(
         np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("adaptive", [{}, ADAPTIVE], ids=["", "adaptive"])
-@pytest.mark.parametrize("cell", ["lstm", "qrnn"])
+@pytest.mark.parametrize(("cell", "softmax"), product_of(["lstm", "qrnn"], SOFTMAX))
 @torch.no_grad()
-def test_recurrent_models_start_every_window_from_zeros(cell: str, adaptive: dict) -> None:
-    model = recurrent(cell, **adaptive)
+def test_recurrent_models_start_every_window_from_zeros(cell: str, softmax: str) -> None:
+    model = recurrent(cell, **SOFTMAX[softmax])
     model.layers[0].eval()
     modes = [module.training for module in model.modules()]
     ours = context_losses(window_reader(model), TOKENS, POSITIONS, 21, batch_tokens=64)
@@ -168,20 +164,8 @@ def test_a_context_curve_has_all_units_errors_and_the_models_own_recl() -> None:
     assert context_curve(model, TOKENS, POSITIONS, [2, 4, 10]).recl == {}
 
 
-def score_on_one_of_two(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/meet", rank=rank, world_size=2)
-    with process_group():  # a group that is there stays
-        losses = context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 9)
-        parts = all_gather(rank)
-    assert parts == [0, 1]
-    np.save(Path(directory) / f"{rank}.npy", losses)
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_processes_measure_what_one_does(tmp_path: Path) -> None:
-    mp.spawn(score_on_one_of_two, args=(str(tmp_path),), nprocs=2)
-    alone = context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 9)
-    for rank in range(2):
-        np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npy"), alone, rtol=0, atol=1e-12)
+def test_ranks_measure_what_one_does() -> None:
+    reader = window_reader(attention("relative"))
+    alone = context_losses(reader, TOKENS, POSITIONS, 9)
+    for of_rank in on_ranks(3, lambda: context_losses(reader, TOKENS, POSITIONS, 9)):
+        np.testing.assert_allclose(of_rank, alone, rtol=0, atol=1e-12)

@@ -1,6 +1,7 @@
 """txl speed on tiny models: what is timed computes what it should, and the files agree with the times."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -11,12 +12,14 @@ import torch
 
 from tests.evaluation.small_runs import SmallRuns
 from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.speed import command as speed_command
+from txl_lightning.evaluation.speed import schemes
 from txl_lightning.evaluation.speed.command import run
-from txl_lightning.evaluation.speed.options import SpeedOptions
-from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
+from txl_lightning.evaluation.speed.options import TABLE_9, SpeedOptions
 from txl_lightning.evaluation.speed.schemes import RATIOS, SCHEMES, make_schemes, random_text, vanilla_of
+from txl_lightning.reporting.machine import processor
 
 TINY: dict[str, Any] = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_inner": 8, "segment_len": 4, "num_threads": 1}
 
@@ -29,8 +32,8 @@ def options(**chosen: Any) -> SpeedOptions:
 def test_the_schemes_compute_the_losses_of_the_text(extra_key: bool) -> None:
     model, text = tiny_model(mem_len=2, same_length=True, extra_key=extra_key), random_stream(1, 40)
     vanilla = vanilla_of(model)
-    schemes = make_schemes(model, vanilla, 6, 4, text)
-    assert tuple(schemes) == SCHEMES
+    made = make_schemes(model, vanilla, 6, 4, text)
+    assert tuple(made) == SCHEMES
     same = model.with_lengths(mem_len=6, extra_key=False, memory_start="zeros")
     windows = vanilla.with_lengths(same_length=False)
     with torch.no_grad():
@@ -38,11 +41,11 @@ def test_the_schemes_compute_the_losses_of_the_text(extra_key: bool) -> None:
         for start in (0, 4, 8):
             expected, memory = same.score(text[:, start : start + 4], text[:, start + 1 : start + 5], memory)
             for name in ("hidden", "cached"):
-                torch.testing.assert_close(schemes[name].read(), expected)
+                torch.testing.assert_close(made[name].read(), expected)
         for t in (6, 7, 8):
             expected, _ = windows.score(text[:, t - 5 : t + 1], text[:, t + 1 : t + 2])
             for name in ("vanilla", "vanilla_fused"):
-                torch.testing.assert_close(schemes[name].read(), expected)
+                torch.testing.assert_close(made[name].read(), expected)
 
 
 def test_the_text_begins_again_after_its_end() -> None:
@@ -70,10 +73,25 @@ def test_words_follow_zipf() -> None:
     assert torch.equal(words, random_text(1000, 20_000, by_rank=True, seed=1))
 
 
-def test_the_table_holds_what_was_measured_and_the_papers_beside_it(tmp_path: Path) -> None:
+def test_the_table_holds_what_was_measured_and_the_papers_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    lines = run(options(), tmp_path, said.append)
+    monkeypatch.setattr(schemes, "TURN_SECONDS", 0.01)
+    started = time.perf_counter()
+    lines = run(options(vanilla_n_layer=2), tmp_path, said.append)
+    elapsed = time.perf_counter() - started
     results = json.loads((tmp_path / "speed.json").read_text())
+    assert elapsed / 3 < results["seconds"] < elapsed + 0.01
+    assert (results["segment_len"], results["batch_size"], results["clock"]) == (4, 1, "wall")
+    model = results["models"]["char"]
+    sizes = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "vanilla_n_layer": 2, "div_val": 1}
+    assert model.items() >= {**sizes, "encoding": "relative", "vanilla_encoding": "absolute", "cutoffs": []}.items()
+    built = TransformerXL(TransformerXLConfig(vocab_size=204, n_layer=1, d_model=8, n_head=2, d_head=4, d_inner=8))
+    assert model["parameters"] == sum(len(parameter.flatten()) for parameter in built.parameters())
+    assert results["machine"]["processor"] == processor()
+    assert results["machine"]["accelerator"] is None
+    assert results["checkpoint"] is None
     assert {path.name for path in tmp_path.iterdir()} == {
         "speed.json",
         "speed.md",

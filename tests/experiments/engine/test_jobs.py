@@ -82,31 +82,6 @@ def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: P
     assert (on.evaluation.clamp_len, lstm.evaluation.clamp_len) == (10, None)
 
 
-def test_seeds_by_kind_of_arm_at_laptop_size(tmp_path: Path) -> None:
-    _, found = planned("laptop", tmp_path)
-    seeds: dict[str, set[int | None]] = {}
-    for job in found:
-        if job.command == "train":
-            seeds.setdefault(job.arm, set()).add(job.seed)
-    profile = PROFILES["laptop"]
-    three = {arm for arm, numbers in seeds.items() if numbers == {1, 2, 3}}
-    two = {arm for arm, numbers in seeds.items() if numbers == {1, 2}}
-    assert three == {
-        *(f"{name}, relative, full loss" for name in ("recurrence", "no recurrence")),
-        *(f"no recurrence, {name}, half loss" for name in ("relative", "Shaw")),
-        "recurrence, Shaw, full loss",
-    }
-    assert two == {"no recurrence, relative, full loss, longer segments, equal tokens"}
-    four = {f"{name}, relative, full loss, shuffled lines" for name in ("recurrence", "no recurrence")}
-    assert all(seeds[arm] == {1, 2, 3, 4} for arm in four)
-    assert len(two | four) == len(profile.seeds_of)
-    assert set(seeds) - four - three - two == {
-        "LSTM",
-        "QRNN",
-        *(f"no recurrence, {name}, {loss} loss" for name in ("Vaswani", "Al-Rfou") for loss in ("full", "half")),
-    }
-
-
 @pytest.mark.parametrize(
     ("profile", "loss"), [("laptop", "full"), ("laptop", "half"), ("gpu", "full"), ("paper", "half")]
 )
@@ -302,12 +277,6 @@ def test_a_larger_profile_trains_the_published_models_and_estimates_them_by_size
     assert token_cost(standard, PROFILES[profile]) == pytest.approx({"gpu": 1.0, "paper": 1.3}[profile], abs=0.05)
     if profile == "paper":
         assert estimate(profile, tmp_path, [by_name["published-wt103_large"]]) > 24 * 14
-
-
-@pytest.mark.parametrize("profile", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpu", "paper")])
-def test_the_larger_profiles_train_with_adam_only(profile: str, tmp_path: Path) -> None:
-    _, found = planned(profile, tmp_path)
-    assert {jobs.composed(job.overrides).optimizer.name for job in found if job.command == "train"} == {"adam"}
 
 
 def test_the_plan_names_the_models_without_a_corpus(

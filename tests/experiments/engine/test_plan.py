@@ -1,86 +1,30 @@
-"""Plan of a reproduction and its progress: the time left, the status line, the stopwatch."""
+"""Plan of a reproduction, the progress of its trainings, the stopwatch."""
 
 import json
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from experiments.engine import plan as module
 from experiments.engine.jobs import Job
-from experiments.engine.plan import Plan, Progress, Stopwatch, clock
+from experiments.engine.plan import Plan, Stopwatch, training_progress, training_share
 from experiments.engine.profiles import PROFILES
 from experiments.engine.runner import Runner
 from experiments.engine.setup import Setup
-from tests.experiments.engine.test_runner import JOBS, runner
-from txl_lightning.jobs.processes import Jobs
 
 
-def state_of(waiting: list[Job], running: list[Job], done: set[str] | None = None) -> Jobs[Job]:
-    """Return a state in which jobs have just started."""
-    state = Jobs(waiting, Mock(), Mock(), done=done or set())
-    started: Any = SimpleNamespace(started=time.monotonic())
-    state.running = [(job, started, slot) for slot, job in enumerate(running)]
-    return state
-
-
-def test_the_status_line_shows_the_progress_file_not_the_log(tmp_path: Path) -> None:
-    job, other = JOBS[1], JOBS[2]
-    watched = runner(tmp_path, JOBS)
-    progress = Progress(JOBS, lambda job: 60.0, slots=2)
-    watched.state = state_of(waiting=[JOBS[0], JOBS[4]], running=[job, other], done={"c"})
-    make_folder(tmp_path / "a")
-    (tmp_path / "a" / "log.txt").write_text(" 99%|#### | 1499/1500 [00:20<00:30, 30.1step/s, nll 1.000, bpc 1.443]\n")
-    assert progress.status(watched) == "1 of 5 jobs done, about 2 min left · a · b"
-    state = {"steps": 600, "max_steps": 1500, "unit": "bpc", "loss": 2.5971, "seconds": 20.0}
-    (tmp_path / "a" / "progress.json").write_text(json.dumps(state))
-    assert progress.status(watched).endswith(" · a 600/1500 bpc 2.597 · b")
-    (tmp_path / "a" / "progress.json").write_text(json.dumps({**state, "steps": 0, "loss": None}))
-    assert progress.status(watched).endswith(" · a 0/1500 · b")
-
-
-def test_the_time_left_follows_the_pace_of_the_trainings_so_far(tmp_path: Path) -> None:
-    jobs = [Job(name, "train", (), "tables") for name in "abcd"]
-    watched = runner(tmp_path, jobs)
-    progress = Progress(jobs, lambda job: 100.0, slots=1)
-    watched.state = state_of(waiting=[jobs[2], jobs[3]], running=[jobs[1]])
-    make_folder(tmp_path / "b")
-    state = {"steps": 50, "max_steps": 1000, "unit": "bpc", "loss": None, "seconds": 60.0}
-    path = tmp_path / "b" / "progress.json"
-    path.write_text(json.dumps(state))
-    assert progress.pace(watched) == 1  # a training that has just begun shows nothing
-    path.write_text(json.dumps({**state, "steps": 200}))
-    assert progress.pace(watched) == 3  # 60 seconds for a fifth of 100
-    assert progress.seconds_left(watched) == pytest.approx(3 * 300, abs=1)
-    watched.state.done = {"a"}
-    (make_folder(tmp_path / "a") / "job.json").write_text(json.dumps({"seconds": 100.0}))
-    assert progress.pace(watched) == pytest.approx(160 / 120)
+def test_steps_and_loss_of_a_training_are_those_of_its_progress_file(tmp_path: Path) -> None:
+    assert (training_progress(tmp_path), training_share(tmp_path)) == ("", None)
+    for steps, loss, shown, share in ((0, None, "0/1500", None), (600, 2.5971, "600/1500 bpc 2.597", (0.4, 20.0))):
+        state = {"steps": steps, "max_steps": 1500, "unit": "bpc", "loss": loss, "seconds": 20.0}
+        (tmp_path / "progress.json").write_text(json.dumps(state))
+        assert (training_progress(tmp_path), training_share(tmp_path)) == (shown, share)
 
 
 def make_folder(path: Path) -> Path:
     path.mkdir()
     return path
-
-
-def test_a_line_is_printed_for_each_job_that_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = JOBS[1:4]
-    watched = runner(tmp_path, jobs)
-    progress = Progress(jobs, lambda job: 60.0, slots=2)
-    watched.state = state_of(waiting=[], running=jobs[:2], done={"c"})  # by an earlier call
-    progress(watched)
-    capsys.readouterr()
-    (make_folder(tmp_path / "a") / "job.json").write_text(json.dumps({"seconds": 12.4}))
-    watched.state.done, watched.state.failed = {"a", "c"}, {"b": "b failed"}
-    for _ in range(2):
-        progress(watched)
-    assert capsys.readouterr().err.splitlines() == ["a: done in 12 s", "b failed"]
-
-
-def test_durations_have_fitting_units() -> None:
-    assert [clock(s) for s in (45, 600, 7200, 72 * 3600)] == ["45 s", "10 min", "2.0 h", "3 days"]
 
 
 def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

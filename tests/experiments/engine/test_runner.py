@@ -13,7 +13,8 @@ from experiments.engine.jobs import Job
 from experiments.engine.runner import LOG, Runner, result_file, run_txl
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.folder import JobFolder
-from txl_lightning.jobs.processes import Ended
+from txl_lightning.jobs.processes import Ended, Jobs
+from txl_lightning.jobs.progress import Progress
 
 
 class Pretended:
@@ -64,6 +65,10 @@ JOBS = [
 ]
 
 
+def quiet(jobs: Jobs[Job]) -> Progress[Job]:
+    return Progress(jobs, lambda job: 0.0)
+
+
 def record(tmp_path: Path, name: str) -> dict[str, object]:
     found: dict[str, object] = json.loads((tmp_path / name / "job.json").read_text())
     return found
@@ -71,14 +76,14 @@ def record(tmp_path: Path, name: str) -> dict[str, object]:
 
 def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path) -> None:
     first = runner(tmp_path, JOBS)
-    first.run(JOBS)
+    first.run(JOBS, quiet)
     assert first.state.done == {job.name for job in JOBS}
     assert Pretended.started[-1][0] == "speed"  # alone, at the end
     evaluate = next(words for words in Pretended.started if words[0] == "evaluate")
     assert f"checkpoint={tmp_path}/a/checkpoints/best.ckpt" in evaluate
     assert record(tmp_path, "a") == {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
     n = len(Pretended.started)
-    runner(tmp_path, JOBS).run(JOBS)
+    runner(tmp_path, JOBS).run(JOBS, quiet)
     assert len(Pretended.started) == n
 
 
@@ -87,7 +92,7 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
 ) -> None:
     failing |= {"a": 3, "b": -9}
     with pytest.raises(UserError) as error:
-        runner(tmp_path, JOBS).run(JOBS)
+        runner(tmp_path, JOBS).run(JOBS, quiet)
     assert set(str(error.value).splitlines()) == {
         f"a ended with exit status 3: last line ({tmp_path}/a/{LOG})",
         f"b was killed by SIGKILL: no output ({tmp_path}/b/{LOG})",
@@ -96,7 +101,7 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
     assert record(tmp_path, "a")["done"] is False
     failing.clear()
     Pretended.started.clear()
-    runner(tmp_path, JOBS).run(JOBS)
+    runner(tmp_path, JOBS).run(JOBS, quiet)
     assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train", "train"]
     assert record(tmp_path, "a")["seconds"] == 4.0  # of both runs
 
@@ -106,12 +111,12 @@ def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(tmp_path: Pa
     for key, kept in (("key of a", True), ("another", False)):
         failing["a"] = 1
         with pytest.raises(UserError):
-            runner(tmp_path, [job]).run([job])
+            runner(tmp_path, [job]).run([job], quiet)
         (tmp_path / "a" / "half_done").write_text("")
         failing.clear()
         again = runner(tmp_path, [job])
         again.keys = {"a": key}
-        again.run([job])
+        again.run([job], quiet)
         assert (tmp_path / "a" / "half_done").exists() == kept
         assert record(tmp_path, "a")["seconds"] == (4.0 if kept else 2.0)
         (tmp_path / "a" / "job.json").unlink()
@@ -120,17 +125,17 @@ def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(tmp_path: Pa
 
 def test_a_job_whose_result_was_cut_off_runs_again(tmp_path: Path) -> None:
     jobs = JOBS[1:3]
-    runner(tmp_path, jobs).run(jobs)
+    runner(tmp_path, jobs).run(jobs, quiet)
     (tmp_path / "a" / "metrics.json").write_text('{"steps": 6')
     Pretended.started.clear()
-    runner(tmp_path, jobs).run(jobs)
+    runner(tmp_path, jobs).run(jobs, quiet)
     assert [words[-2:] for words in Pretended.started] == [[f"hydra.run.dir={tmp_path}/a", "resume=auto"]]
 
 
 def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path) -> None:
     runs = tmp_path / "copy (1), x=y’s" / "it's"
     read = Job("read", "recl", ("checkpoints=[@runs/a/best.ckpt,@runs/b/best.ckpt]", "data_path=@runs/../c.txt"), "x")
-    runner(runs, [read]).run([read])
+    runner(runs, [read]).run([read], quiet)
     parsed = [word.value() for word in OverridesParser.create().parse_overrides(Pretended.started[0][1:])]
     assert [str(path) for path in parsed[0]] == [f"{runs}/{name}/best.ckpt" for name in "ab"]
     assert [str(path) for path in parsed[1:]] == [f"{runs.parent}/c.txt", f"{runs}/read"]

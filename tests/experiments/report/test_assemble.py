@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 import pytest
-from experiments.engine.plan import Stopwatch
 
 from experiments.claims import judged
-from experiments.engine.jobs import Job, code_version, merge
-from experiments.engine.runner import Runner
+from experiments.engine.jobs import Job, code_version
 from experiments.engine.setup import Setup
-from experiments.report.assemble import assemble
 from experiments.report.rendering import write_report
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS
 from tests.experiments.report.written import check_results, read_sections
 from txl_lightning.reporting.machine import cores, processor
-
-
-@pytest.fixture(scope="module")
-def jobs(finished: Setup) -> list[Job]:
-    """All jobs, with records of the seconds that each took: 1.5, 2.5 and so on."""
-    found = merge({name: table.jobs(finished) for name, table in SECTIONS.items()})
-    for i, job in enumerate(found):
-        (finished.runs / job.name / "job.json").write_text(json.dumps({"seconds": i + 1.5}))
-    return found
-
-
-@pytest.fixture(scope="module")
-def results(finished: Setup, jobs: list[Job], sections: list[Section], tmp_path_factory: Any) -> dict[str, Any]:
-    clock = tmp_path_factory.mktemp("clock") / "clock.json"
-    clock.write_text(json.dumps({"began": "2026-11-24T03:00:00+00:00", "seconds": 5000.0}))
-    runner = Runner(finished.runs, {job.name: f"{i:064x}" for i, job in enumerate(jobs)}, [{}], lambda job: [])
-    setup = replace(finished, overrides=(*finished.overrides[:2], "data.cache_dir=elsewhere"))
-    return assemble(setup, jobs, runner, sections, judged(sections), "make it", Stopwatch(clock, restart=False))
 
 
 def test_a_run_has_what_its_job_and_its_metrics_say(results: dict[str, Any], jobs: list[Job], finished: Setup) -> None:

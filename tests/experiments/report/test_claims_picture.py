@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.report import claims_picture
-from tests.experiments.report.sample_results import claim
+from tests.experiments.report.sample_claim import claim
 
 
 def test_every_claim_has_its_effect_interval_paper_and_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,10 @@ class World:
 
     Args:
         sign: 1 for differences as in the paper, -1 for reversed ones.
-        noise: standard deviation of the loss between seeds, in bits per byte.
         level: of the tokens.
     """
 
     sign: int = 1
-    noise: float = 0.002
     level: str = "byte"
 
 
@@ -73,7 +71,7 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     swept = next((word for word in job.overrides if word.startswith("attention_lengths=")), None)
     trained = 32 if "no_recurrence" in job.name else 64
     longer = not absolute and ("shaw" not in job.name if world.sign > 0 else True)
-    gain = (0.02 * world.sign if "shaw" not in job.name else 0.04) * (1 + random_.random() / 8)
+    gain = (0.02 * world.sign if "shaw" not in job.name else 0.04) * (0.75 + random_.random() / 2)
     init = base_loss(job, world)
     best = init - gain if longer else init
     chosen = random_.choice([128, 256]) if longer else trained
@@ -120,7 +118,7 @@ def base_loss(job: Job, world: World) -> float:
     worse += (0.4 if "full" in job.name else 0.1) * ("absolute" in job.name or "al_rfou" in job.name)
     later = {"-rope": -0.05, "-alibi": -0.05, "-none": 0.2, "compressed": -0.05, "modern": -0.1}
     worse += sum(difference for part, difference in later.items() if part in job.name)
-    return 4.2 + world.sign * worse + random.Random(job.name).gauss(0, world.noise)
+    return 4.2 + world.sign * worse + random.Random(job.name).gauss(0, 0.002)
 
 
 def write_losses(folder: Path, job: Job) -> None:

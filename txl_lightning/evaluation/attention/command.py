@@ -15,12 +15,22 @@ from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, ex
 from txl_lightning.config.schemas import Config, plain
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.attention.maps import ALL_TERMS, SINGLE_TERMS, Array, AttentionMaps, attention_maps
+from txl_lightning.evaluation.attention.maps import (
+    ALL_TERMS,
+    SINGLE_TERMS,
+    Array,
+    AttentionMaps,
+    attention_maps,
+    text_attention,
+)
 from txl_lightning.evaluation.attention.options import AttentionOptions
 from txl_lightning.evaluation.attention.report import write_report
-from txl_lightning.evaluation.attention.text_attention import text_attention
-from txl_lightning.evaluation.scoring.device import chosen_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.evaluation.scoring.option_checks import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    options_as_typed,
+)
 from txl_lightning.files import write_json
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.corpora import checkpoint_corpus

@@ -18,8 +18,13 @@ from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompts
-from txl_lightning.evaluation.scoring.device import chosen_device, device_of
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, options_as_typed
+from txl_lightning.evaluation.scoring.option_checks import (
+    check_at_least_one,
+    check_common_options,
+    chosen_device,
+    options_as_typed,
+)
+from txl_lightning.evaluation.scoring.token_losses import device_of
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText
-from txl_lightning.evaluation.scoring.device import device_of
+from txl_lightning.evaluation.scoring.token_losses import device_of
 from txl_lightning.model.language_model import LanguageModel
 
 OPTION = "models"

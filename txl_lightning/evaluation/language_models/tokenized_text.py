@@ -1,11 +1,12 @@
-"""Tokens of a text with the bytes they stand for, so that models with different tokenizers can be compared."""
+"""Tokens of a text with the bytes they stand for: losses by bytes of context, pieces of words."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 from txl_lightning.data.documents import close_sentences
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, code_points
 from txl_lightning.errors import UserError
+from txl_lightning.evaluation.scoring.windows import Array, Integers, WindowReader, span_losses
 
-Integers = NDArray[np.int64]
+REACH = 4  # bytes of the longest character in UTF-8
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,140 @@ def whole_characters(content: bytes) -> str:
         return codecs.getincrementaldecoder("utf-8")().decode(content[first:])
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 text (byte {first + error.start})") from error
+
+
+@dataclass(frozen=True)
+class ByteSpans:
+    """Tokens that stand for byte positions, and where their contexts begin.
+
+    Args:
+        begins_CP: first token of every context.
+        firsts_P: first token of the piece that covers each position.
+        stops_P: token after that piece.
+        sizes_P: bytes of that piece.
+    """
+
+    begins_CP: Integers
+    firsts_P: Integers
+    stops_P: Integers
+    sizes_P: Array
+
+
+def byte_losses(
+    reader: WindowReader,
+    text: TokenizedText,
+    pieces: Integers,
+    positions: Integers,
+    contexts: Sequence[int],
+    batch_tokens: int | None = None,
+) -> Array:
+    """Return l(c, t), [C, P], in nats per byte, for byte positions t and contexts of c bytes.
+
+        l(c, t) = 1 / (b - a) · Σ_k -log P(x_k | tokens that begin at byte t - c or later, as far as x_{k-1})
+
+    [a, b) is the piece that covers byte t, and x_k are its tokens: no tokenizer of the group has a token across a or
+    b, so all models predict the same bytes. The context is cut to whole tokens, at byte t - c or after it. A model
+    reads at least one token, also where the last one before the piece has more than c bytes.
+
+    Args:
+        reader: reader of the model.
+        text: tokens of the model, with known starts.
+        pieces: bounds of the pieces, from `common_pieces`.
+        positions: t.
+        contexts: c, in bytes.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
+
+    Raises:
+        UserError: a position is in the first piece, before which there is no token; or a piece has more tokens than
+            the model can see.
+    """
+    spans = byte_spans(text, pieces, positions, contexts)
+    longest = int((spans.stops_P - spans.firsts_P).max(initial=0))
+    if reader.visible(longest) < longest:
+        raise UserError(f"the tokenizers have no common bound in {longest} tokens; a model sees only {reader.limit}")
+    shape = spans.begins_CP.shape
+    bounds = (spans.begins_CP, spans.firsts_P, spans.stops_P)
+    begins, firsts, stops = (np.broadcast_to(bound, shape).ravel() for bound in bounds)
+    losses_CP = span_losses(reader, text.tokens, begins, firsts, stops, batch_tokens).reshape(shape)
+    return losses_CP / spans.sizes_P
+
+
+def byte_spans(text: TokenizedText, pieces: Integers, positions: Integers, contexts: Sequence[int]) -> ByteSpans:
+    """Return the tokens of the pieces that cover byte positions, and the beginnings of their contexts.
+
+    Arguments and errors as `byte_losses`.
+    """
+    if text.starts is None:
+        raise UserError("the bytes of the tokens are unknown")
+    piece_P = np.searchsorted(pieces, positions, side="right") - 1
+    if len(piece_P) and piece_P.min() == 0:
+        raise UserError(f"the tokenizers have no common bound in the first {pieces[1]} bytes of the text")
+    first_P, stop_P = (np.searchsorted(text.starts, pieces[at]) for at in (piece_P, piece_P + 1))
+    begins_CP = np.searchsorted(text.starts, positions - np.asarray(contexts)[:, None])
+    sizes_P = (pieces[piece_P + 1] - pieces[piece_P]).astype(np.float64)
+    return ByteSpans(np.minimum(begins_CP, first_P - 1), first_P, stop_P, sizes_P)
+
+
+class Piece(NamedTuple):
+    """Token in its text: bytes [begin, end) of `content`, which has a character before and after them.
+
+    `continues` tells that the token is a later part of the character at `begin`.
+    """
+
+    content: bytes
+    begin: int
+    end: int
+    continues: bool = False
+
+
+def word_pieces(pieces: Iterable[Piece]) -> tuple[Mask, Mask]:
+    """Return which tokens are the first piece of a word, and which a later one; spaces and punctuation are neither.
+
+    A word is a run of letters, digits and `_`, in any script. A token in which a word begins is a first piece, also
+    with a space before the word; a token with characters of a word none of which begins one is a later piece. Where
+    tokens are characters or bytes, the first character of a word (its first byte) is the first piece.
+    """
+    kinds = np.array([_first_or_later(piece) for piece in pieces], dtype=bool).reshape(-1, 2)
+    return kinds[:, 0], kinds[:, 1]
+
+
+def _first_or_later(piece: Piece) -> tuple[bool, bool]:
+    place, before, first, later = 0, False, False, False
+    for character in piece.content.decode("utf-8", errors="surrogateescape"):  # a byte that is no text: a surrogate
+        size = len(character.encode("utf-8", errors="surrogateescape"))
+        in_word = character.isalnum() or character == "_"
+        if in_word and place < piece.end and place + size > piece.begin:
+            begins = not before and place >= piece.begin and not piece.continues
+            first, later = first or begins, later or not begins
+        place, before = place + size, in_word
+    return first, later and not first
+
+
+def pieces_of_text(text: TokenizedText, content: bytes, positions: Integers) -> Iterator[Piece]:
+    """Yield the tokens at `positions` of a text with known starts."""
+    assert text.starts is not None
+    begins = text.starts[positions]
+    ends = np.append(text.starts, text.n_bytes)[np.searchsorted(text.starts, begins, side="right")]
+    parts = text.starts[np.maximum(positions - 1, 0)] == begins
+    for t, begin, end, part in zip(positions.tolist(), begins.tolist(), ends.tolist(), parts.tolist(), strict=True):
+        start = max(0, begin - REACH)
+        yield Piece(content[start : end + REACH], begin - start, end - start, part and t > 0)
+
+
+def pieces_of_symbols(vocabulary: Vocabulary, tokens: np.ndarray, positions: Integers) -> Iterator[Piece] | None:
+    """Return the tokens at `positions` of an encoded split of characters, bytes or BPE; None for words."""
+    if vocabulary.level == "word":
+        return None
+    if vocabulary.consists_of_bytes:
+        encoded = [symbol.encode("latin-1") for symbol in vocabulary.symbols] or [bytes([b]) for b in range(256)]
+    else:  # a symbol of several characters is `<unk>`: a character outside of the vocabulary
+        encoded = [(symbol if len(symbol) == 1 else "\ufffd").encode() for symbol in vocabulary.symbols]
+
+    def piece(t: int) -> Piece:
+        start = max(0, t - REACH)
+        before, after = tokens[start:t].tolist(), tokens[t + 1 : t + 1 + REACH].tolist()
+        begin, own = b"".join(encoded[token] for token in before), encoded[int(tokens[t])]
+        content = begin + own + b"".join(encoded[token] for token in after)
+        return Piece(content, len(begin), len(begin) + len(own))
+
+    return map(piece, positions.tolist())

@@ -8,38 +8,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.recl.context_gains import block_gains, context_gains, token_classes
-from txl_lightning.evaluation.recl.context_use.far_context import ABLATIONS
-from txl_lightning.evaluation.recl.context_use.model_losses import (
-    context_use,
-    further_arrays,
-    model_losses,
-    scored_positions,
-)
-from txl_lightning.evaluation.recl.context_use.word_pieces import pieces_of_symbols, pieces_of_text, word_pieces
+from txl_lightning.evaluation.language_models.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, check_definition
+from txl_lightning.evaluation.recl.far_context import ABLATIONS
 from txl_lightning.evaluation.recl.figures import gain_maps
-from txl_lightning.evaluation.recl.group import Member, load_group, references
+from txl_lightning.evaluation.recl.group import CONTEXT_UNITS, GroupText, Member, group_text, load_group, references
 from txl_lightning.evaluation.recl.group_comparisons import (
     group_summaries,
     lengths_in_groups,
     lengths_without_one,
     loss_differences,
 )
-from txl_lightning.evaluation.recl.group_text import CONTEXT_UNITS, GroupText, group_text
-from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
-from txl_lightning.evaluation.recl.loss_store import write_losses
+from txl_lightning.evaluation.recl.loss_by_context import block_gains, context_gains, mean_and_error, token_classes
+from txl_lightning.evaluation.recl.model_losses import (
+    context_use,
+    further_arrays,
+    model_losses,
+    scored_positions,
+    write_losses,
+)
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.position_blocks import POSITIONS_VERSION, position_blocks
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit
+from txl_lightning.evaluation.scoring.windows import Integers
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
@@ -148,8 +145,8 @@ def _measure(
     members: list[Member],
     losses: dict[str, Array],
     contexts: list[int],
-    positions: NDArray[np.int64],
-    blocks: NDArray[np.int64],
+    positions: Integers,
+    blocks: Integers,
     text: GroupText,
 ) -> dict[str, Any]:
     """Return the entries of `recl.json` for the definition and the models."""
@@ -208,19 +205,15 @@ def _identity(member: Member) -> dict[str, Any]:
     }
 
 
-def _mean_losses(losses_CP: Array, blocks: NDArray[np.int64], level: str) -> dict[str, Any]:
+def _mean_losses(losses_CP: Array, blocks: Integers, level: str) -> dict[str, Any]:
     """Return the mean loss at each context with its standard error, in nats and in the unit of the level."""
-    nll, error = mean_and_error(losses_CP, blocks)
-    units = [loss_metrics(value, level) for value in nll.tolist()]
-    unit = next(name for name in units[0] if name != "nll")
-    values = [of_context[unit] for of_context in units]
-    # d ppl = ppl · d nll; d bpc = d nll / ln 2
-    scale = np.asarray(values) if unit == "ppl" else np.full(len(values), 1 / np.log(2))
+    nll, error = (of_each.tolist() for of_each in mean_and_error(losses_CP, blocks))
+    unit = loss_unit(level)
     return {
-        "nll": nll.tolist(),
-        "nll_standard_error": error.tolist(),
-        unit: values,
-        f"{unit}_standard_error": (scale * error).tolist(),
+        "nll": nll,
+        "nll_standard_error": error,
+        unit: [loss_metrics(value, level)[unit] for value in nll],
+        f"{unit}_standard_error": [errors_by_unit(*pair, level)[unit] for pair in zip(error, nll, strict=True)],
     }
 
 
@@ -231,7 +224,7 @@ def _without(by_left_out: dict[str, dict[float, EffectiveContext]], fraction: fl
 
 
 def _token_classes(
-    member: Member, text: GroupText, losses_CP: Array, contexts: list[int], positions: NDArray[np.int64]
+    member: Member, text: GroupText, losses_CP: Array, contexts: list[int], positions: Integers
 ) -> dict[str, Any] | None:
     """Return the losses of classes of tokens; None in bytes, where a position has no single token."""
     if text.pieces is not None:

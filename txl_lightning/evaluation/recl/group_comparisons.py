@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.evaluation.recl.loss_by_context import NORMAL_95, mean_and_error
+from txl_lightning.evaluation.scoring.windows import Integers
 
 
 def lengths_in_groups(
@@ -50,7 +50,7 @@ def lengths_without_one(
     return found
 
 
-def loss_differences(losses: Mapping[str, Array], blocks: NDArray[np.int64]) -> list[dict[str, Any]]:
+def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
     """Return the difference of mean losses of every two models at each context, paired by position, in nats.
 
     The standard error is over blocks of the differences, which fluctuate less than the losses of either model; the

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.recl.figures import ablation_figure, context_figure, gain_figure, position_figure
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, unit_name
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import line_figure
 from txl_lightning.reporting.tables import latex_table, markdown_table
 from txl_lightning.runs.metrics import loss_metrics
 
 DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
-UNITS = {"ppl": "perplexity", "bpc": "bits per character"}
 
 
 def write_report(
@@ -42,7 +41,7 @@ def write_report(
     lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
     write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
     write_text(directory / "recl.tex", latex_table(header, rows))
-    contexts, unit = results["contexts"], results["unit"]
+    contexts, unit, y_label = results["contexts"], results["unit"], unit_name(results["corpus"]["level"])
     by_file = _gains_by_file(results)
     for stem, (title, curves, needed) in by_file.items():
         gain_figure(directory / stem, contexts, curves, needed, title, results["context_unit"])
@@ -51,7 +50,7 @@ def write_report(
         directory / "contexts",
         contexts,
         losses,
-        _unit_name(results),
+        y_label,
         "Loss by context, all positions (± standard error)",
         results["context_unit"],
     )
@@ -70,7 +69,7 @@ def write_report(
                 series = {**curves, "needed for a longer RECL": needed}
                 log_line_series(run, f"recl/{stem}", contexts[:-1], series, "c", title)
             means = {name: mean for name, (mean, _) in losses.items()}
-            log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{_unit_name(results)} by context")
+            log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{y_label} by context")
     return lines
 
 
@@ -86,13 +85,12 @@ def _context_use_figures(results: dict[str, Any], directory: Path) -> None:
         if found := model["loss_by_position"]:
             middles = [(first + last) / 2 for first, last in zip(found["first"], found["last"], strict=True)]
             mean = [loss_metrics(nll, results["corpus"]["level"])[unit] for nll in found["nll"]]
-            # d ppl = ppl · d nll; d bpc = d nll / ln 2
-            scale = mean if unit == "ppl" else [1 / math.log(2)] * len(mean)
-            error = [s * e for s, e in zip(scale, found["nll_standard_error"], strict=True)]
+            pairs = zip(found["nll_standard_error"], found["nll"], strict=True)
+            error = [errors_by_unit(*pair, results["corpus"]["level"])[unit] or 0.0 for pair in pairs]
             curves[model["name"]] = (middles, mean, error)
     if curves:
         trained = {model["name"]: model["trained_len"] for model in results["models"]}
-        position_figure(directory / "positions", curves, trained, _unit_name(results))
+        position_figure(directory / "positions", curves, trained, unit_name(results["corpus"]["level"]))
 
 
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -240,7 +238,3 @@ def _bounded(length: dict[str, Any]) -> str:
 
 def _mean_and_range(recl: dict[str, Any]) -> str:
     return f"{'≥ ' if recl['at_least'] else ''}{recl['mean']:g} [{recl['low']}, {recl['high']}]"
-
-
-def _unit_name(results: dict[str, Any]) -> str:
-    return "bits per byte" if results["corpus"]["level"] == "byte" else UNITS[results["unit"]]

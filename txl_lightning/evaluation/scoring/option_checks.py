@@ -1,15 +1,17 @@
-"""Checks of options that several commands share; they need neither a checkpoint nor a corpus."""
+"""Options that several commands share: checks that need neither a checkpoint nor a corpus, and the device."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from txl_lightning.config.schemas import check_logger, check_seed
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.scoring.device import chosen_device
 from txl_lightning.runs.bfloat16 import chosen_precision
 
 
@@ -49,3 +51,16 @@ def options_as_typed() -> Iterator[None]:
         yield
     except OptionError as error:
         raise OptionError(error.option.removeprefix("evaluation."), error.value, error.allowed) from error
+
+
+def chosen_device(accelerator: str) -> torch.device:
+    """Return the CPU, or the GPU of this process; never another device than the one asked for.
+
+    Raises:
+        OptionError: `accelerator` is neither `cpu` nor `gpu`, or there is no GPU.
+    """
+    require(accelerator in ("cpu", "gpu"), "accelerator", accelerator, "must be cpu or gpu")
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    require(torch.cuda.is_available(), "accelerator", accelerator, "no GPU is visible")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

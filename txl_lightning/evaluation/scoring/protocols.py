@@ -24,10 +24,13 @@ from txl_lightning.config.schemas import Config, EvaluationConfig, TransformerXL
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.scoring.device import device_of
-from txl_lightning.evaluation.scoring.sliding import sliding_losses, visible_window
-from txl_lightning.evaluation.scoring.token_losses import TokenLosses, token_losses
-from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses, device_of, token_losses
+from txl_lightning.evaluation.scoring.windows import (
+    WindowReader,
+    sliding_losses,
+    visible_window,
+    window_reader,
+)
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast

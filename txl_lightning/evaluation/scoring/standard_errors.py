@@ -65,3 +65,10 @@ def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, flo
     unit = loss_unit(level)
     scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
     return {"nll": error, unit: None if error is None else scale * error}
+
+
+def unit_name(level: str) -> str:
+    """Return the unit of losses in words: see `loss_unit`; the bits of a byte-level model are per byte."""
+    if level == "byte":
+        return "bits per byte"
+    return "perplexity" if loss_unit(level) == "ppl" else "bits per character"

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from txl_lightning.data.streams import Segment, Streams
-from txl_lightning.evaluation.scoring.device import device_of
 from txl_lightning.model.language_model import LanguageModel
 
 WINDOW_TOKENS = 4_096
@@ -112,3 +111,8 @@ def _groups(segments: Iterable[Segment], n_tokens: int) -> Iterator[list[Segment
         group.append(segment)
     if group:
         yield group
+
+
+def device_of(model: LanguageModel) -> torch.device:
+    """Return the device of a model's parameters; the CPU for a model without any."""
+    return next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))

@@ -1,28 +1,36 @@
-"""Losses with exactly c tokens of context: l(c, t) = -log P(x_t | x_{t-1}, …, x_{t-c}) (appendix C)."""
+"""Losses of windows read from a fresh state, with exactly c tokens of context (appendix C) or a sliding window."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
-from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.scoring.device import device_of
+from txl_lightning.errors import OptionError, require
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses, device_of
 from txl_lightning.model.language_model import LanguageModel, SelectiveModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
+# A Transformer-XL's softmax reads the scored tokens only, so larger batches than those of other models need no more
+# memory. They take a tenth less time, in bfloat16 a fifth.
+CPU_TOKENS = 4_096
 LONG_WINDOW = 1_024
 UNLIMITED = 2**31
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,6 @@ class WindowReader:
         """Return how many of c tokens the model can see."""
         return context if self.limit is None else min(context, self.limit)
 
-    def last_loss(self, windows_BT: Tensor) -> Tensor:
-        """Return the loss, [B], in nats, of each window's last token given the c = T - 1 tokens before it."""
-        return self.last_losses(windows_BT, 1)[:, 0]
-
     def last_losses(self, windows_BT: Tensor, n: int) -> Tensor:
         """Return the losses, [B, n], in nats, of each window's last n tokens, 1 <= n < T, given those before."""
         context = windows_BT.shape[1] - 1
@@ -64,6 +68,13 @@ class WindowReader:
             if n_here > 0:
                 losses.append(nll)
         return torch.cat(losses, dim=1)
+
+    def all_losses(self, windows_BT: Tensor) -> Tensor:
+        """Return the losses, [B, T], in nats, of all targets of windows with T tokens of context."""
+        length = windows_BT.shape[1] - 1
+        if self.one_pass:
+            return self.losses_at(windows_BT, range(1, length + 1))
+        return self.last_losses(windows_BT, length)
 
     def losses_at(self, windows_BT: Tensor, contexts: Sequence[int]) -> Tensor:
         """Return the losses, [B, C], in nats, of each window's c-th target, 1 <= c < T, for every c of `contexts`."""
@@ -121,48 +132,160 @@ def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_le
     return WindowReader(model.with_lengths(**plain), limit=trained_len)
 
 
-def context_losses(
+def window_losses(
     reader: WindowReader,
     tokens: np.ndarray,
-    positions: NDArray[np.int64],
-    context: int,
+    starts: Integers,
+    lengths: Integers,
+    read: Callable[[Tensor], Tensor],
+    width: int,
     batch_tokens: int | None = None,
 ) -> Array:
-    """Return l(c, t), [P], in nats, with exactly c tokens of context, or as many as the reader's limit.
+    """Return what `read` gives for each of W windows, [W, width], nan beyond what it gives for shorter windows.
 
-    Every window starts from a fresh state. Windows are scored in batches of about `batch_tokens` tokens (fewer
-    for windows beyond 1,024 tokens, whose attention grows with c²). Under `torch.distributed` the positions are
-    divided over the ranks: all ranks must call this function, and all get the whole result.
+    Windows are read longest first, each from a fresh state, in batches of about `batch_tokens` tokens (fewer for
+    windows beyond 1,024 tokens, whose attention grows with c²). In one pass a batch may have windows of several
+    lengths: a shorter one is read farther than needed, if need be beyond the split, which its own targets ignore.
+    Otherwise segments and positions count from the end of a window, and a batch has windows of one length. Under
+    `torch.distributed` the windows are divided over the ranks: all ranks must call this function, and all get the
+    whole result.
 
     Args:
         reader: reader from `window_reader`; its model is in evaluation mode during the call.
         tokens: the split, one-dimensional.
+        starts: first token of each window.
+        lengths: tokens of context of each window; the target after the last one is read too.
+        read: returns losses, [B, n], in nats, of windows with T tokens, [B, T + 1]; n <= width.
+        width: largest n.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
+    """
+    longest_first = np.argsort(-lengths, kind="stable")
+    rank, world_size = rank_and_world_size()
+    own, device = longest_first[rank::world_size], device_of(reader.model)
+    part, done = np.full((len(own), width), np.nan), 0
+    with torch.no_grad(), evaluating(reader.model):
+        while done < len(own):
+            length = int(lengths[own[done]])
+            batch = own[done : done + windows_at_once(length, device, batch_tokens)]
+            if not reader.one_pass:
+                batch = batch[lengths[batch] == length]
+            places = np.minimum(starts[batch, None] + np.arange(length + 1), len(tokens) - 1)
+            windows_BT = torch.from_numpy(tokens[places].astype(np.int64)).to(device)
+            losses = read(windows_BT).cpu().double().numpy()
+            part[done : done + len(batch), : losses.shape[1]] = losses
+            done += len(batch)
+    losses_W = np.empty((len(starts), width))
+    for other, of_rank in enumerate(all_gather(part)):
+        losses_W[longest_first[other::world_size]] = of_rank
+    return losses_W
+
+
+def context_losses(
+    reader: WindowReader, tokens: np.ndarray, positions: Integers, context: int, batch_tokens: int | None = None
+) -> Array:
+    """Return l(c, t), [P], in nats, with exactly c tokens of context, or as many as the reader's limit.
+
+    Args:
+        reader: reader from `window_reader`.
+        tokens: the split, one-dimensional.
         positions: t of the targets x_t.
         context: c.
-        batch_tokens: context tokens in a batch; None for the default of the model's device.
+        batch_tokens: see `window_losses`.
 
     Raises:
         ValueError: a position has fewer than c tokens before it.
     """
     context = reader.visible(context)
     check_positions(positions, context, len(tokens))
-    rank, world_size = rank_and_world_size()
-    own = positions[rank::world_size]
-    device = device_of(reader.model)
-    part = np.empty(len(own))
-    n_windows = windows_at_once(context, device, batch_tokens)
-    with torch.no_grad(), evaluating(reader.model):
-        for start in range(0, len(own), n_windows):
-            ends = own[start : start + n_windows, None]
-            windows_BT = torch.from_numpy(tokens[ends + np.arange(-context, 1)].astype(np.int64)).to(device)
-            part[start : start + n_windows] = reader.last_loss(windows_BT).cpu().double().numpy()
-    losses = np.empty(len(positions))
-    for other, of_rank in enumerate(all_gather(part)):
-        losses[other::world_size] = of_rank
+    lengths = np.full(len(positions), context)
+    last_loss = partial(reader.last_losses, n=1)
+    return window_losses(reader, tokens, positions - context, lengths, last_loss, 1, batch_tokens)[:, 0]
+
+
+def loss_grid(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    positions: Integers,
+    contexts: Sequence[int],
+    batch_tokens: int | None = None,
+) -> Array:
+    """Return l(c, t), [C, P], in nats, with exactly c tokens of context, or as many as the reader's limit.
+
+    If `reader.one_pass`, a window from t - c gives l(c, t) at its c-th target, for every c: the windows of all pairs
+    (c, t) with the same t - c are one, read as far as the longest context. Otherwise every pair has a window of its
+    own (`context_losses`). Both ways give the same losses.
+
+    Args:
+        reader: reader from `window_reader`.
+        tokens: the split, one-dimensional.
+        positions: t of the targets x_t, from `position_blocks` for few windows.
+        contexts: c.
+        batch_tokens: see `window_losses`.
+
+    Raises:
+        ValueError: a position has too few tokens before it.
+    """
+    visible = [reader.visible(context) for context in contexts]
+    distinct = np.unique(visible)
+    check_positions(positions, int(distinct[-1]), len(tokens))
+    if reader.one_pass:
+        starts_W, window_CP = np.unique(positions - distinct[:, None], return_inverse=True)
+        window_CP = window_CP.reshape(len(distinct), len(positions))
+        lengths_W = np.zeros(len(starts_W), dtype=np.int64)
+        np.maximum.at(lengths_W, window_CP, distinct[:, None])
+        if batch_tokens is None and isinstance(reader.model, TransformerXL) and device_of(reader.model).type == "cpu":
+            batch_tokens = CPU_TOKENS
+
+        def read(windows_BT: Tensor) -> Tensor:
+            return reader.losses_at(windows_BT, distinct[distinct < windows_BT.shape[1]].tolist())
+
+        losses_WC = window_losses(reader, tokens, starts_W, lengths_W, read, len(distinct), batch_tokens)
+        losses_CP = losses_WC[window_CP, np.arange(len(distinct))[:, None]]
+    else:
+        direct = [context_losses(reader, tokens, positions, context, batch_tokens) for context in distinct.tolist()]
+        losses_CP = np.stack(direct)
+    found: Array = losses_CP[np.searchsorted(distinct, visible)]
+    return found
+
+
+def span_losses(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    begins: Integers,
+    firsts: Integers,
+    stops: Integers,
+    batch_tokens: int | None = None,
+) -> Array:
+    """Return the loss of each of N spans of tokens, [N], in nats.
+
+        loss = Σ_{first <= k < stop} -log P(x_k | x_{k-1}, …, x_begin)
+
+    A model with a limit begins later: it reads at most `limit` tokens before the last one of the span. If
+    `reader.one_pass`, all spans with one `begin` share a window; otherwise each distinct span has one of its own.
+
+    Args:
+        reader: reader from `window_reader`.
+        tokens: the split, one-dimensional.
+        begins: first token of the context.
+        firsts: first token of the span, after `begins`.
+        stops: token after the span.
+        batch_tokens: see `window_losses`.
+    """
+    if reader.limit is not None:
+        begins = np.minimum(np.maximum(begins, stops - 1 - reader.limit), firsts - 1)
+    spans_N3 = np.stack([begins, firsts, stops], axis=1)
+    keys, window_N = np.unique(spans_N3[:, :1] if reader.one_pass else spans_N3, axis=0, return_inverse=True)
+    window_N = window_N.reshape(-1)
+    lengths_W = np.zeros(len(keys), dtype=np.int64)
+    np.maximum.at(lengths_W, window_N, stops - 1 - begins)
+    longest = int(lengths_W.max())
+    losses_WT = window_losses(reader, tokens, keys[:, 0], lengths_W, reader.all_losses, longest, batch_tokens)
+    sums_WT = np.pad(losses_WT.cumsum(axis=1), ((0, 0), (1, 0)))
+    losses: Array = sums_WT[window_N, stops - begins - 1] - sums_WT[window_N, firsts - begins - 1]
     return losses
 
 
-def check_positions(positions: NDArray[np.int64], context: int, n_tokens: int) -> None:
+def check_positions(positions: Integers, context: int, n_tokens: int) -> None:
     """Raise ValueError unless every position is in the split and has `context` tokens before it."""
     if len(positions) and not context <= positions.min() <= positions.max() < n_tokens:
         raise ValueError(f"positions must be in {context} … {n_tokens - 1} for a context of {context} tokens")
@@ -186,3 +309,78 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+
+
+def sliding_losses(
+    reader: WindowReader,
+    tokens: np.ndarray,
+    window: int,
+    stride: int = 1,
+    max_windows: int | None = None,
+    batch_tokens: int | None = None,
+) -> TokenLosses:
+    """Score every token of a split but the first: nll_t = -log P(x_t | tokens before x_t in its window), in nats.
+
+    The split x_0 … x_{n-1} is one stream. Window k reads at most L tokens, from a fresh state,
+
+        x_{max(0, b-L)} … x_{b-1},        b = min((k+1) S, n - 1),
+
+    and is scored on the tokens x_{kS+1} … x_b: every token once. A token has L - S + 1 to L tokens of context, or
+    all tokens before it near the start of the stream. With S = 1 a token has exactly L, and the query before it
+    attends to L keys, its own included: the vanilla model of the paper (section 3.1, Table 9). Windows of equal
+    length are scored in batches; the losses do not depend on the batches.
+
+    Args:
+        reader: reader of the model, from `window_reader`; its limit caps L.
+        tokens: the split, one-dimensional.
+        window: L, the attention length in tokens.
+        stride: S, tokens scored in each window.
+        max_windows: stop after this many windows.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
+
+    Raises:
+        OptionError: a length is below 1, S is above L (or above the tokens of L that the model sees), or n is below 2.
+    """
+    started = time.perf_counter()
+    longest = visible_window(reader, window, stride)
+    require(len(tokens) >= 2, "split", f"{len(tokens)} tokens", "needs at least 2")
+    firsts = np.arange(0, len(tokens) - 1, stride, dtype=np.int64)[:max_windows]
+    ends = np.minimum(firsts + stride, len(tokens) - 1)
+    device = device_of(reader.model)
+    parts = []
+    with (
+        torch.no_grad(),
+        evaluating(reader.model),
+        tqdm(total=len(ends), unit="window", leave=False, disable=None) as bar,
+    ):
+        for batch in _batches(ends - firsts, np.minimum(ends, longest), windows_at_once(longest, device, batch_tokens)):
+            last, n = ends[batch], int(ends[batch.start] - firsts[batch.start])
+            context = min(int(last[0]), longest)
+            windows_BT = torch.from_numpy(tokens[last[:, None] + np.arange(-context, 1)].astype(np.int64))
+            parts.append(reader.last_losses(windows_BT.to(device), n).flatten().cpu().numpy())
+            bar.update(len(last))
+    nll = np.concatenate(parts)
+    left_out = {"first_of_streams": 1, "trimmed": 0, "max_segments": len(tokens) - 1 - len(nll)}
+    return TokenLosses(nll, np.arange(1, len(nll) + 1), left_out, time.perf_counter() - started)
+
+
+def visible_window(reader: WindowReader, window: int, stride: int) -> int:
+    """Return the number of tokens of a window that the model sees.
+
+    Raises:
+        OptionError: the window is below 1, or the stride is not in 1 … the tokens that the model sees.
+    """
+    require(window >= 1, "window", window, "must be an integer >= 1")
+    longest = reader.visible(window)
+    allowed = f"must be in 1 … {longest}, the tokens of a window that the model sees"
+    require(1 <= stride <= longest, "stride", stride, allowed)
+    return longest
+
+
+def _batches(n_targets: np.ndarray, n_tokens: np.ndarray, largest: int) -> Iterator[slice]:
+    """Yield slices of at most `largest` neighbouring windows with equal lengths and numbers of targets."""
+    changes = np.flatnonzero((np.diff(n_targets) != 0) | (np.diff(n_tokens) != 0)) + 1
+    edges = [0, *changes.tolist(), len(n_targets)]
+    for start, stop in pairwise(edges):
+        for first in range(start, stop, largest):
+            yield slice(first, min(first + largest, stop))

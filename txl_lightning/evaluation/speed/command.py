@@ -14,10 +14,8 @@ import torch
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.benchmarks import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.scoring.device import chosen_device
-from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
-from txl_lightning.evaluation.speed.options import SpeedOptions
-from txl_lightning.evaluation.speed.paper_table_9 import TABLE_9
+from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options, chosen_device
+from txl_lightning.evaluation.speed.options import TABLE_9, SpeedOptions
 from txl_lightning.evaluation.speed.report import write_report
 from txl_lightning.evaluation.speed.schemes import RATIOS, TimedScheme, make_schemes, random_text, vanilla_of
 from txl_lightning.files import write_json

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from txl_lightning.model.config import TransformerXLConfig
-from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings.base import Encoding, LayerPositions, register_encoding
+from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import sinusoids_of_distances
 
 

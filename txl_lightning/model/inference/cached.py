@@ -9,7 +9,8 @@ of any length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -18,15 +19,22 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.errors import require
-from txl_lightning.model.attention import Attention, rotated
+from txl_lightning.model.attention import Attention
 from txl_lightning.model.config import TransformerXLConfig
-from txl_lightning.model.dropout import Dropout
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.inference.key_value_memory import KeyValueMemory
-from txl_lightning.model.inference.weights_snapshot import WeightsSnapshot
-from txl_lightning.model.layers import TransformerXLLayer
-from txl_lightning.model.positions import attention_mask, first_of_documents, hide_other_documents, without_marks
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.layers import Dropout
+from txl_lightning.model.positions import (
+    VisibleKeys,
+    attention_mask,
+    first_of_documents,
+    hide_other_documents,
+    states_of_document,
+    without_marks,
+)
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+
+GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
+REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
@@ -35,6 +43,104 @@ def can_cache(model: object) -> TypeGuard[TransformerXL]:
     States are compressed, not their keys and values, so hidden states have to be kept anyway.
     """
     return isinstance(model, TransformerXL) and model.config.compression is None
+
+
+@dataclass
+class KeyValueMemory:
+    """Keys and values of the last `mem_len` tokens, in place of the hidden states of `Memory`.
+
+        buffer   [ forgotten | filled: the memory | space for a segment |         ]
+                              ^ begin
+
+    The keys and values of a segment are written after the memory, so that attention reads both as one view;
+    then the window moves. At the end of the buffer the memory is moved to its front. Moves are so rare
+    that their cost per token is negligible.
+
+    Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the memory that it
+    returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
+
+    Args:
+        buffer_NPXCE: keys and values (P = 2) or values alone of N layers, X = H·B heads of streams and C
+            places; None once the memory was given to a model.
+        batch_size: B, streams.
+        made_by: object whose memory this is.
+        begin: first place of the window.
+        filled: number of states that it holds.
+        in_document_B: how many of them belong to each stream's present document (see `Memory`).
+    """
+
+    buffer_NPXCE: Tensor | None
+    batch_size: int
+    made_by: object
+    begin: int = 0
+    filled: int = 0
+    in_document_B: Int[Tensor, " B"] | None = None
+
+    def spend(self) -> KeyValueMemory:
+        """Move the buffer to a new memory; this one cannot be used again.
+
+        Raises:
+            ValueError: the memory was spent before.
+        """
+        self._buffer()
+        successor = replace(self)
+        self.buffer_NPXCE = None
+        return successor
+
+    def copy(self) -> KeyValueMemory:
+        """Return a second memory of the same content, to continue twice from one place.
+
+        Raises:
+            ValueError: the memory was spent before.
+        """
+        window = self._buffer()[..., self.begin : self.begin + self.filled, :]
+        return replace(self, buffer_NPXCE=window.clone(), begin=0)
+
+    @torch.no_grad()
+    def make_room(self, T: int) -> None:
+        """Ensure that T places follow the memory: move it to the front, or into a longer buffer."""
+        buffer, needed = self._buffer(), self.filled + T
+        capacity = buffer.shape[3]
+        if self.begin + needed <= capacity:
+            return
+        longer = buffer
+        if capacity < REUSE * needed:
+            longer = buffer.new_empty((*buffer.shape[:3], int(GROWTH * needed), buffer.shape[4]))
+        for old, new in zip(buffer, longer, strict=True):
+            window = old[:, :, self.begin : self.begin + self.filled]
+            new[:, :, : self.filled] = window.clone() if longer is buffer else window  # source and target may overlap
+        self.buffer_NPXCE, self.begin = longer, 0
+
+    @torch.no_grad()
+    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
+        """Write a segment's keys and values of layer n after the memory; return all K = M + T as a view.
+
+        Raises:
+            ValueError: they have another type than the memory.
+        """
+        buffer, (P, H, B, T, E) = self._buffer(), kv_PHBTE.shape
+        if kv_PHBTE.dtype != buffer.dtype:
+            raise ValueError(f"keys and values of {kv_PHBTE.dtype} given to a memory of {buffer.dtype}")
+        window = buffer[n, :, :, self.begin : self.begin + self.filled + T].view(P, H, B, self.filled + T, E)
+        window[:, :, :, self.filled :] = kv_PHBTE
+        return window
+
+    def advance(self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None) -> None:
+        """Add the T written tokens but the last `ext_len` to the memory, and keep its last `mem_len` tokens."""
+        appended = max(0, T - ext_len)
+        if first_BT is not None and self.in_document_B is not None:
+            self.in_document_B = states_of_document(first_BT, self.filled, appended, mem_len, self.in_document_B)
+        end = self.filled + appended
+        self.filled = min(mem_len, end)
+        self.begin += end - self.filled
+
+    def _buffer(self) -> Tensor:
+        if self.buffer_NPXCE is None:
+            raise ValueError(
+                "this memory is spent: its keys and values are now in the memory that the model returned for it; "
+                "pass that one, or use copy() to continue twice from one place"
+            )
+        return self.buffer_NPXCE
 
 
 class CachedTransformerXL:
@@ -128,17 +234,15 @@ class CachedTransformerXL:
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
-        elif config.attention_len is None:
-            mask_TK = mask_TK[:, memory.filled :]  # all tokens see the whole memory
+        visible = VisibleKeys(mask_TK, 0, config.attention_len)
         for n, layer in enumerate(self._layers()):
             input_BTD = model.encoding.layer_input(n, hidden_BTD)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
             before_BTD = layer.attention_norm(before_BTD) if layer.pre_norm else before_BTD
-            attend = partial(
-                _attend_cached, layer.attention, n, memory, positions[n], mask_TK[..., T - Q :, :], before_BTD
-            )
+            of_queries = visible._replace(mask_TK=mask_TK[..., T - Q :, :])
+            attend = partial(_attend_cached, layer.attention, n, memory, positions[n], of_queries, before_BTD)
             hidden_BTD = layer.forward_with(attend, queries_BTD)
         memory.advance(T, config.mem_len, config.ext_len, first_BT)
         return model.final_norm(hidden_BTD), memory
@@ -198,10 +302,12 @@ class _Distances:
         if self.n_keys < K or (full and self.n_keys != K):
             self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.mem_len + T)), None
             positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
-            self.positions = [
-                layer.attention.precompute(of_layer)  # type: ignore[union-attr, operator]
-                for layer, of_layer in zip(self.model.layers, positions, strict=True)
-            ]
+            self.positions = []
+            for layer, of_layer in zip(self.model.layers, positions, strict=True):
+                assert isinstance(layer, TransformerXLLayer)
+                r_HSE = layer.attention.distance_vectors(of_layer)
+                r_HSE = None if r_HSE is None else r_HSE.contiguous()
+                self.positions.append(of_layer._replace(sinusoids_SD=None, table_HSE=r_HSE))
         if self.mask_TK is None or len(self.mask_TK) != T:
             longest = self.n_keys - T
             self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
@@ -213,7 +319,7 @@ def _attend_cached(
     n: int,
     memory: KeyValueMemory,
     positions: LayerPositions,
-    mask_TK: Tensor,
+    visible: VisibleKeys,
     before_BTD: Tensor,
     hidden_BTD: Tensor,
 ) -> Tensor:
@@ -221,13 +327,74 @@ def _attend_cached(
 
     `before_BTD` are first tokens of the segment that have keys and values, but no queries.
     """
-    q_HBTE, kv_PHBTE = attention.project_with_memory(hidden_BTD, before_BTD)
+    q_HBTE, kv_PHBTE = attention.project(hidden_BTD, before_BTD)
     kv_PHBKE = memory.write(n, kv_PHBTE)
-    q_HBTE, keys_values = rotated(q_HBTE, kv_PHBKE, positions.rotation_2SE)
-    return attention.combine_heads(attention.attend_eager(q_HBTE, keys_values, positions, mask_TK))
+    return attention.combine_heads(attention.attend(q_HBTE, kv_PHBKE, positions, visible))
 
 
 def _project_zero(layer: TransformerXLLayer, zero_11D: Tensor) -> Float[Tensor, "P H E"]:
     """Return the keys and values of a memory state that is zero."""
     _, kv_PHBTE = layer.attention.project(layer.attention_norm(zero_11D) if layer.pre_norm else zero_11D)
     return kv_PHBTE[:, :, 0, 0]
+
+
+class WeightsSnapshot:
+    """Addresses and version counts of a model's parameters, and the type of autocast, at one moment.
+
+    Detected: changes in place (an optimizer step, `load_state_dict`), replaced parameters, another device or
+    type, autocast switched on or off. Not detected, because torch does not count them: the step of an optimizer
+    with `fused=True`, and writes through `parameter.data`.
+
+    Args:
+        model: holds the parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._device = next(model.parameters()).device.type
+        self._autocast = _autocast_dtype(self._device)
+        owners = [(prefix, parameters_of(module)) for prefix, module in model.named_modules()]
+        self._owners = [(prefix, parameters) for prefix, parameters in owners if parameters]
+        self._identities = self._current()
+
+    def check(self) -> None:
+        """Compare the weights with those at the moment of the snapshot.
+
+        Raises:
+            RuntimeError: a parameter or autocast changed since.
+        """
+        autocast = _autocast_dtype(self._device)
+        if autocast != self._autocast:
+            raise RuntimeError(
+                f"cached inference was set up with autocast={self._autocast} and is called with autocast={autocast}; "
+                "make a new CachedTransformerXL"
+            )
+        identities = self._current()
+        if identities != self._identities:
+            names = [f"{prefix}.{name}" for prefix, parameters in self._owners for name in parameters]
+            both = zip(names, identities, self._identities, strict=False)
+            changed = [name for name, now, then in both if now != then] or ["the model"]
+            raise RuntimeError(
+                f"{changed[0]} changed after cached inference was set up; make a new CachedTransformerXL"
+            )
+
+    def _current(self) -> list[tuple[int, int] | None]:
+        return [
+            None if parameter is None else (parameter.data_ptr(), in_place_changes(parameter))
+            for _, parameters in self._owners
+            for parameter in parameters.values()
+        ]
+
+
+def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
+    """Return torch's table of a module's own parameters (`_parameters`), which shows a replaced one."""
+    return module._parameters
+
+
+def in_place_changes(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place (torch's `_version`); 0 if made in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None

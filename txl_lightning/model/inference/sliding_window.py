@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.layers import TransformerXLLayer
-from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
 
 
 class SlidingWindow:

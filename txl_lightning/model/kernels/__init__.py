@@ -1,10 +1,60 @@
-"""Fused relative attention: kernels that give what `Attention.attend_eager` gives, without storing the probabilities.
+"""Attention kernels: from the two factors of the logits to Σ_j softmax_j(logits_i) v_j, all with one signature.
 
-    eager    torch's own operations, on any device; needs [H, B, T, K] scores and probabilities at once
-    triton   own kernels for a GPU, forward and backward, with dropout; needs the package triton
-    flex     torch's flex_attention; without dropout of the probabilities, and on the CPU without gradients
-    auto     the fastest that was measured on the device (`python -m benchmarks.kernels`), see `choice.FASTEST`
+    attend(factors, dropout)
 
-All three get the scores by distance, (q_i + v)·r, from one matrix product. The fused ones read the score of query i
-and key j at column T - i + j of row i, which is distance K - T + i - j.
+    eager  the paper in torch's own operations, on any device: the judge of the others
+    cpu    the same in blocks of queries and groups of heads, overwriting what no one reads again
+    fused  torch's scaled_dot_product_attention, without gradient
+    flex   torch's flex_attention, which never holds all probabilities
+
+Of these a user chooses `eager`, which is the fastest of the first three where it runs, or `flex`; `auto` is `eager`
+until `python -m benchmarks.kernels` shows another one to be faster on a GPU.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from txl_lightning.errors import require
+from txl_lightning.model.kernels import cpu, eager, fused
+from txl_lightning.model.kernels.cpu import is_eager_on_cpu
+from txl_lightning.model.kernels.factors import Factors
+
+KERNELS = ("eager", "flex", "auto")
+
+
+def check_kernel(kernel: str, option: str = "attention") -> None:
+    """Validate the name of a kernel.
+
+    Args:
+        kernel: value of the option.
+        option: name of the option, for the error.
+
+    Raises:
+        OptionError: there is no such kernel.
+    """
+    require(kernel in KERNELS, option, kernel, f"must be one of {', '.join(KERNELS)}")
+
+
+def attend(kernel: str, factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Return Σ_j softmax_j(logits_i) v_j over the visible keys j, by the chosen kernel.
+
+    Args:
+        kernel: eager, flex or auto.
+        factors: of the logits, and the values.
+        dropout: of the probabilities.
+
+    Raises:
+        OptionError: flex cannot compute this attention, or not on this device.
+    """
+    if kernel == "flex":  # imported when it is needed: that takes a second
+        heads: Tensor = import_module("txl_lightning.model.kernels.flex").attend(factors, dropout)
+        return heads
+    if is_eager_on_cpu(factors.values):
+        return cpu.attend(factors, dropout)
+    needs_probabilities = torch.is_grad_enabled() or (dropout.training and dropout.p) or factors.query is None
+    return (eager if needs_probabilities else fused).attend(factors, dropout)

@@ -1,4 +1,4 @@
-"""Relative attention by torch's flex_attention, which compiles a kernel from the formula of the score."""
+"""Attention by torch's flex_attention, which compiles a kernel from the formula of the logits."""
 
 from __future__ import annotations
 
@@ -7,44 +7,45 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from txl_lightning.errors import require
+from txl_lightning.model.kernels.factors import Factors
 
 
-def attend_flex(
-    query_HBTE: Float[Tensor, "H B T E"] | None,
-    kv_PHBKE: Float[Tensor, "P H B K E"],
-    by_distance_HBTS: Float[Tensor, "H B T S"] | None,
-    n_queries: int,
-    first_key: int,
-    attention_len: int,
-    dropout: float,
-) -> Float[Tensor, "H B T E"]:
-    """Return the attention of `attend_fused`, compiled on a GPU and by plain operations on the CPU.
+def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Return what `eager.attend` returns, compiled on a GPU and by plain operations on the CPU.
 
     Raises:
-        OptionError: with dropout, or with gradients on the CPU: flex_attention has neither; on a GPU with heads of less
-            than 16, which its kernels do not have.
+        OptionError: with dropout, with a mask for each stream, or with gradients on the CPU: flex_attention has none of
+            them; on a GPU with heads of less than 16, which its kernels do not have.
     """
-    require(dropout == 0, "attention", "flex", "has no dropout of attention probabilities; use eager or triton")
-    on_cpu, inputs = kv_PHBKE.device.type == "cpu", (query_HBTE, kv_PHBKE, by_distance_HBTS)
-    differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    query, keys, values, distances, visible = factors
+    (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
+    one_mask = "has one mask for all streams; memory_reset=document needs eager"
+    require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
+    no_dropout = "has no dropout of attention probabilities; use eager"
+    require(not (dropout.training and dropout.p), "attention", "flex", no_dropout)
+    require(not values.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use eager")
+    query = values.new_zeros(H, B, T, E) if query is None else query.to(values.dtype).expand(H, B, T, E)
+    by_key, add_by_key = distances.by_key(T), None
+    if by_key is not None:
+        by_key_HBTK = by_key.unflatten(0, (H, -1)).expand(H, B, T, K)
+        add_by_key = lambda logit, b, h, i, j: logit + by_key_HBTK[h, b, i, j]  # noqa: E731
+    on_cpu = values.device.type == "cpu"
+    differentiated = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (query, keys, values, by_key)
+    )
     require(not (on_cpu and differentiated), "attention", "flex", "has no gradients on the CPU; use eager")
-    _, H, B, K, E = kv_PHBKE.shape
-    require(not kv_PHBKE.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use eager or triton")
-    query = kv_PHBKE.new_zeros(H, B, n_queries, E) if query_HBTE is None else query_HBTE
-    add_by_distance = None
-    if by_distance_HBTS is not None:  # columns beyond K belong to hidden keys
-        add_by_distance = lambda score, b, h, i, j: score + by_distance_HBTS[h, b, i, (n_queries - i + j).clamp(max=K)]  # noqa: E731
-    out_BHTE = (flex_attention if on_cpu else _compiled())(
-        *(x.transpose(0, 1) for x in (query, kv_PHBKE[0], kv_PHBKE[-1])),
-        score_mod=add_by_distance,
-        block_mask=_block_mask(n_queries, K, first_key, attention_len, kv_PHBKE.device),
+    length = K + 1 if visible.attention_len is None else visible.attention_len
+    heads_BHTE = (flex_attention if on_cpu else _compiled())(
+        *(x.transpose(0, 1) for x in (query, keys, values)),
+        score_mod=add_by_key,
+        block_mask=_block_mask(T, K, visible.first_key, length, values.device),
         scale=1.0,
     )
-    return out_BHTE.transpose(0, 1)
+    return heads_BHTE.transpose(0, 1)
 
 
 @cache

@@ -1,0 +1,49 @@
+"""Figures kept in memory, and the curves that they show."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Figures = dict[str, Figure]
+
+
+@contextmanager
+def kept_figures() -> Iterator[Figures]:
+    """Collect figures by the name of their file, which stays empty."""
+    figures: Figures = {}
+
+    def keep(figure: Figure, path: Any, **_: Any) -> None:
+        figures[Path(path).name] = figure
+        Path(path).touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        yield figures
+
+
+def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
+    """Return x and y of the labelled lines."""
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_child")]
+    return {
+        str(line.get_label()): (np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist())
+        for line in lines
+    }
+
+
+def bands(axes: Axes) -> list[tuple[list[float], list[float]]]:
+    """Return the lower and the upper edge of every filled band, at ascending x."""
+    found = []
+    for band in axes.collections:
+        points = np.asarray(band.get_paths()[0].vertices)
+        by_x: dict[float, list[float]] = {}
+        for x, y in points.tolist():
+            by_x.setdefault(x, []).append(y)
+        edges = [by_x[x] for x in sorted(by_x)]
+        found.append(([min(ys) for ys in edges], [max(ys) for ys in edges]))
+    return found

@@ -1,0 +1,78 @@
+"""txl evaluate in bfloat16: close to float32, stated, and the difference measured."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.perplexity.scored import result
+from tests.evaluation.small_runs import SmallRuns
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.perplexity import command
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+
+LARGEST = 0.01  # nats; eight bits of mantissa
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("relative", {}),
+        ("relative", {"cached": False}),
+        ("no_memory", {"ext_len": 6, "segment_len": 2}),
+        ("al_rfou", {"protocol": "sliding", "stride": 3}),
+        ("shaw_words", {}),
+        ("lstm", {}),
+        ("qrnn", {"protocol": "sliding", "window": 5}),
+    ],
+)
+def test_bfloat16_is_close_to_float32_and_says_how_close(
+    runs: SmallRuns, tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    exact = result(runs, kind, tmp_path, **options)
+    ours = result(runs, kind, tmp_path, losses=True, precision="bf16-mixed", **options)
+    assert (exact["evaluation"]["precision"], exact["float32_difference"]) == ("32-true", None)
+    assert ours["evaluation"]["precision"] == "bf16-mixed"
+    difference = ours["float32_difference"]
+    assert 0 < abs(difference["nll"]) < LARGEST
+    # The split is shorter than the sample.
+    assert difference == {
+        "nll": pytest.approx(ours["test"]["nll"] - exact["test"]["nll"], abs=1e-12),
+        "tokens": exact["test"]["tokens"],
+        "split": "test",
+    }
+    with np.load(tmp_path / ours["test"]["losses"]) as file:
+        assert file["nll"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"), [({}, 32), ({"max_segments": 1}, 16), ({"protocol": "sliding", "stride": 7}, 21)]
+)
+def test_the_difference_is_measured_on_a_few_segments(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tokens: int
+) -> None:
+    monkeypatch.setattr(command, "SAMPLE_TOKENS", 20)  # segments of 8 tokens in 2 streams
+    ours = result(runs, "relative", tmp_path, splits=["valid", "test"], precision="bf16-mixed", **options)
+    assert ours["float32_difference"]["tokens"] == tokens
+    assert ours["float32_difference"]["split"] == "valid"
+
+
+@pytest.mark.parametrize(("has_bfloat16", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_auto_is_resolved_and_a_line_tells_the_difference(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, precision: str
+) -> None:
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: has_bfloat16)
+    sweep = {"splits": ["valid", "test"], "attention_lengths": [4], "select_on": "valid"}
+    ours = result(runs, "relative", tmp_path, precision="auto", **sweep)
+    rows = [ours, ours["valid"]["sweep"]["init"], ours["test"]["selected"]["best"]]
+    assert [row["evaluation"]["precision"] for row in rows] == [precision] * 3
+    lines = run(EvaluateOptions(runs.checkpoint("relative"), splits=["test"], precision="auto"), tmp_path)
+    told = [line for line in lines if line.startswith("bf16-mixed: nll ") and "beside float32" in line]
+    assert len(told) == has_bfloat16
+
+
+def test_another_precision_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="precision=16-mixed: must be one of 32-true, bf16-mixed, auto"):
+        run(EvaluateOptions(runs.checkpoint("relative"), precision="16-mixed"), tmp_path)

@@ -1,0 +1,138 @@
+"""Every value of `evaluation.json`, computed again from the losses of single tokens."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.perplexity.scored import result
+from tests.evaluation.perplexity.test_attention_lengths import direct
+from tests.evaluation.small_runs import SmallRuns
+from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.evaluation.perplexity import command
+from txl_lightning.evaluation.perplexity.attention_lengths import SplitScores, difference
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.scoring.standard_errors import text_units
+from txl_lightning.evaluation.scoring.token_losses import TokenLosses
+from txl_lightning.runs.trained import load_trained
+
+
+def by_blocks(nll: np.ndarray, positions: np.ndarray, length: int = 20) -> tuple[float, int]:
+    """Standard error of the mean over blocks of the text, and their number."""
+    deviations: dict[int, float] = {}
+    for value, position in zip(nll.astype(float), positions.tolist(), strict=True):
+        deviations[position // length] = deviations.get(position // length, 0) + value - nll.mean(dtype=float)
+    U = len(deviations)
+    return math.sqrt(U / (U - 1) * sum(d * d for d in deviations.values())) / len(nll), U
+
+
+def losses(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(path) as file:
+        return file["nll"], file["positions"]
+
+
+def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:
+    started = time.perf_counter()
+    ours = result(runs, "characters", tmp_path, losses=True, batch_size=3, max_segments=2)
+    elapsed = time.perf_counter() - started
+    corpus = load_corpus(load_trained(runs.checkpoint("characters")).config.data)
+    assert (ours["checkpoint"], ours["step"], ours["protocol"]) == (runs.checkpoint("characters"), 2, "memory")
+    assert ours["corpus"] == {"name": "text.txt", "sha256": corpus.checksum, "level": "char"}
+    lengths = {"protocol": "memory", "mem_len": 8, "ext_len": 0, "same_length": False, "clamp_len": -1}
+    lengths |= {"segment_len": 8, "batch_size": 3, "max_segments": 2, "cached": True, "precision": "32-true"}
+    assert ours["evaluation"] == lengths
+    assert (ours["streams_start"], ours["float32_difference"]) == ("without context", None)
+    test, (nll, positions) = ours["test"], losses(tmp_path / "losses_test.npz")
+    assert test["tokens"] == len(nll) == 3 * 2 * 8
+    assert test["nll"] == pytest.approx(sum(nll.astype(float)) / len(nll), rel=1e-9)
+    assert test["bpc"] == test["bpb"] == pytest.approx(test["nll"] * math.log2(math.e), rel=1e-9)
+    assert test["bytes"] == len(nll)  # of ASCII
+    error, n_blocks = by_blocks(nll, positions)
+    assert test["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
+    assert test["standard_error"]["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
+    assert (test["standard_error"]["over"], test["standard_error"]["units"]) == ("blocks of 20 tokens", n_blocks)
+    n_tokens = sum(test["left_out"].values()) + len(nll)
+    assert n_tokens == len(corpus.splits["test"])
+    assert test["left_out"] == {
+        "first_of_streams": 3, "trimmed": n_tokens % 3, "max_segments": n_tokens // 3 * 3 - 3 - len(nll)
+    }  # fmt: skip
+    assert 0 < test["seconds"] <= elapsed + 0.01
+
+
+def test_bytes_are_those_of_the_scored_symbols() -> None:
+    vocabulary = Vocabulary("char", ("a", "é", "日"))
+    corpus = Corpus("text", {"test": np.array([0, 2, 1, 1, 0, 2])}, vocabulary, "")
+    scored = TokenLosses(np.array([1.0, 2.0, 4.0]), np.array([1, 2, 4]), {}, 0.126)
+    found = command._split_result(scored, SplitScores(corpus, "test", 2), corpus)
+    assert (found["bytes"], found["tokens"], found["seconds"]) == (3 + 2 + 1, 3, 0.13)
+    assert found["bpb"] == pytest.approx((1 + 2 + 4) / math.log(2) / 6)
+    assert found["bpc"] == pytest.approx((1 + 2 + 4) / math.log(2) / 3)
+    assert found["standard_error"]["units"] == 3
+    words = Corpus("text", {"test": np.array([0, 1])}, Vocabulary("word", ("a", "b")), "")
+    scored = TokenLosses(np.array([2.0]), np.array([1]), {}, 0.0)
+    found = command._split_result(scored, SplitScores(words, "test", 2), words)
+    assert (found["bytes"], found["ppl"]) == (None, pytest.approx(math.exp(2)))
+    assert "bpb" not in found
+
+
+def test_values_of_a_selection_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"splits": ["valid", "test"], "select_on": "valid", "losses": True, "unclamped": True}
+    found = result(runs, "no_memory", tmp_path, attention_lengths=[4, 12], **given)
+    chosen = found["test"]["selected"]
+    of_init, of_best = (losses(tmp_path / chosen[name]["losses"]) for name in ("init", "best"))
+    for name, (nll, positions) in (("init", of_init), ("best", of_best)):
+        row, (error, _) = chosen[name], by_blocks(nll, positions)
+        mean = float(nll.mean(dtype=float))
+        assert (row["nll"], row["tokens"]) == (pytest.approx(mean, rel=1e-9), len(nll))
+        assert row["bpc"] == pytest.approx(mean / math.log(2), rel=1e-9)
+        assert row["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
+        assert row["standard_error"]["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
+        assert 0 <= row["seconds"] < 60
+    below = chosen["below_init"]
+    error, _ = by_blocks(of_init[0].astype(float) - of_best[0], of_init[1])
+    assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
+    for unit in ("nll", "bpc"):
+        assert below[unit] == pytest.approx(chosen["init"][unit] - chosen["best"][unit], rel=1e-6)
+
+
+def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
+    random, positions = np.random.default_rng(0), np.arange(90)
+    text = random.normal(0, 1, 90)
+    worse, better = (TokenLosses(2 + text + random.normal(x, 0.1, 90), positions, {}, 1.0) for x in (0.3, 0.0))
+    units = text_units(None, 10)
+    found = difference(worse, better, units, "char")
+    error, _ = by_blocks(worse.nll - better.nll, positions, 10)
+    assert found["nll"] == pytest.approx(worse.nll.mean() - better.nll.mean())
+    assert found["bpc"] == pytest.approx(found["nll"] / math.log(2))
+    assert found["standard_error"]["nll"] == pytest.approx(error)
+    assert found["standard_error"]["bpc"] == pytest.approx(error / math.log(2))
+    assert error < 0.05  # that of the text alone is 0.1
+    of_words = difference(worse, better, units, "word")
+    assert of_words["ppl"] == pytest.approx(math.exp(worse.nll.mean()) - math.exp(better.nll.mean()))
+    assert of_words["standard_error"]["ppl"] == pytest.approx(error * math.exp(better.nll.mean()))
+    shorter = TokenLosses(better.nll[1:], positions[1:], {}, 1.0)
+    assert difference(worse, shorter, units, "char") is None
+
+
+def test_lengths_without_clamp_are_those_without_clamp(runs: SmallRuns, tmp_path: Path) -> None:
+    ours = result(runs, "characters", tmp_path, attention_lengths=[4, 30], unclamped=True)["test"]["sweep"]
+    (free,), clamped = ours["unclamped"], ours["lengths"][1]
+    for row, clamp_len in ((free, -1), (clamped, 15)):
+        expected = direct(runs, "characters", 8, mem_len=30, same_length=True, clamp_len=clamp_len)
+        assert row["nll"] == pytest.approx(expected, rel=1e-6)
+        assert (row["attention_length"], row["evaluation"]["clamp_len"]) == (30, clamp_len)
+    assert ours["tolerance"] == 0.0005
+    assert (tmp_path / "evaluation.json").is_file()
+    assert json.loads((tmp_path / "evaluation.json").read_text())["evaluation"]["mem_len"] == 8
+
+
+def test_seconds_are_those_of_the_scoring(monkeypatch: pytest.MonkeyPatch, runs: SmallRuns, tmp_path: Path) -> None:
+    times = iter([100.0, 107.25] * 20)
+    monkeypatch.setattr("txl_lightning.evaluation.scoring.token_losses.time.perf_counter", lambda: next(times))
+    command.run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"]), tmp_path)
+    assert json.loads((tmp_path / "evaluation.json").read_text())["test"]["seconds"] == 7.25

@@ -1,0 +1,180 @@
+"""Attention length chosen on validation, and the scores of the other splits at it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.perplexity.scored import result
+from tests.evaluation.perplexity.test_attention_lengths import direct
+from tests.evaluation.small_runs import SmallRuns
+from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError
+from txl_lightning.evaluation.perplexity import command
+from txl_lightning.evaluation.perplexity.attention_lengths import first_tokens
+from txl_lightning.evaluation.perplexity.command import run
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.runs.trained import load_trained
+
+BOTH = ["test", "valid"]  # the choice does not depend on the order
+
+
+def selected(runs: SmallRuns, kind: str, directory: Path, *lengths: int, **options: Any) -> dict[str, Any]:
+    given = {"splits": BOTH, "select_on": "valid", "losses": True, "attention_lengths": list(lengths) or None}
+    return result(runs, kind, directory, **given, **options)
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(path) as file:
+        return file["nll"], file["positions"]
+
+
+def without_times(entry: Any) -> Any:
+    if isinstance(entry, dict):
+        return {key: without_times(value) for key, value in entry.items() if key != "seconds"}
+    return [without_times(value) for value in entry] if isinstance(entry, list) else entry
+
+
+def test_a_model_with_memory_is_scored_at_two_lengths(runs: SmallRuns, tmp_path: Path) -> None:
+    found = selected(runs, "characters", tmp_path, 4, 16, 24, memory_at_evaluation=12, unclamped=True)
+    valid, test = found["valid"]["sweep"], found["test"]["selected"]
+    assert "sweep" not in found["test"]
+    assert found["test"]["memory_at_evaluation"] is None
+    assert [row["attention_length"] for row in valid["lengths"]] == [4, 16, 24]
+    assert [row["evaluation"]["clamp_len"] for row in valid["lengths"]] == [-1, -1, 15]
+    assert [row["attention_length"] for row in valid["unclamped"]] == [24]
+    assert test["chosen_on"] == "valid"
+    assert test["attention_length"] == test["best"]["attention_length"] == valid["best"]["attention_length"]
+    metrics = json.loads((runs.directory("characters") / "metrics.json").read_text())
+    assert test["init"]["nll"] == found["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    assert test["init"]["evaluation"] == found["evaluation"]
+    length = test["attention_length"]
+    expected = direct(runs, "characters", 8, mem_len=length, same_length=True, clamp_len=15)
+    assert test["best"]["nll"] == pytest.approx(expected, rel=1e-6)
+    for name in ("init", "best"):
+        nll, positions = read(tmp_path / test[name]["losses"])
+        assert test[name]["losses"] == f"losses_test_{name}.npz"
+        assert len(nll) == len(positions) == test[name]["tokens"]
+        assert (np.diff(positions) > 0).all()
+        assert nll.mean(dtype=np.float64) == pytest.approx(test[name]["nll"])
+    gain = test["init"]["nll"] - test["best"]["nll"]
+    assert test["below_init"]["nll"] == pytest.approx(gain, abs=1e-12)
+    assert "| test | " in (tmp_path / "attention_lengths.md").read_text()
+    assert not (tmp_path / "attention_lengths_test.png").exists()
+
+
+def test_losses_line_up_with_positions(runs: SmallRuns, tmp_path: Path) -> None:
+    found = selected(runs, "characters", tmp_path, 4, 24)["test"]["selected"]
+    assert found["best"]["evaluation"]["mem_len"] == 4
+    options = {"mem_len": 4, "same_length": True, "losses": True}
+    (tmp_path / "plain").mkdir()
+    plain = result(runs, "characters", tmp_path / "plain", **options)["test"]
+    for ours, theirs in zip(
+        read(tmp_path / found["best"]["losses"]), read(tmp_path / "plain" / plain["losses"]), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_without_memory_lengths_are_windows_and_a_memory_is_a_score_of_its_own(runs: SmallRuns, tmp_path: Path) -> None:
+    test = selected(runs, "no_memory", tmp_path, 4, 12, memory_at_evaluation=12)["test"]
+    init = test["selected"]["init"]
+    assert (init["attention_length"], init["evaluation"]["protocol"]) == (8, "window")
+    assert init["nll"] == test["nll"] == pytest.approx(direct(runs, "no_memory", 2, 6, mem_len=0), rel=1e-6)
+    memory = test["memory_at_evaluation"]
+    assert (memory["attention_length"], memory["evaluation"]["clamp_len"]) == (12, 7)
+    expected = direct(runs, "no_memory", 8, mem_len=12, same_length=True, clamp_len=7)
+    assert memory["nll"] == pytest.approx(expected, rel=1e-6)
+    assert memory["tokens"] == init["tokens"]
+
+
+def test_equal_lengths_share_a_file(runs: SmallRuns, tmp_path: Path) -> None:
+    test = selected(runs, "shaw_words", tmp_path, 8)["test"]["selected"]
+    assert test["init"] | {"seconds": 0} == test["best"] | {"seconds": 0}
+    assert test["best"]["losses"] == "losses_test_init.npz"
+    assert not (tmp_path / "losses_test_best.npz").exists()
+
+
+def test_absolute_positions_end_with_the_trained_length(runs: SmallRuns, tmp_path: Path) -> None:
+    found = selected(runs, "extended", tmp_path, 5, 50, 500, memory_at_evaluation=12, unclamped=True)
+    sweep = found["valid"]["sweep"]
+    assert [row["attention_length"] for row in sweep["lengths"]] == [5, 10]
+    assert (sweep["limit"], sweep["unclamped"]) == (10, [])
+    assert found["test"]["selected"]["attention_length"] <= 10
+    assert found["test"]["memory_at_evaluation"] is None
+
+
+def test_a_recurrent_model_has_no_lengths_to_choose_from(runs: SmallRuns, tmp_path: Path) -> None:
+    for lengths in ((), (4, 8)):
+        found = selected(runs, "lstm", tmp_path, *lengths, memory_at_evaluation=12)
+        assert found["valid"]["sweep"] is None
+        assert found["test"]["memory_at_evaluation"] is None
+        test = found["test"]["selected"]
+        assert test["attention_length"] is test["init"]["attention_length"] is None
+        assert test["init"] == test["best"]
+        assert test["init"]["evaluation"]["protocol"] == "recurrent state"
+    metrics = json.loads((runs.directory("lstm") / "metrics.json").read_text())
+    assert test["init"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    assert metrics["evaluation"]["protocol"] == "recurrent state"
+
+
+@pytest.mark.parametrize("kind", ["characters", "no_memory"])
+def test_the_choice_never_reads_test(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    known = selected(runs, kind, tmp_path, 3, 8, 16, 24)
+    honest = command.checkpoint_corpus
+    for doctored in (lambda x: x[::-1].copy(), lambda x: np.full_like(x, x[0])):
+
+        def corpus_of(*given: Any, doctored: Any = doctored) -> Corpus:
+            corpus = honest(*given)
+            return replace(corpus, splits={**corpus.splits, "test": doctored(np.asarray(corpus.splits["test"]))})
+
+        monkeypatch.setattr(command, "checkpoint_corpus", corpus_of)
+        other = selected(runs, kind, tmp_path, 3, 8, 16, 24)
+        assert without_times(other["valid"]) == without_times(known["valid"])
+        for entry in (other, known):
+            assert entry["test"]["selected"]["attention_length"] == entry["valid"]["sweep"]["best"]["attention_length"]
+        assert other["test"]["nll"] != known["test"]["nll"]
+        changed = other["test"]["selected"]["best"]["evaluation"]
+        assert changed == known["test"]["selected"]["best"]["evaluation"]
+
+
+def test_a_shorter_sweep_leaves_the_other_splits_whole(runs: SmallRuns, tmp_path: Path) -> None:
+    found = selected(runs, "characters", tmp_path, 4, 12, sweep_tokens=50)
+    assert found["valid"]["tokens"] == found["valid"]["sweep"]["lengths"][0]["tokens"] == 48
+    assert read(tmp_path / found["valid"]["selected"]["init"]["losses"])[1].max() == 49
+    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
+    assert found["test"]["tokens"] == len(tokens) - 2 - len(tokens) % 2
+
+
+def test_sentences_stay_whole() -> None:
+    corpus = Corpus("text", {"valid": np.arange(20)}, Vocabulary("byte"), "", (), {"valid": np.array([0, 6, 11, 15])})
+    assert first_tokens(corpus, "valid", None) is corpus
+    for n, kept, starts in ((12, 11, [0, 6]), (11, 11, [0, 6]), (3, 6, [0]), (19, 15, [0, 6, 11])):
+        shorter = first_tokens(corpus, "valid", n)
+        assert (len(shorter.splits["valid"]), shorter.sentences["valid"].tolist()) == (kept, starts)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"select_on": "test"}, "^select_on=test: must be null, valid or train"),
+        ({"select_on": "train", "attention_lengths": [4]}, r"^select_on=train: must be among splits=\['valid', 'test'"),
+        ({"select_on": "valid"}, "^attention_lengths=None: must be given with select_on"),
+        ({"sweep_tokens": 9}, "^sweep_tokens=9: is for select_on=valid"),
+        ({"select_on": "valid", "sweep_tokens": 0}, "^sweep_tokens=0: must be null or an integer >= 1"),
+        ({"memory_at_evaluation": 9}, "^memory_at_evaluation=9: is for select_on=valid"),
+        ({"unclamped": True}, "^unclamped=True: is for a sweep of attention_lengths"),
+        (
+            {"select_on": "valid", "protocol": "sliding", "attention_lengths": [4], "memory_at_evaluation": 9},
+            "^memory_at_evaluation=9: is for protocol=memory",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, options: dict, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        run(EvaluateOptions(runs.checkpoint("characters"), **options), tmp_path)

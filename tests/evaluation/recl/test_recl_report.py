@@ -1,0 +1,199 @@
+"""Tables and figures of `txl recl` from results that are made up: every cell, every point."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluation.kept_figures import Figures, bands, curves
+from tests.evaluation.logged_panels import logged_panels
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.evaluation.recl.figures import gain_maps
+from txl_lightning.evaluation.recl.report import write_report
+
+
+def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
+    gains = {"perplexity_gains": [start, start / 2], "perplexities": [90.0, 80.0], "relative_gains": [0.5, 0.4]}
+    return {"value": value, "at_least": False, "low": low, "high": high, "high_at_least": False, **gains, **others}
+
+
+def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
+    without = {"b": {"value": 20, "at_least": True}} if name == "a" else {}
+    return {
+        "name": name, "kind": f"kind of {name}", "group": group, "checkpoint": f"/runs/{name}/best.ckpt",
+        "tokens_trained": None, "limit": None, "begin_of_text": None, "scoring": "one pass", "trained_len": None,
+        "float32_difference": None, "positions_scored": 40, "far_context": None, "loss_by_position": None,
+        "bpc": [first, first - 0.1, first - 0.3], "bpc_standard_error": [0.01, 0.02, 0.03],
+        "recl": {"0.1": length(20, 10, 30, 4.0, without=without), "1.0": length(10, 10, 20, 2.0, without=without)},
+        **others,
+    }  # fmt: skip
+
+
+def results() -> dict[str, Any]:
+    far = {"increase": [0.4, 0.2], "low": [0.3, 0.1], "high": [0.6, 0.5], "standard_error": [0.05, 0.05]}
+    by_position = {"first": [1, 2, 3], "last": [1, 2, 6], "nll": [3.0, 2.0, 1.0], "nll_standard_error": [0.3, 0.2, 0.1]}
+    a = model("a", "x", 2.0, positions_scored=7, trained_len=3, loss_by_position={**by_position, "windows": 5})
+    a |= {"far_context": {"contexts": [10, 20], "ablations": {"drop": far}}, "limit": 25}
+    b = model("b", "x", 3.0, scoring="direct", begin_of_text=0, float32_difference={"nll": -0.00123, "positions": 50})
+    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, without={})
+    c = model("c", "y", 4.0)
+    recl_x = {"0.1": {"mean": 25.0, "low": 20, "high": 30, "at_least": True}}
+    recl_x["1.0"] = {"mean": 12.5, "low": 10, "high": 15, "at_least": False}
+    recl_y = {r: {"mean": 20.0, "low": 20, "high": 20, "at_least": False} for r in ("0.1", "1.0")}
+    groups = [
+        {"name": "x", "models": ["a", "b"], "recl": recl_x},
+        {"name": "y", "models": ["c"], "recl": recl_y},
+    ]
+    difference = {"model": "a", "minus": "b", "nll": [-0.5, -0.6, -0.7], "low": [-0.9] * 3, "high": [-0.1, -0.1, 0.2]}
+    return {
+        "unit": "bpc", "contexts": [10, 20, 30], "context_unit": "token", "fractions": [0.1, 1.0], "step": 10,
+        "threshold": 0.01, "bootstrap": 1000, "split": "test", "precision": "bf16-mixed", "models": [a, b, c],
+        "positions": {"number": 1234, "blocks": 40}, "corpus": {"name": "text", "level": "char"},
+        "groups": groups, "differences": [difference],
+    }  # fmt: skip
+
+
+TABLE = """\
+| model | kind | RECL r = 0.1 | RECL r = 1.0 | bpc at 30 tokens | sees at most |
+| --- | --- | --- | --- | ---: | ---: |
+| a | kind of a | 20 [10, 30] | 10 [10, 20] | 1.700 ± 0.030 | 25 |
+| b | kind of b | ≥ 30 [20, ≥ 30] | 10 [10, 20] | 2.700 ± 0.030 | – |
+| c | kind of c | 20 [10, 30] | 10 [10, 20] | 3.700 ± 0.030 | – |
+"""
+NOTES = """\
+1,234 positions of text (test) in 40 blocks spread evenly over the text; contexts 10 to 30 in steps of 10; a step \
+counts if its relative gain is at least 0.01. Largest standard error at 30 tokens: 0.0300 bpc.
+A begin-of-text token is read before every window, beside its context: b.
+In brackets: 95 % interval over 1,000 resamples of the blocks.
+≥: steps still counted at 30 tokens, where the grid ends (max_context).
+Sees at most: the positions that a model has or was trained with.
+Each context has windows of its own, as positions, or the segments that are compressed, depend on the length that is \
+read: b.
+bf16-mixed: nll beside float32 on the first 50 positions, all contexts: b -0.00123.
+Positions scored now (the others were in the store): a 7, b 40, c 40.
+"""
+COMPARISONS = """
+## Differences of the loss, paired by position
+
+| models | nats at 30 tokens, 95 % interval |
+| --- | --- |
+| a − b | -0.7000 [-0.9000, +0.2000] |
+
+## RECL in the group without one model
+
+| model | without | RECL r = 0.1 | RECL r = 1.0 |
+| --- | --- | --- | --- |
+| a | b | ≥ 20 | ≥ 20 |
+
+## Groups
+
+| group | models | RECL r = 0.1: mean [lowest, highest] | RECL r = 1.0: mean [lowest, highest] |
+| --- | ---: | --- | --- |
+| x | 2 | ≥ 25 [20, 30] | 12.5 [10, 15] |
+| y | 1 | 20 [20, 20] | 20 [20, 20] |
+
+## Far context of a: increase of the loss at 30 tokens, nats
+
+| ablation | beyond 10 | beyond 20 |
+| --- | --- | --- |
+| drop | +0.4000 [+0.3000, +0.6000] | +0.2000 [+0.1000, +0.5000] |
+"""
+
+
+def test_every_cell_of_the_tables(tmp_path: Path) -> None:
+    lines = write_report(results(), tmp_path, LoggerConfig(name="none"))
+    assert "\n".join(lines) + "\n" == f"{TABLE}\n{NOTES}"
+    assert (tmp_path / "recl.md").read_text() == f"{TABLE}\n{NOTES}{COMPARISONS}"
+    latex = (tmp_path / "recl.tex").read_text().splitlines()
+    assert latex[4] == r"a & kind of a & 20 [10, 30] & 10 [10, 20] & 1.700 $\pm$ 0.030 & 25 \\"
+
+
+def test_in_bytes_and_without_intervals(tmp_path: Path) -> None:
+    found = results() | {"context_unit": "byte", "bootstrap": 0}
+    text = "\n".join(write_report(found, tmp_path, LoggerConfig(name="none")))
+    assert "| a | kind of a | 20 | 10 | 1.700 ± 0.030 | 25 tokens |" in text
+    assert "bpc at 30 bytes" in text
+    assert "In brackets" not in text
+
+
+def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
+    write_report(results(), tmp_path, LoggerConfig(name="none"))
+    (axes,) = drawn["gains_x_r0.1.svg"].axes
+    needed = ([0, 1], [0.9, 0.8])  # the threshold's hundredth of 90 and 80
+    assert curves(axes) == {"a": ([0, 1], [4, 2]), "b": ([0, 1], [6, 3]), "needed for a longer RECL": needed}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["10 → 20", "20 → 30"]
+    assert axes.get_title() == "Gain of more context, hardest 10% of positions, x"
+    assert axes.get_xlabel() == "context c → c' (tokens)"
+    assert curves(drawn["gains_y_r1.0.svg"].axes[0])["c"] == ([0, 1], [2, 1])
+
+    (axes,) = drawn["contexts.svg"].axes
+    expected = {"a": [2, 1.9, 1.7], "b": [3, 2.9, 2.7], "c": [4, 3.9, 3.7]}
+    assert curves(axes) == {name: ([10, 20, 30], pytest.approx(y)) for name, y in expected.items()}
+    low, high = bands(axes)[1]
+    assert (low, high) == (pytest.approx([2.99, 2.88, 2.67]), pytest.approx([3.01, 2.92, 2.73]))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "bits per character")
+
+    (axes,) = drawn["ablations.svg"].axes
+    assert curves(axes)["drop"] == ([10, 20], [0.4, 0.2])
+    assert bands(axes) == [([0.3, 0.1], [0.6, 0.5])]
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "distance c beyond which tokens are altered"
+
+    (axes,) = drawn["positions.svg"].axes
+    x, y = curves(axes)["a"]
+    assert x == [1, 2, 4.5]
+    np.testing.assert_allclose(y, np.array([3, 2, 1]) / np.log(2))
+    low, high = bands(axes)[0]
+    np.testing.assert_allclose(np.array(high) - low, np.array([0.6, 0.4, 0.2]) / np.log(2))
+    marked = [line.get_xdata() for line in axes.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata())]
+    assert [list(x) for x in marked] == [[3, 3]]  # tokens seen in training
+    assert axes.get_ylabel() == "bits per character"
+
+
+def test_losses_by_position_of_words_are_perplexities(tmp_path: Path, drawn: Figures) -> None:
+    found = results() | {"unit": "ppl", "corpus": {"name": "text", "level": "word"}}
+    for of_model in found["models"]:
+        of_model |= {"ppl": of_model["bpc"], "ppl_standard_error": of_model["bpc_standard_error"]}
+    write_report(found, tmp_path, LoggerConfig(name="none"))
+    (axes,) = drawn["positions.svg"].axes
+    np.testing.assert_allclose(curves(axes)["a"][1], np.exp([3, 2, 1]))
+    low, high = bands(axes)[0]
+    np.testing.assert_allclose((np.array(high) - low) / 2, np.exp([3, 2, 1]) * [0.3, 0.2, 0.1])
+    assert axes.get_ylabel() == drawn["contexts.svg"].axes[0].get_ylabel() == "perplexity"
+
+
+def test_recl_during_training_is_by_tokens(tmp_path: Path, drawn: Figures) -> None:
+    found = results()
+    for of_model, tokens in zip(found["models"], (300, 100, 50), strict=True):
+        of_model |= {"tokens_trained": tokens, "checkpoint": "/runs/one/step.ckpt"}
+    found["models"][2]["checkpoint"] = "/runs/other/step.ckpt"
+    write_report(found, tmp_path, LoggerConfig(name="none"))
+    (axes,) = drawn["recl_by_tokens_r0.1.png"].axes
+    assert curves(axes) == {"/runs/one": ([100, 300], [30, 20])}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens trained", "RECL (tokens)")
+
+
+def test_gain_maps_show_contexts_upwards_and_blocks_to_the_right(tmp_path: Path, drawn: Figures) -> None:
+    gains = {"a": np.array([[0.0, 0.0], [0.5, 0.1]]), "b": np.array([[0.0, 0.0], [-1.0, 0.2]])}
+    gain_maps(tmp_path / "gain_maps", [4, 8], gains)
+    *panels, bar = drawn["gain_maps.svg"].axes
+    for axes, (name, expected) in zip(panels, gains.items(), strict=True):
+        (image,) = axes.get_images()
+        np.testing.assert_array_equal(image.get_array(), expected)
+        assert (image.origin, image.get_clim()) == ("lower", (-1, 1))
+        assert (axes.get_title(), [label.get_text() for label in axes.get_yticklabels()]) == (name, ["4", "8"])
+    assert bar.get_ylabel() == "gain over 4 tokens (nats)"
+
+
+def test_panels_are_those_of_table_and_figures(tmp_path: Path) -> None:
+    found = results()
+    with logged_panels() as panels:
+        write_report(copy.deepcopy(found), tmp_path, LoggerConfig(name="wandb"))
+    header, rows = panels["recl/table"]
+    assert (header[0], rows[0][0], rows[0][2]) == ("model", "a", "20 [10, 30]")
+    c, series, *_ = panels["recl/gains_x_r1.0"]
+    assert (c, series["a"], series["needed for a longer RECL"]) == ([10, 20], [2, 1], [0.9, 0.8])
+    c, series, *_ = panels["recl/bpc"]
+    assert (c, series["b"]) == ([10, 20, 30], [3, 2.9, 2.7])

@@ -1,0 +1,331 @@
+"""Every value of `recl.json` and `losses.npz`, computed again from the losses of single windows and positions."""
+
+import hashlib
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.kept_figures import kept_figures
+from tests.evaluation.small_runs import SmallRuns
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.evaluation.recl import command
+from txl_lightning.evaluation.recl.command import run
+from txl_lightning.evaluation.recl.effective_context import resampled
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.runs.trained import load_trained
+
+CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25
+NAMES, LABELS = ["relative", "absolute", "lagging", "counting"], ["x", "y", "x", "x"]
+FUNCTIONS = "py:tests.evaluation.recl.counting_models"
+GROUPS = {"x": ["relative", "lagging", "counting"], "y": ["absolute"]}
+LIMITS = {"relative": None, "absolute": 8, "lagging": None, "counting": None}
+
+
+class Measured(NamedTuple):
+    """Results of a group of two runs and two functions."""
+
+    results: dict[str, Any]
+    losses: dict[str, np.ndarray]  # [C, P], in float64
+    arrays: dict[str, np.ndarray]  # of losses.npz
+    tokens: bytes
+    seconds: float
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return self.arrays["blocks"]
+
+    def model(self, name: str) -> dict[str, Any]:
+        return self.results["models"][NAMES.index(name)]
+
+
+@pytest.fixture(scope="module")
+def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    directory, kept = tmp_path_factory.mktemp("values"), {}
+    text = directory / "text.txt"
+    random = np.random.default_rng(0)
+    words = ["a cat ", "a bat ", "the 7 ", "an "]  # most of six bytes, as far as `lagging` looks back
+    text.write_text("".join(words[i] for i in random.integers(0, 4, 600)))
+    given = {"models": [f"{FUNCTIONS}.make_lagging", f"{FUNCTIONS}.make_counting"], "names": NAMES, "groups": LABELS}
+    given |= {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 40, "bootstrap": SAMPLES, "seed": SEED}
+    given |= {"fractions": FRACTIONS, "threshold": THRESHOLD, "ablations": ["drop", "reverse"], "position_windows": 12}
+    given |= {"data_path": str(text), "store": str(directory / "store"), "num_threads": 1, "split": "train"}
+    paths = [runs.checkpoint(kind) for kind in NAMES[:2]]
+    write = command.write_losses
+
+    def keep(path: Path, losses: dict[str, np.ndarray], *others: Any) -> None:
+        kept.update(losses)
+        write(path, losses, *others)
+
+    with kept_figures(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "write_losses", keep)
+        started = time.perf_counter()
+        run(ReclOptions(paths, logger=LoggerConfig(name="none"), **given), directory)
+        seconds = time.perf_counter() - started
+    results = json.loads((directory / "recl.json").read_text())
+    with np.load(directory / "losses.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    content = text.read_bytes()
+    return Measured(results, kept, arrays, content[: len(content) * 9 // 10], seconds)
+
+
+def mean_and_error(values_P: np.ndarray, blocks: np.ndarray) -> tuple[float, float]:
+    """Mean of all values and its error over blocks: U / (U - 1) times the squares of the blocks' sums of deviations."""
+    deviations = [float((values_P[blocks == u] - values_P.mean()).sum()) for u in sorted(set(blocks.tolist()))]
+    U = len(deviations)
+    return float(values_P.mean()), math.sqrt(U / (U - 1) * sum(d * d for d in deviations)) / len(values_P)
+
+
+def errors(values_CP: np.ndarray, blocks: np.ndarray) -> list[list[float]]:
+    return np.array([mean_and_error(values_P, blocks) for values_P in values_CP]).T.tolist()
+
+
+def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) -> None:
+    results, positions = measured.results, measured.arrays["positions"]
+    stated = {name: results[name] for name in ("contexts", "fractions", "threshold", "seed", "bootstrap", "split")}
+    assert stated == {
+        "contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES,
+        "split": "train",
+    }  # fmt: skip
+    assert (results["first_context"], results["step"], results["context_unit"]) == (4, 4, "token")
+    assert (results["unit"], results["precision"], results["schema_version"]) == ("bpc", "32-true", 3)
+    assert "appendix C" in results["citation"]
+    assert results["corpus"]["name"] == "text.txt"
+    assert results["corpus"]["level"] == "byte"
+    assert results["corpus"]["sha256"] == hashlib.sha256(measured.tokens).hexdigest()
+    first, last = int(positions.min()), int(positions.max())
+    n_blocks = len(set(measured.blocks.tolist()))
+    assert results["positions"] == {"version": 2, "number": 40, "blocks": n_blocks, "first": first, "last": last}
+    assert (n_blocks, last) == (30, len(measured.tokens) - 1)
+    assert measured.seconds / 3 < results["seconds"] < measured.seconds + 0.01
+
+
+def test_models_are_described(measured: Measured, runs: SmallRuns) -> None:
+    for name in NAMES[:2]:
+        path, model = runs.checkpoint(name), measured.model(name)
+        parameters = load_trained(path).model.named_parameters()
+        assert model["checkpoint"] == path
+        assert model["sha256"] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert model["parameters"] == sum(math.prod(parameter.shape) for _, parameter in parameters)
+        assert (model["step"], model["tokens_trained"]) == (2, 2 * 4 * 8)  # steps, streams, segment
+    for name in NAMES[2:]:
+        model = measured.model(name)
+        assert model["checkpoint"] == f"{FUNCTIONS}.make_{name}"
+        assert [model[field] for field in ("sha256", "step", "tokens_trained", "clamp_len", "trained_len")] == [
+            None
+        ] * 5
+        assert model["parameters"] == 0
+    fields = ("kind", "scoring", "limit", "clamp_len", "trained_len", "begin_of_text", "positions_scored", "group")
+    described = {name: [measured.model(name)[field] for field in fields] for name in NAMES}
+    relative, absolute = "txl_smoke, relative, memory 8", "txl_smoke, absolute, no recurrence"
+    assert described["relative"] == [relative, "one pass", None, 15, 16, None, 40, "x"]
+    assert described["absolute"] == [absolute, "direct", 8, -1, 8, None, 40, "y"]
+    assert described["lagging"][:5] == ["Lagging", "one pass", None, None, None]
+    assert [model["name"] for model in measured.results["models"]] == NAMES
+    assert [model["float32_difference"] for model in measured.results["models"]] == [None] * 4
+
+
+@torch.no_grad()
+def test_losses_are_those_of_single_windows(measured: Measured, runs: SmallRuns) -> None:
+    tokens = np.frombuffer(measured.tokens, np.uint8).astype(np.int64)
+    model: Any = load_trained(runs.checkpoint("relative")).model
+    alone = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
+    for p in (0, 17, 39):
+        for i, c in enumerate(CONTEXTS):
+            window = torch.from_numpy(tokens[measured.arrays["positions"][p] - c : measured.arrays["positions"][p] + 1])
+            nll, _ = alone.score(window[None, :-1], window[None, 1:], None)
+            assert measured.losses["relative"][i, p] == pytest.approx(float(nll[0, -1]), rel=1e-5)
+    assert measured.arrays["models"].tolist() == NAMES
+    assert measured.arrays["contexts"].tolist() == CONTEXTS
+    stacked = [measured.losses[name] for name in NAMES]
+    np.testing.assert_allclose(measured.arrays["nll"], stacked, rtol=1e-6, atol=1e-6)
+
+
+def test_losses_have_means_and_errors_in_both_units(measured: Measured) -> None:
+    for name in NAMES:
+        model = measured.model(name)
+        nll, error = errors(measured.losses[name], measured.blocks)
+        np.testing.assert_allclose(model["nll"], nll, rtol=1e-9)
+        np.testing.assert_allclose(model["nll_standard_error"], error, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(model["bpc"], np.log2(np.exp(nll)), rtol=1e-9)
+        np.testing.assert_allclose(model["bpc_standard_error"], np.array(error) * np.log2(np.e), rtol=1e-9, atol=1e-12)
+        gains = [(4, 8, nll[0] - nll[1]), (8, 16, nll[1] - nll[3])]
+        for found, (c, longer, gain) in zip(model["doublings"], gains, strict=True):
+            assert (found["from"], found["to"]) == (c, longer)
+            assert found["bits"] == pytest.approx(gain * math.log2(math.e), abs=1e-9)
+            i, j = CONTEXTS.index(c), CONTEXTS.index(longer)
+            _, of_gain = mean_and_error(measured.losses[name][i] - measured.losses[name][j], measured.blocks)
+            assert found["standard_error"] == pytest.approx(of_gain * math.log2(math.e), abs=1e-9)
+        assert model["within_1_percent"] == next(c for c, x in zip(CONTEXTS, nll, strict=True) if x <= 1.01 * nll[-1])
+        total = nll[0] - nll[-1]
+        expected = [(nll[0] - x) / total for x in nll] if total > 0 else None
+        assert model["share_of_gain"] == (None if expected is None else pytest.approx(expected, abs=1e-6))
+
+
+def test_a_perplexity_has_its_own_error(runs: SmallRuns, tmp_path: Path) -> None:
+    given = {"first_context": 2, "step": 2, "max_context": 6, "n_positions": 10, "bootstrap": 0, "num_threads": 1}
+    paths, logger = [runs.checkpoint("words")], LoggerConfig(name="none")
+    run(ReclOptions(paths, store=str(tmp_path / "store"), logger=logger, **given), tmp_path)
+    results = json.loads((tmp_path / "recl.json").read_text())
+    (model,) = results["models"]
+    assert results["unit"] == "ppl"
+    ppl = np.exp(model["nll"])
+    np.testing.assert_allclose(model["ppl"], ppl, rtol=1e-9)
+    np.testing.assert_allclose(model["ppl_standard_error"], ppl * model["nll_standard_error"], rtol=1e-9)
+    assert min(model["nll_standard_error"]) > 0
+
+
+def test_recl_its_interval_and_that_of_other_groups(measured: Measured) -> None:
+    counts_SB = [counts for part in resampled(30, SAMPLES, SEED) for counts in part.astype(int)]
+
+    def recl(losses: dict[str, np.ndarray], r: float, name: str) -> tuple[int, bool]:
+        below = [short - long < THRESHOLD * short for short, long in steps(losses, r)[name]]
+        value, limit = CONTEXTS[[*below, True].index(True)], LIMITS[name] or 1000
+        return min(value, limit), not any(below) and value < limit
+
+    for r in FRACTIONS:
+        sampled: dict[str, list[tuple[int, bool]]] = {}
+        for group in GROUPS.values():
+            own = {name: measured.losses[name] for name in group}
+            for name in group:
+                drawn = [
+                    {n: np.repeat(x, counts[measured.blocks], axis=1) for n, x in own.items()} for counts in counts_SB
+                ]
+                sampled[name] = [recl(losses, r, name) for losses in drawn]
+        for group in GROUPS.values():
+            own = {name: measured.losses[name] for name in group}
+            for name in group:
+                found = measured.model(name)["recl"][str(r)]
+                assert (found["value"], found["at_least"], found["limit"]) == (*recl(own, r, name), LIMITS[name])
+                values = np.array([value for value, _ in sampled[name]])
+                assert [found["low"], found["high"]] == ends(values)
+                assert found["high_at_least"] == any(open_ for value, open_ in sampled[name] if value == found["high"])
+                others = [other for other in group if other != name]
+                differences = {other: values - [value for value, _ in sampled[other]] for other in others}
+                assert found["longer_than"] == {other: ends(values) for other, values in differences.items()}
+                for other in others:
+                    left = {n: x for n, x in own.items() if n != other}
+                    value, at_least = recl(left, r, name)
+                    assert found["without"][other] == {"value": value, "at_least": at_least}
+    assert len({measured.model(name)["recl"]["0.3"]["value"] for name in NAMES}) > 1
+
+
+def ends(values: np.ndarray) -> list[int]:
+    """The smallest value that at least 2.5 %, and that at least 97.5 %, of all do not exceed."""
+    ordered = sorted(values.tolist())
+    return [ordered[math.ceil(share * len(ordered)) - 1] for share in (0.025, 0.975)]
+
+
+def steps(losses: dict[str, np.ndarray], r: float) -> dict[str, list[tuple[float, float]]]:
+    """exp f(c, c) and exp f(c, c') of every model and step; positions that tie for the last places of T share them."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in losses}
+    for i in range(len(CONTEXTS) - 1):
+        best_P = np.min([of_model[i] for of_model in losses.values()], axis=0)
+        size = math.floor(r * len(best_P) + 0.5)
+        edge = np.sort(best_P)[-size]
+        above, ties = best_P > edge, best_P == edge
+        weights = (above + ties * (size - above.sum()) / ties.sum()) / size
+        for name, of_model in losses.items():
+            longer = math.exp(weights @ np.minimum(best_P, of_model[i + 1]))
+            found[name].append((math.exp(weights @ best_P), longer))
+    return found
+
+
+def test_gains_of_every_step(measured: Measured) -> None:
+    for group in GROUPS.values():
+        for r in FRACTIONS:
+            for name, of_steps in steps({name: measured.losses[name] for name in group}, r).items():
+                short, long = np.array(of_steps).T
+                found = measured.model(name)["recl"][str(r)]
+                np.testing.assert_allclose(found["perplexities"], short, rtol=1e-9)
+                np.testing.assert_allclose(found["perplexity_gains"], short - long, rtol=1e-6, atol=1e-9)
+                np.testing.assert_allclose(found["relative_gains"], 1 - long / short, rtol=1e-6, atol=1e-9)
+
+
+def test_classes_of_tokens(measured: Measured) -> None:
+    text, positions = measured.tokens.decode(), measured.arrays["positions"].tolist()
+    starts = {place.start() for place in re.finditer(r"\w+", text)}
+    first = np.array([t in starts for t in positions])
+    later = np.array([bool(re.match(r"\w", text[t])) and t not in starts for t in positions])
+    for name in NAMES[:2]:
+        classes = measured.model(name)["token_classes"]
+        assert list(classes) == ["within", "farther", "new", "frequent", "rare", "first_piece", "later_piece"]
+        for member_P, kind in ((first, "first_piece"), (later, "later_piece")):
+            assert classes[kind]["positions"] == [int(member_P.sum())] * 4
+            np.testing.assert_allclose(classes[kind]["nll"], measured.losses[name][:, member_P].mean(axis=1), rtol=1e-9)
+        for i, c in enumerate(CONTEXTS):
+            within = np.array([text[t] in text[t - c : t] for t in positions])
+            assert classes["within"]["positions"][i] == within.sum()
+            assert classes["within"]["nll"][i] == pytest.approx(measured.losses[name][i][within].mean(), rel=1e-9)
+            for parts in (("within", "farther", "new"), ("frequent", "rare")):
+                numbers = [classes[part]["positions"][i] for part in parts]
+                means = [classes[part]["nll"][i] or 0 for part in parts]
+                assert sum(numbers) == 40
+                whole = sum(n * mean for n, mean in zip(numbers, means, strict=True)) / 40
+                assert whole == pytest.approx(measured.losses[name][i].mean(), rel=1e-9)
+
+
+def test_differences_are_of_every_two_models(measured: Measured) -> None:
+    pairs = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
+    assert [(found["model"], found["minus"]) for found in measured.results["differences"]] == pairs
+    for found, (a, b) in zip(measured.results["differences"], pairs, strict=True):
+        mean, error = errors(measured.losses[a] - measured.losses[b], measured.blocks)
+        np.testing.assert_allclose(found["nll"], mean, rtol=1e-9)
+        np.testing.assert_allclose(found["nll_standard_error"], error, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(np.array(found["nll"]) - found["low"], 1.96 * np.array(error), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            np.array(found["high"]) - found["nll"], 1.96 * np.array(error), rtol=1e-6, atol=1e-12
+        )
+
+
+def test_groups_have_means_and_ranges(measured: Measured) -> None:
+    assert {found["name"]: found["models"] for found in measured.results["groups"]} == GROUPS
+    x, y = measured.results["groups"]
+    means = np.array([measured.losses[name].mean(axis=1) for name in GROUPS["x"]])
+    np.testing.assert_allclose(x["nll"], means.sum(axis=0) / 3, rtol=1e-9)
+    deviations = ((means - means.mean(axis=0)) ** 2).sum(axis=0)
+    np.testing.assert_allclose(x["nll_standard_error_over_models"], np.sqrt(deviations / 2 / 3), rtol=1e-9)
+    np.testing.assert_allclose(y["nll"], measured.losses["absolute"].mean(axis=1), rtol=1e-9)
+    assert y["nll_standard_error_over_models"] is None
+    for r in map(str, FRACTIONS):
+        lengths = [measured.model(name)["recl"][r] for name in GROUPS["x"]]
+        values = [length["value"] for length in lengths]
+        expected = {"mean": sum(values) / 3, "low": min(values), "high": max(values)}
+        assert x["recl"][r] == expected | {"at_least": any(length["at_least"] for length in lengths)}
+
+
+def test_ablations_are_increases_over_the_whole_context(measured: Measured) -> None:
+    assert measured.arrays["ablations"].tolist() == ["drop", "reverse"]
+    assert measured.arrays["ablation_contexts"].tolist() == [4, 8]
+    for name, increases_AKP in zip(NAMES, measured.arrays["ablation_increase"], strict=True):
+        losses = measured.losses[name]
+        np.testing.assert_allclose(increases_AKP[0], losses[:2] - losses[3], atol=1e-5)
+        found = measured.model(name)["far_context"]
+        assert found["contexts"] == [4, 8]
+        for ablation, increases_KP in zip(("drop", "reverse"), increases_AKP, strict=True):
+            of_c = found["ablations"][ablation]
+            mean, error = errors(increases_KP.astype(float), measured.blocks)
+            np.testing.assert_allclose(of_c["increase"], mean, atol=1e-6)
+            np.testing.assert_allclose(of_c["standard_error"], error, atol=1e-6)
+            np.testing.assert_allclose(of_c["low"], np.array(mean) - 1.96 * np.array(error), atol=3e-6)
+            np.testing.assert_allclose(of_c["high"], np.array(mean) + 1.96 * np.array(error), atol=3e-6)
+
+
+def test_losses_by_position_are_of_windows_spread_over_the_positions(measured: Measured) -> None:
+    chosen = [i * 40 // 12 for i in range(12)]
+    for name, losses_TW in zip(NAMES, measured.arrays["nll_by_position"], strict=True):
+        seen = LIMITS[name] or 16
+        found, last = measured.model(name)["loss_by_position"], losses_TW[seen - 1]
+        np.testing.assert_allclose(last, measured.losses[name][CONTEXTS.index(seen), chosen], rtol=1e-5, atol=1e-6)
+        assert np.isnan(losses_TW[seen:]).all()
+        assert found["first"] == found["last"] == list(range(1, seen + 1))
+        assert found["windows"] == 12
+        mean, error = errors(losses_TW[:seen].astype(float), measured.blocks[chosen])
+        np.testing.assert_allclose(found["nll"], mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found["nll_standard_error"], error, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,187 @@
+"""Attention in parts on the CPU: what is stored, what is overwritten, and which way is chosen."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import profile
+from torch.utils._pytree import tree_leaves
+
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.model.kernels import cpu, factors
+from txl_lightning.model.kernels.factors import DistanceLogits, Factors
+from txl_lightning.model.layers import Dropout
+from txl_lightning.model.positions import VisibleKeys, attention_mask
+
+READER = nn.Identity()
+TYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
+    """Heads of an attention with two streams and heads, and the tensors that have gradients."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(2, 2, T, 4), (2, 2, M + T, 4), (2, 2, M + T, 4), (2, 2, T, 4), (2, M + T + 1, 4)]
+    inputs = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    query, keys, values, rows, r_HSE = (x * 1 for x in inputs)
+    visible = VisibleKeys(attention_mask(T, M, M, None, query), 0, None)
+    torch.manual_seed(2)
+    return cpu.attend(Factors(query, keys, values, DistanceLogits(rows, r_HSE), visible), Dropout(dropout)), inputs
+
+
+def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "BLOCK", {torch.float64: 7})
+    found = []
+    for checkpoint in (cpu.checkpoint, lambda f, *args, **_: f(*args)):  # the second one stores them
+        monkeypatch.setattr(cpu, "checkpoint", checkpoint)
+        output, inputs = attended(T=20, M=4, dropout=0.4)
+        torch.rand(3)  # the generator has moved on when the backward pass begins
+        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), inputs)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_no_probabilities_are_stored() -> None:
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    T, M = 512, 512
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attended(T, M, dropout=0.1, dtype=torch.float32)
+    probabilities, mask = 2 * 2 * T * (M + T) * 4, T * (M + T) * 4
+    assert sum(saved.values()) < mask + probabilities / 32
+
+
+def test_first_keys_have_the_gradients_of_slices() -> None:
+    keys = torch.randn(2, 3, 7, 4, dtype=torch.float64, requires_grad=True)
+    lengths, weights = [2, 5, 7], torch.randn(3, 2, 3, 7, 4, dtype=torch.float64)
+
+    def loss(parts: list[Tensor]) -> Tensor:
+        return sum((p.pow(3) * w[:, :, : p.shape[2]]).sum() for p, w in zip(parts, weights, strict=True))  # type: ignore[return-value]
+
+    assert [part.shape[2] for part in cpu.first_keys(keys, lengths)] == lengths
+    (expected,) = torch.autograd.grad(loss([keys[:, :, :n] for n in lengths]), keys, create_graph=True)
+    (found,) = torch.autograd.grad(loss(cpu.first_keys(keys, lengths)), keys, create_graph=True)
+    torch.testing.assert_close(found, expected)
+    (second,) = torch.autograd.grad(found.square().sum(), keys)
+    torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), keys)[0])
+
+
+def test_no_gradient_of_keys_or_queries_is_extended_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "BLOCK", {torch.float64: 7})
+    output, _ = attended(T=20, M=4, dropout=0.0)
+    with profile() as profiled:
+        output.sum().backward()
+    extended = [event.name for event in profiled.events()].count("aten::slice_backward")
+    assert extended == 3  # of the vectors of the distances, once for every block
+
+
+@pytest.mark.parametrize(("n_keys", "ways"), [(300, ["fused", "fused", "products"]), (100, ["fused"] * 3)])
+def test_products_are_for_many_queries_in_a_precise_type(
+    n_keys: int, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for name, module, attribute in (("fused", cpu.fused, "attend"), ("products", cpu, "_attend_by_products")):
+        original = getattr(module, attribute)
+        monkeypatch.setattr(module, attribute, lambda *x, n=name, f=original: taken.append(n) or f(*x))
+    for dtype in (torch.bfloat16, torch.float32):
+        for T in (1, 64, 65):
+            query, keys = torch.randn(1, 1, T, 4, dtype=dtype), torch.randn(1, 1, n_keys, 4, dtype=dtype)
+            visible = VisibleKeys(attention_mask(T, n_keys - T, n_keys - T, None, query), 0, None)
+            with torch.no_grad():
+                cpu.attend(Factors(query, keys, keys, DistanceLogits(), visible), Dropout(0.0))
+    few = ["fused"] * (3 if n_keys == 300 else 4)  # 65 queries of 100 keys are two blocks
+    assert taken == [*few, *(ways if n_keys == 300 else few)]
+
+
+@pytest.mark.parametrize("amx", [True, False])
+@pytest.mark.parametrize(("n_rows", "S"), [(1, 9), (4, 9), (12, 9)])
+def test_products_with_distances_in_bfloat16_are_those_of_any_cpu(
+    n_rows: int, S: int, amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "_has_amx", lambda: amx)
+    rows, table = torch.randn(2, n_rows, 1, 4).bfloat16(), torch.randn(2, 12, 4).bfloat16()
+    for r_HSE in (table[:, -S:], table[:, -S:].contiguous()):
+        found = factors._products(rows.flatten(1, 2), r_HSE)
+        expected = rows.flatten(1, 2).double() @ r_HSE.double().mT
+        torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.05)
+    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)  # private: fails when torch changes it
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (8, 64, 321)])
+def test_the_softmax_and_its_gradient_are_torchs_bit_for_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The gradient is of the private `_softmax_backward_data`."""
+    logits, gradient = 5 * torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)
+    logits[..., 1:][torch.rand(logits[..., 1:].shape) < 0.2] = float("-inf")
+    results = []
+    for softmax in (lambda x: cpu.softmax(x, READER), lambda x: torch.softmax(x, -1)):
+        leaf = logits.clone().requires_grad_()
+        p = softmax(leaf + 0)
+        (p * gradient).sum().backward()
+        results.append((p.detach(), leaf.grad))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_the_softmax_takes_the_memory_of_the_logits_and_its_gradient_that_of_the_gradient() -> None:
+    leaf = torch.randn(2, 3, 4, requires_grad=True)
+    logits = leaf + 0
+    p = cpu.softmax(logits, READER)
+    assert p.data_ptr() == logits.data_ptr()
+    places = []
+    logits.register_hook(lambda gradient: places.append(gradient.data_ptr()))
+    given = torch.randn(2, 3, 4)
+    p.backward(given)
+    assert places == [given.data_ptr()]
+    leaf.grad = None
+    cpu.softmax(leaf + 0, READER).sum().backward()  # an expanded gradient has no memory to take
+    torch.testing.assert_close(leaf.grad, torch.zeros(2, 3, 4))
+
+
+def test_the_softmax_has_a_second_derivative() -> None:
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: cpu.softmax(x + 0, READER), x)
+    assert torch.autograd.gradgradcheck(lambda x: cpu.softmax(x + 0, READER), x)
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_hooks_of_a_module_and_of_all_modules_are_found(kind: str) -> None:
+    """In the private `_forward_pre_hooks`, `_forward_hooks`, `_backward_pre_hooks`, `_backward_hooks`, and by the
+    private `_has_any_global_hook`.
+    """
+    module = nn.Linear(2, 2)
+    with getattr(module, f"register_{kind}_hook")(lambda *_: None):
+        assert cpu.has_hooks(module)
+        assert not cpu.has_hooks(nn.Linear(2, 2))
+    with getattr(nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None):
+        assert cpu.has_hooks(module)
+    assert not cpu.has_hooks(module)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # the sinusoids that W_{k,R} reads are constants
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_hooks_of_every_module_see_what_stays_and_change_no_gradient(dropout: float) -> None:
+    model, stream, seen = tiny_model(dropout=dropout, attention_dropout=dropout), random_stream(2, 9), []
+
+    def gradients() -> list[Tensor | None]:
+        torch.manual_seed(1)
+        loss = model.score(stream[:, :-1], stream[:, 1:])[0].sum()
+        return list(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+
+    def keep(module: nn.Module, *tensors: object) -> None:
+        seen.extend((x, x.detach().clone()) for x in tree_leaves(tensors) if isinstance(x, Tensor))
+
+    without = gradients()
+    leaves = [module for module in model.modules() if isinstance(module, (nn.Linear, Dropout))]
+    with ExitStack() as hooks:
+        for module in leaves:
+            hooks.enter_context(module.register_forward_hook(keep))
+            hooks.enter_context(module.register_full_backward_hook(keep))
+        torch.testing.assert_close(gradients(), without, rtol=0, atol=0)
+    assert len(seen) >= 3 * len(leaves)
+    for kept, before in seen:
+        assert torch.equal(kept, before)

@@ -1,0 +1,368 @@
+"""The recurrent baselines: layers against plain loops; segments, losses, dropout, states as values, options."""
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.model.tiny_model import VOCABULARY, random_stream, score_segments
+from txl_lightning.errors import OptionError
+from txl_lightning.model import baselines
+from txl_lightning.model.baselines import (
+    LSTMLayer,
+    QRNNLayer,
+    RecurrentConfig,
+    RecurrentLanguageModel,
+    RecurrentState,
+    forget_mult,
+    lstm_with_weights,
+)
+
+LSTM_PROBE = baselines.has_bfloat16_lstm  # calls the private `_is_mkldnn_bf16_supported`
+EXACT = {"rtol": 0, "atol": 1e-9}
+both = pytest.mark.parametrize("cell", ["lstm", "qrnn"])
+ADAPTIVE = [
+    {"cutoffs": (4, 8)},
+    {"d_embed": 4, "cutoffs": (4, 8), "tie_projections": "none"},
+    {"cutoffs": (4, 8), "div_val": 2},
+    {"d_embed": 6, "cutoffs": (4,), "div_val": 2, "tie_projections": "all"},
+]
+
+
+def tiny_recurrent(cell: str, **options: object) -> RecurrentLanguageModel:
+    """A float64 model, no parameter of which is zero or small; without dropout unless asked."""
+    sizes = {"vocab_size": VOCABULARY, "n_layer": 3, "d_model": 8, "dropout": 0.0, "hidden_dropout": 0.0}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = RecurrentLanguageModel(RecurrentConfig(cell=cell, **{**sizes, **options})).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.4 * torch.randn_like(parameter))
+    return model
+
+
+def random_state(model: RecurrentLanguageModel, n_streams: int) -> RecurrentState:
+    """A state that the model did not return, and that requires gradients."""
+    generator = torch.Generator().manual_seed(2)
+    shape = (model.config.n_layer, n_streams, model.config.d_model)
+    previous, cells = torch.randn(2, *shape, generator=generator, dtype=torch.float64).requires_grad_()
+    return RecurrentState(previous, cells)
+
+
+@settings(max_examples=30)
+@given(
+    cell=st.sampled_from(["lstm", "qrnn"]),
+    adaptive=st.sampled_from([{}, *ADAPTIVE]),
+    segments=st.lists(st.integers(1, 9), min_size=2, max_size=6),
+)
+def test_segments_do_not_matter(cell, adaptive, segments):
+    model, stream = tiny_recurrent(cell, **adaptive), random_stream(2, sum(segments) + 1)
+    whole, whole_state = score_segments(model, stream, [sum(segments)])
+    cut, cut_state = score_segments(model, stream, segments)
+    torch.testing.assert_close(cut, whole, **EXACT)
+    torch.testing.assert_close(cut_state.previous, whole_state.previous, **EXACT)
+    torch.testing.assert_close(cut_state.cells, whole_state.cells, **EXACT)
+
+
+@both
+def test_losses_depend_on_all_earlier_tokens_and_on_no_later_one(cell):
+    model, stream = tiny_recurrent(cell), random_stream(1, 9)
+    tokens, targets = stream[:, :-1], stream[:, 1:]
+    nll, _ = model.score(tokens, targets)
+    for place in range(8):
+        changed = tokens.clone()
+        changed[0, place] = (changed[0, place] + 1) % VOCABULARY
+        difference = (model.score(changed, targets)[0] - nll).abs()[0]
+        assert not difference[:place].any()
+        assert (difference[place:] > 1e-9).all()
+
+
+def test_the_layers_are_those_of_torchs_lstm():
+    model, stream = tiny_recurrent("lstm"), random_stream(2, 7)
+    lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)
+    for n, layer in enumerate(model.layers):
+        for name, weight in layer.lstm.named_parameters():
+            getattr(lstm, name.replace("l0", f"l{n}")).data.copy_(weight)
+    state = random_state(model, 2)
+    outputs, (h, c) = lstm(model.embedding(stream), (state.previous, state.cells))
+    hidden, new = model(stream, state)
+    for ours, theirs in ((hidden, outputs), (new.previous, h), (new.cells, c)):
+        torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+@both
+@pytest.mark.parametrize("adaptive", [{}, *ADAPTIVE], ids=str)
+def test_losses_are_negative_log_probabilities_in_token_order(cell, adaptive):
+    model, stream = tiny_recurrent(cell, **adaptive), random_stream(3, 9)
+    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
+    hidden, _ = model(stream[:, :-1])
+    log_probabilities = model.softmax.log_probabilities(hidden, model.embedding)
+    torch.testing.assert_close(log_probabilities.exp().sum(-1), torch.ones(3, 8, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(nll, -log_probabilities.gather(2, stream[:, 1:, None])[..., 0], **EXACT)
+
+
+@both
+def test_extended_context_is_read_and_not_scored(cell):
+    model, stream = tiny_recurrent(cell, cutoffs=(4,)), random_stream(2, 10)
+    whole, whole_state = model.score(stream[:, :-1], stream[:, 1:])
+    last, last_state = model.score(stream[:, :-1], stream[:, 6:])
+    torch.testing.assert_close(last, whole[:, 5:], **EXACT)
+    assert torch.equal(last_state.cells, whole_state.cells)
+    with pytest.raises(ValueError, match="3 tokens cannot predict 4 targets"):
+        model.score(stream[:, :3], stream[:, :4])
+
+
+@both
+@pytest.mark.parametrize("adaptive", [{}, *ADAPTIVE], ids=str)
+def test_gradients_reach_every_parameter(cell, adaptive):
+    model = tiny_recurrent(cell, weight_dropout=0.2, hidden_dropout=0.2, dropout=0.2, **adaptive)
+    stream = random_stream(8, 30)
+    model.train().score(stream[:, :-1], stream[:, 1:])[0].mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+
+
+@both
+def test_no_gradient_enters_or_leaves_a_state(cell):
+    model, stream = tiny_recurrent(cell), random_stream(2, 6)
+    state = random_state(model, 2)
+    nll, new = model.score(stream[:, :-1], stream[:, 1:], state)
+    assert not new.previous.requires_grad
+    assert not new.cells.requires_grad
+    assert torch.autograd.grad(nll.sum(), (state.previous, state.cells), allow_unused=True) == (None, None)
+    without_state, _ = model.score(stream[:, :-1], stream[:, 1:])
+    assert (without_state - nll).abs().min() > 1e-6
+
+
+DROPOUTS = ["weight_dropout", "hidden_dropout", "dropout"]
+
+
+@both
+@pytest.mark.parametrize("kind", DROPOUTS)
+def test_dropout_follows_the_seed_in_training_and_is_absent_in_evaluation(cell, kind):
+    model, stream = tiny_recurrent(cell, **{kind: 0.5}), random_stream(2, 6)
+    plain, _ = tiny_recurrent(cell)(stream)
+    torch.testing.assert_close(model.eval()(stream)[0], plain, **EXACT)
+    model.train()
+    torch.manual_seed(1)
+    first, second = model(stream)[0], model(stream)[0]
+    torch.manual_seed(1)
+    again = model(stream)[0]
+    assert torch.equal(first, again)
+    assert (first - second).abs().max() > 1e-3
+    torch.testing.assert_close(model.eval()(stream)[0], plain, **EXACT)
+
+
+@both
+def test_streams_do_not_mix_and_their_states_join(cell):
+    model, stream = tiny_recurrent(cell), random_stream(5, 9)
+    nll, state = score_segments(model, stream, [3, 5])
+    parts = [score_segments(model, stream[rows], [3, 5]) for rows in (slice(0, 2), slice(2, 5))]
+    torch.testing.assert_close(torch.cat([part for part, _ in parts]), nll, **EXACT)
+    joined = RecurrentState.join([replace(parts[1][1], first_column=2), parts[0][1]])
+    torch.testing.assert_close(joined.previous, state.previous, **EXACT)
+    torch.testing.assert_close(joined.cells, state.cells, **EXACT)
+    assert (joined.first_column, joined.batch_size) == (0, 5)
+
+
+def test_columns_join_back_in_any_order():
+    state = RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10)
+    parts = [state.columns(4, 6), state.columns(0, 1), state.columns(1, 4)]
+    assert [part.first_column for part in parts] == [14, 10, 11]
+    joined = RecurrentState.join(parts)
+    assert torch.equal(joined.previous, state.previous)
+    assert torch.equal(joined.cells, state.cells)
+    assert joined.first_column == 10
+    assert state.columns(1, 5).columns(2, 4).first_column == 13
+    for columns in ([(0, 2), (3, 6)], [(0, 3), (2, 6)]):
+        with pytest.raises(ValueError, match="do not join"):
+            RecurrentState.join([state.columns(*bounds) for bounds in columns])
+
+
+@both
+def test_a_new_state_keeps_the_first_column(cell):
+    model, stream = tiny_recurrent(cell), random_stream(4, 6)
+    _, state = model(stream)
+    _, state = model(stream[1:3], state.columns(1, 3).to("cpu"))
+    assert (state.first_column, state.batch_size) == (1, 2)
+
+
+def test_state_dict_survives_a_file():
+    state, file = RecurrentState(torch.randn(2, 3, 4), torch.randn(2, 3, 4), first_column=6), io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    loaded = RecurrentState.from_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(loaded.previous, state.previous)
+    assert torch.equal(loaded.cells, state.cells)
+    assert loaded.first_column == 6
+
+
+@both
+def test_a_state_of_other_streams_is_refused(cell):
+    model = tiny_recurrent(cell)
+    with pytest.raises(ValueError, match="state of 2 streams given with tokens of 3 streams"):
+        model(random_stream(3, 4), model.start_memory(2))
+
+
+@both
+def test_a_state_in_single_precision_stays_so_under_autocast(cell):
+    model, stream = tiny_recurrent(cell).float(), random_stream(2, 9)
+    exact, _ = score_segments(model, stream, [4, 4])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        nll, state = score_segments(model, stream, [4, 4])
+    assert (state.previous.dtype, state.cells.dtype) == (torch.float32, torch.float32)
+    torch.testing.assert_close(nll.float(), exact, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(("cell", "a_layer"), [("lstm", 8 * 64**2 + 8 * 64), ("qrnn", 6 * 64**2 + 3 * 64)])
+def test_parameters_and_their_start(cell, a_layer):
+    torch.manual_seed(0)
+    model = RecurrentLanguageModel(RecurrentConfig(vocab_size=256, cell=cell, n_layer=2, d_model=64))
+    assert sum(p.numel() for p in model.parameters()) == 2 * a_layer + 256 * 64 + 256
+    assert model.embedding.tables[0].std().item() == pytest.approx(0.02, rel=0.05)
+    assert not model.softmax.bias.any()
+    bound = {"lstm": 64**-0.5, "qrnn": 128**-0.5}[cell]
+    for parameter in model.layers.parameters():
+        assert 0.9 * bound < parameter.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("d_model", 0),
+        ("div_val", 100),
+        ("cutoffs", (5, 10)),
+        ("hidden_dropout", -0.1),
+        ("weight_dropout", 1.5),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_named_with_its_value(option, value):
+    with pytest.raises(OptionError) as error:
+        RecurrentConfig(**{"vocab_size": 10, "d_model": 16, "cutoffs": (5,), option: value})
+    given = list(value) if isinstance(value, tuple) else value
+    assert str(error.value).startswith(f"{option}={given}: must ")
+
+
+@pytest.mark.parametrize(("option", "allowed"), [("cell", "lstm, qrnn"), ("tie_projections", "all_but_first, all")])
+def test_an_unknown_name_is_answered_with_the_known_ones(option, allowed):
+    config = RecurrentConfig(vocab_size=10)
+    object.__setattr__(config, option, "x")  # in tests, the constructor itself refuses a wrong Literal
+    with pytest.raises(OptionError, match=f"{option}=x: must be one of {allowed}"):
+        config.__post_init__()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def loop(forget: Tensor, candidate: Tensor, cell: Tensor) -> Tensor:
+    """Pooling, one token after the other."""
+    cells = []
+    for f, z in zip(forget.unbind(1), candidate.unbind(1), strict=True):
+        cell = f * cell + (1 - f) * z
+        cells.append(cell)
+    return torch.stack(cells, dim=1)
+
+
+def pooling_inputs(T: int, B: int = 2, D: int = 3, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Gates, a few of them exactly or almost 0 or 1; candidates; first cells."""
+    generator = torch.Generator().manual_seed(T)
+    forget = (6 * torch.randn(B, T, D, generator=generator, dtype=dtype)).sigmoid()
+    forget[forget < 0.02] = 0.0
+    forget[forget > 0.98] = 1.0
+    candidate = torch.randn(B, T, D, generator=generator, dtype=dtype)
+    return [x.requires_grad_() for x in (forget, candidate, torch.randn(B, D, generator=generator, dtype=dtype))]
+
+
+@pytest.mark.parametrize("T", [*range(1, 18), 31, 32, 33, 100, 257])
+def test_pooling_over_time_equals_a_loop(T):
+    inputs = pooling_inputs(T)
+    fast, slow = forget_mult(*inputs), loop(*inputs)
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
+    weights = torch.randn_like(slow)
+    fast_gradients, slow_gradients = (torch.autograd.grad((y * weights).sum(), inputs) for y in (fast, slow))
+    for ours, theirs in zip(fast_gradients, slow_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_pooling_in_single_precision_survives_long_segments_of_extreme_gates():
+    forget, candidate, cell = pooling_inputs(3000, dtype=torch.float32)
+    for bias in (-30.0, 0.0, 30.0):
+        gates = (bias + 30 * torch.randn_like(candidate)).sigmoid()
+        result = forget_mult(gates, candidate, cell)
+        torch.testing.assert_close(result, loop(gates, candidate, cell), rtol=0, atol=1e-5)
+    assert forget_mult(torch.ones_like(forget), candidate, cell)[:, -1].equal(cell)
+
+
+def test_qrnn_is_the_papers_formula_token_by_token():
+    layer = QRNNLayer(4).double()
+    x, previous, cell = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 6, 4), (2, 4), (2, 4)))
+    outputs, last_x, last_c = layer(x, previous, cell)
+    now, before = layer.gates.weight[:, :4], layer.gates.weight[:, 4:]
+    for t in range(6):
+        z, f, o = (x[:, t] @ now.T + previous @ before.T + layer.gates.bias).chunk(3, dim=1)
+        cell = f.sigmoid() * cell + (1 - f.sigmoid()) * z.tanh()
+        previous = x[:, t]
+        torch.testing.assert_close(outputs[:, t], o.sigmoid() * cell, **EXACT)
+    torch.testing.assert_close(last_c, cell, **EXACT)
+    assert torch.equal(last_x, x[:, -1])
+
+
+@pytest.mark.parametrize(("layer", "weight"), [(LSTMLayer, "lstm.weight_hh_l0"), (QRNNLayer, "gates.weight")])
+def test_weight_dropout_is_one_mask_for_a_segment(layer, weight):
+    dropping, plain = layer(8, 0.5).double(), layer(8).double()
+    plain.load_state_dict(dropping.state_dict())
+    x, start = torch.randn(1, 9, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
+    torch.manual_seed(3)
+    dropped, *_ = dropping(x, start, start)
+    torch.manual_seed(3)
+    mask = dropping.weight_dropout(torch.ones_like(plain.get_parameter(weight)))
+    assert sorted(mask.unique().tolist()) == [0.0, 2.0]
+    with torch.no_grad():
+        plain.get_parameter(weight).mul_(mask)
+    torch.testing.assert_close(dropped, plain(x, start, start)[0], **EXACT)
+
+
+@pytest.mark.parametrize("weight_dropout", [0.0, 0.5])
+@pytest.mark.parametrize("supported", [False, True])
+def test_under_autocast_an_lstm_is_in_bfloat16_only_where_the_cpu_has_one(
+    supported: bool, weight_dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype | None] = []
+    original = baselines.lstm_with_weights if weight_dropout else nn.LSTM.forward
+
+    def noting(*arguments: Any) -> Any:
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        with torch.autocast("cpu", enabled=False):  # the CPU of this test may have none
+            return original(*arguments)
+
+    monkeypatch.setattr(baselines, "has_bfloat16_lstm", lambda: supported)
+    monkeypatch.setattr(baselines, "lstm_with_weights", noting)
+    monkeypatch.setattr(nn.LSTM, "forward", noting)
+    layer, x, start = LSTMLayer(8, weight_dropout), torch.randn(2, 5, 8), torch.zeros(2, 8)
+    outputs = []
+    for autocast in (True, False):
+        torch.manual_seed(3)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            outputs.append(layer(x, start, start)[0])
+    assert seen == [torch.bfloat16 if supported else None, None]
+    assert torch.equal(*outputs)
+    assert isinstance(LSTM_PROBE(), bool)
+
+
+def test_torchs_undocumented_lstm_is_its_module():
+    """Fails when torch changes `torch.lstm`."""
+    x, h, c = torch.randn(2, 5, 4), torch.randn(1, 2, 3), torch.randn(1, 2, 3)
+    module = nn.LSTM(4, 3, batch_first=True)
+    expected, (last_h, last_c) = module(x, (h, c))
+    for ours, theirs in zip(
+        lstm_with_weights(x, (h, c), list(module.parameters())), (expected, last_h, last_c), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,239 @@
+"""The compressed memory: what it holds, how far it reaches, and what trains the compressor."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.covering import product_of
+from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
+from txl_lightning import TransformerXL, TransformerXLConfig
+from txl_lightning.errors import OptionError
+from txl_lightning.model.compression import CompressiveMemory
+
+LENGTHS = {"mem_len": 4, "compressed_len": 2, "compression_rate": 2}
+
+
+def compressive(**options: object) -> TransformerXL:
+    return tiny_model(**{**LENGTHS, "compression": "conv", **options})
+
+
+def gradients(model: TransformerXL, loss: Tensor) -> dict[str, Tensor]:
+    """Gradients of a loss by parameter, without those that it does not reach."""
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
+    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None and grad.any()}
+
+
+LIKE_ANY_KEYS = [{}, {"same_length": True, "clamp_len": 5}, {"memory_start": "zeros"}]
+LIKE_ANY_KEYS += [{"encoding": "alibi"}, {"encoding": "rope", "d_head": 4}, {"encoding": "none"}]
+
+
+@pytest.mark.parametrize(("options", "compression"), product_of(LIKE_ANY_KEYS, ["max", "mean", "most_used"]))
+def test_rate_one_is_an_ordinary_memory_of_the_summed_length(options: dict[str, object], compression: str) -> None:
+    """At rate 1 a pool of one state is that state, and all states are the most used."""
+    ordinary = tiny_model(mem_len=7, **options)
+    ours = tiny_model(mem_len=4, compressed_len=3, compression=compression, compression_rate=1, **options)
+    stream = random_stream(2, 34)
+    for segments in (4, [6, 1, 5, 12, 2, 7]):
+        expected, plain = score_segments(ordinary, stream, segments)
+        found, memory = score_segments(ours, stream, segments)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(memory.states, plain.states, atol=1e-12, rtol=0)
+        wanted, reached = gradients(ordinary, expected.mean()), gradients(ours, found.mean())
+        assert wanted.keys() == reached.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(reached[name], gradient, atol=1e-12, rtol=0)
+
+
+def test_all_other_parameters_are_drawn_as_without_compression() -> None:
+    def weights(**options: object) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        return TransformerXL(TransformerXLConfig(**SIZES, mem_len=4, **options)).state_dict()
+
+    plain, with_compressor = weights(), weights(compression="conv", compressed_len=2)
+    assert all(torch.equal(with_compressor[name], tensor) for name, tensor in plain.items())
+    added = {name: tuple(with_compressor[name].shape) for name in with_compressor.keys() - plain.keys()}
+    assert added == {f"compressor.functions.{n}.convolution.weight": (8, 8, 4) for n in range(2)}
+
+
+@pytest.mark.parametrize("compression", ["max", "mean", "conv", "dilated"])
+def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None:
+    """A layer's inputs depend on the cut, but those of the first layer are embeddings."""
+    model = compressive(compression=compression, compressed_len=5)
+    stream = random_stream(2, 22)
+    embedded = model.embedding(stream)
+    for segments in (4, 1, [3, 5, 1, 7, 2, 3], [21]):
+        _, memory = score_segments(model, stream, segments)
+        assert isinstance(memory, CompressiveMemory)
+        assert (memory.n_compressed, memory.length, memory.filled) == (5, 10, 10)
+        function = model.compressor.functions[0]  # type: ignore[union-attr]
+        expected = function(embedded[:, 6 : 16 + function.lookahead], None)  # 21 states: 16 fall out, 5 stay
+        torch.testing.assert_close(memory.states[0, :, :5], expected)
+        torch.testing.assert_close(memory.states[0, :, 5:], embedded[:, 16:21])
+
+
+def test_extended_context_enters_the_memory_once() -> None:
+    model = compressive(compression="mean", ext_len=2)
+    stream, memory = random_stream(1, 20), None
+    embedded = model.embedding(stream)
+    for start in range(0, 16, 4):
+        _, memory = model(stream[:, max(0, start - 2) : start + 4], memory)
+    assert memory is not None
+    expected = torch.cat([embedded[:, 6:10].unflatten(1, (-1, 2)).mean(2), embedded[:, 10:14]], dim=1)
+    torch.testing.assert_close(memory.states[0], expected)
+
+
+def test_a_memory_grows_even_if_static_since_empty_slots_would_be_compressed() -> None:
+    model = compressive()
+    memory, lengths = model.start_memory(2, static=True), []
+    for tokens in random_stream(2, 20).split(4, 1):
+        lengths.append((memory.length, memory.filled))
+        _, memory = model(tokens, memory)
+    assert lengths == [(0, 0), (4, 4), (6, 6), (6, 6), (6, 6)]
+    zeros = compressive(memory_start="zeros").start_memory(2)
+    assert (zeros.length, zeros.filled, zeros.n_compressed) == (6, 6, 2)
+
+
+@pytest.mark.parametrize("n_layer", [1, 2, 3])
+@pytest.mark.parametrize("compression", ["mean", "conv", "dilated"])
+def test_the_receptive_field_is_layers_times_memory_and_rate_times_compressed(compression: str, n_layer: int) -> None:
+    """A token reads its segment and N·(M + rate·C) tokens before it, where M + rate·C is whole segments (§3)."""
+    model = compressive(compression=compression, n_layer=n_layer)
+    T, reach = 4, n_layer * (4 + 2 * 2)
+    start = 28  # of the segment whose losses are compared
+    streams, places = random_stream(1, 33).repeat(start + 2, 1), torch.arange(start + 1)
+    streams[places + 1, places] = (streams[places + 1, places] + 1) % 11
+    with torch.no_grad():
+        nll = score_segments(model, streams, T)[0][:, start:]
+    change = (nll[1:] - nll[:1]).abs().amax(1)
+    assert change[: start - reach].amax(0) < 1e-12, "rows of one batch may round differently"
+    assert (change[start - reach :] > 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("compression", "loss", "options"),
+    product_of(["conv", "dilated"], ["reconstruction", "autoencoding"], [{}, {"pre_norm": True, "qk_norm": True}]),
+)
+def test_each_loss_reaches_its_own_parameters(compression: str, loss: str, options: dict[str, object]) -> None:
+    model = compressive(compression=compression, compression_loss=loss, **options)
+    stream = random_stream(2, 25)
+    _, memory = score_segments(model, stream[:, :-4], 4)
+    nll, memory = model.score(stream[:, -5:-1], stream[:, -4:], memory)
+    assert isinstance(memory, CompressiveMemory)
+    assert memory.compression_loss is not None
+    ours = {name for name, _ in model.named_parameters() if name.startswith("compressor.")}
+    assert gradients(model, memory.compression_loss).keys() == ours
+    assert gradients(model, nll.mean()).keys() == {name for name, _ in model.named_parameters()} - ours
+    assert not memory.states.requires_grad
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("compression", ["max", "mean", "most_used", "conv"])
+def test_the_reconstruction_loss_is_that_of_algorithm_2(compression: str, pre_norm: bool) -> None:
+    model = compressive(compression=compression, pre_norm=pre_norm)
+    stream = random_stream(2, 13)
+    _, memory = score_segments(model, stream[:, :9], 4)
+    inputs: list[Tensor] = []
+    handles = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in model.layers]
+    _, after = model.score(stream[:, 8:12], stream[:, 9:13], memory)
+    for handle in handles:
+        handle.remove()
+    assert isinstance(after, CompressiveMemory)
+    total = torch.zeros((), dtype=torch.float64)
+    for n, layer in enumerate(model.layers):
+        norm = layer.attention_norm if pre_norm else torch.nn.Identity()
+        query, key, value = layer.attention.qkv.weight.detach().chunk(3)
+        outputs = []
+        for m in (memory.states[n, :, -4:], after.states[n, :, :2]):  # the 4 oldest, and their compression
+            q, k, v = (norm(x) @ w.T for x, w in ((inputs[n], query), (m, key), (m, value)))
+            q, k, v = (x.unflatten(-1, (2, 3)) for x in (q, k, v))
+            scores = torch.einsum("bthe,bkhe->bhtk", q, k) / 3**0.5
+            outputs.append(torch.einsum("bhtk,bkhe->bthe", scores.softmax(-1), v))
+        total = total + (outputs[0] - outputs[1]).square().mean()
+    torch.testing.assert_close(after.compression_loss, total, check_dtype=False)
+    assert total > 0
+
+
+def test_there_is_no_loss_without_gradients_or_when_it_is_switched_off() -> None:
+    stream = random_stream(1, 17)
+    with torch.no_grad():
+        _, memory = score_segments(compressive(), stream, 4)
+    _, other = score_segments(compressive(compression="max", compression_loss="none"), stream, 4)
+    assert isinstance(memory, CompressiveMemory)
+    assert isinstance(other, CompressiveMemory)
+    assert memory.compression_loss is None
+    assert other.compression_loss is None
+
+
+def test_every_parameter_has_a_gradient_before_anything_is_compressed() -> None:
+    """DDP waits for the gradient of every parameter in every step."""
+    model = compressive(compression_loss="autoencoding")
+    _, memory = score_segments(model, random_stream(1, 5), 4)
+    assert isinstance(memory, CompressiveMemory)
+    assert memory.compression_loss is not None
+    memory.compression_loss.backward()
+    grads = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("compressor.")]
+    assert len(grads) == 4
+    assert all(grad is not None and not grad.any() for grad in grads)
+
+
+def test_a_copy_has_a_compressor_of_its_own_layers() -> None:
+    model = compressive()
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    _, memory = score_segments(copied, random_stream(1, 17), 4)
+    _, expected = score_segments(compressive(), random_stream(1, 17), 4)
+    assert isinstance(memory, CompressiveMemory)
+    assert isinstance(expected, CompressiveMemory)
+    assert memory.compression_loss == expected.compression_loss
+    names = [name for name, _ in model.named_parameters()]
+    assert len(names) == len(set(names)) == len(model.state_dict())
+
+
+def test_the_value_survives_columns_join_and_a_checkpoint() -> None:
+    _, memory = score_segments(compressive(), random_stream(4, 17), 4)
+    assert isinstance(memory, CompressiveMemory)
+    parts = [memory.columns(2, 4), memory.columns(0, 2)]
+    joined = CompressiveMemory.join(parts)
+    restored = CompressiveMemory.from_state_dict(joined.to("cpu").state_dict())
+    assert torch.equal(restored.states, memory.states)
+    assert (restored.filled, restored.first_column, restored.n_compressed) == (6, 0, 2)
+    assert [part.first_column for part in parts] == [2, 0]
+
+
+def test_other_lengths_and_a_memory_of_the_wrong_kind() -> None:
+    model, stream = compressive(), random_stream(1, 9)
+    _, memory = score_segments(model, stream, 4)
+    longer = model.with_lengths(compressed_len=7, mem_len=6)
+    _, long_memory = score_segments(longer, random_stream(1, 41), 4)
+    assert (long_memory.length, longer.config.memory_slots, model.config.memory_slots) == (13, 13, 6)
+    plain, ordinary = model.with_lengths(compressed_len=0), tiny_model(mem_len=4)
+    ordinary.load_state_dict(model.state_dict(), strict=False)
+    expected, _ = score_segments(ordinary, stream, 4)
+    torch.testing.assert_close(score_segments(plain, stream, 4)[0], expected)
+    with pytest.raises(ValueError, match="CompressiveMemory given to a model with compressed_len=0"):
+        plain.score(stream[:, :4], stream[:, 1:5], memory)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"compression": None}, "compressed_len=2: must be 0 without a compression"),
+        ({"compression": "median"}, "compression=median: must be one of max, mean, conv, dilated, most_used"),
+        ({"compression_rate": 0}, "compression_rate=0: must be an integer >= 1"),
+        ({"compressed_len": -1}, "compressed_len=-1: must be an integer >= 0"),
+        ({"compression_loss": "mse"}, "compression_loss=mse: must be one of"),
+        ({"compression_loss": "none"}, "would leave compression=conv untrained"),
+        ({"compression": "max", "compression_loss": "autoencoding"}, "max has nothing to train"),
+        ({"encoding": "absolute"}, "needs an encoding of distances; encoding=absolute"),
+        ({"terms": "bcd"}, r"term \(a\), which terms=bcd lack"),
+        ({"mem_len": 1}, "mem_len=1: must be 0 or at least compression_rate=2"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        TransformerXLConfig(**{**SIZES, **LENGTHS, "compression": "conv", **options})

@@ -1,0 +1,77 @@
+"""Logits, whole and term by term, are those that attention uses."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.evaluation.attention.maps import AttentionInputs, watched
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.kernels import cpu
+
+MODELS = {
+    "relative": {},
+    "relative, every option": {
+        "pre_norm": True, "untie_biases": True, "same_length": True, "clamp_len": 3, "memory_start": "zeros"
+    },
+    "relative without (b)": {"terms": "acd"},
+    "relative without (a) and (c)": {"terms": "bd"},
+    "shaw": {"encoding": "shaw", "table_len": 6},
+    "shaw as its text says": {"encoding": "shaw", "table_len": 6, "terms": "ab"},
+    "absolute": {"encoding": "absolute"},
+    "alibi": {"encoding": "alibi"},
+    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
+}  # fmt: skip
+
+
+def caught(**options: object) -> tuple[list[tuple[Attention, AttentionInputs]], Tensor, Tensor]:
+    """Inputs of the attentions in a second segment, and its hidden states, watched and not."""
+    model, stream = tiny_model(**options), random_stream(2, 8)
+    seen: list[tuple[Attention, AttentionInputs]] = []
+    with torch.no_grad():
+        _, memory = model(stream[:, :5])
+        with watched(model, lambda n, attention, inputs: seen.append((attention, inputs))):
+            hidden, _ = model(stream[:, 5:], memory)
+        unwatched, _ = model(stream[:, 5:], memory)
+    assert len(seen) == 2
+    return seen, hidden, unwatched
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_of_the_terms_add_up_to_the_whole(name):
+    for attention, inputs in caught(**MODELS[name])[0]:
+        whole = attention.logits(*inputs)
+        hidden = torch.isinf(inputs.visible.mask_TK).expand_as(whole)
+        singles = [attention.logits(*inputs, terms=term) for term in attention.terms]
+        torch.testing.assert_close(sum(singles), whole, rtol=0, atol=1e-12)
+        for logits in (whole, *singles):
+            assert torch.equal(torch.isinf(logits), hidden)
+        for n in range(len(attention.terms)):
+            for terms in map("".join, itertools.combinations(attention.terms, n)):
+                several = sum((attention.logits(*inputs, terms=t) for t in terms), start=inputs.visible.mask_TK)
+                torch.testing.assert_close(attention.logits(*inputs, terms=terms), several.expand_as(whole))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_are_what_forward_takes_the_softmax_of(name, monkeypatch):
+    """Bit-equal; watching changes nothing."""
+    seen, hidden, unwatched = caught(**MODELS[name])
+    assert torch.equal(hidden, unwatched)
+    used: list[Tensor] = []
+
+    def kept(logits: Tensor, read_by: nn.Module) -> Tensor:
+        used.append(logits)
+        return torch.softmax(logits, dim=-1)
+
+    monkeypatch.setattr(cpu, "softmax", kept)
+    for attention, inputs in seen:
+        attention(*inputs)
+        assert torch.equal(attention.logits(*inputs).flatten(0, 1), used.pop())
+
+
+def test_a_term_that_is_not_there_is_refused():
+    attention, inputs = caught(terms="ab")[0][0]
+    with pytest.raises(ValueError, match="terms 'd' of an attention that has 'ab'"):
+        attention.logits(*inputs, terms="d")

@@ -1,0 +1,389 @@
+"""Recurrent baselines of the paper's Table 8: LSTM and QRNN language models with a carried state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.errors import require
+from txl_lightning.model.config import TieProjections, check_clusters
+from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.layers import Dropout, initialize
+from txl_lightning.model.softmax import TokenSoftmax
+
+Cell = Literal["lstm", "qrnn"]
+
+
+class LSTMLayer(nn.Module):
+    """torch's LSTM (Hochreiter & Schmidhuber 1997) with DropConnect on the recurrent weights.
+
+        i, f, o = σ(W x_t + U h_{t-1} + b)      g = tanh(W x_t + U h_{t-1} + b)
+        c_t = f ⊙ c_{t-1} + i ⊙ g               h_t = o ⊙ tanh(c_t)
+
+    In training elements of U are dropped with probability `weight_dropout`, one mask for all tokens and
+    streams of a segment (Merity et al. 2018, §2). Weights start as in torch, uniform in ±1/sqrt(D).
+
+    Under autocast it stays in single precision, but for a CPU that has an LSTM in bfloat16 (`has_bfloat16_lstm`). On a
+    GPU torch would compute it in float16 whatever type was asked for, and without a scaled loss most of its gradients
+    would be zero.
+
+    Args:
+        d_model: D, width of x and of h.
+        weight_dropout: probability at the elements of U.
+    """
+
+    def __init__(self, d_model: int, weight_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
+        self.weight_dropout = Dropout(weight_dropout)
+
+    def forward(
+        self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+        """Return h of every token, the last h and the last c; the next segment starts from these two.
+
+        Args:
+            x_BTD: inputs of T consecutive tokens.
+            previous_BD: h of the token before them.
+            cell_BD: c of the token before them.
+        """
+        on_cpu = x_BTD.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        in_bfloat16 = on_cpu and torch.get_autocast_dtype("cpu") == torch.bfloat16 and has_bfloat16_lstm()
+        if not in_bfloat16:
+            x_BTD, previous_BD = x_BTD.to(cell_BD.dtype), previous_BD.to(cell_BD.dtype)
+        start = (previous_BD[None], cell_BD[None])
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=in_bfloat16):
+            if self.training and self.weight_dropout.p:
+                weights = [
+                    self.lstm.weight_ih_l0,
+                    self.weight_dropout(self.lstm.weight_hh_l0),
+                    self.lstm.bias_ih_l0,
+                    self.lstm.bias_hh_l0,
+                ]
+                h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
+            else:
+                h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
+        return h_BTD, last_h[0], last_c[0]
+
+
+def has_bfloat16_lstm() -> bool:
+    """Return whether this CPU has an LSTM in bfloat16, which needs AVX512, by torch's private probe of oneDNN."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def lstm_with_weights(
+    x_BTD: Tensor, start: tuple[Tensor, Tensor], weights: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call `torch.lstm`, the undocumented function of nn.LSTM, for one batch-first layer in training.
+
+    Calling the module with other weights (functional_call) would lay out all its weights again on a GPU at
+    every segment, and keep the segment's graph alive.
+
+    Args:
+        x_BTD: inputs of T tokens.
+        start: h and c before them, 1 × B × D.
+        weights: input-to-hidden and hidden-to-hidden weights, then their biases.
+    """
+    has_biases, n_layer, dropout, training, bidirectional, batch_first = True, 1, 0.0, True, False, True
+    return torch.lstm(x_BTD, start, weights, has_biases, n_layer, dropout, training, bidirectional, batch_first)
+
+
+class QRNNLayer(nn.Module):
+    """Quasi-recurrent layer: a convolution of window 2 over time and fo-pooling (Bradbury et al. 2016, §2).
+
+        z_t = tanh(W_z x_t + V_z x_{t-1} + b_z)     f_t = σ(W_f x_t + …)     o_t = σ(W_o x_t + …)
+        c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t       h_t = o_t ⊙ c_t
+
+    AWD-QRNN (Merity et al. 2018) has window 2 in its first layer only; here all layers have it, as in the
+    QRNN paper. In training elements of the weights are dropped with probability `weight_dropout`, one mask per
+    segment. Weights start as those of torch's linear layer.
+
+    Args:
+        d_model: D, width of x and of h.
+        weight_dropout: probability at the elements of all W and V.
+    """
+
+    def __init__(self, d_model: int, weight_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gates = nn.Linear(2 * d_model, 3 * d_model)
+        self.weight_dropout = Dropout(weight_dropout)
+
+    def forward(
+        self, x_BTD: Float[Tensor, "B T D"], previous_BD: Float[Tensor, "B D"], cell_BD: Float[Tensor, "B D"]
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"], Float[Tensor, "B D"]]:
+        """Return h of every token, the last x and the last c; the next segment starts from these two.
+
+        The pooling is computed in the type of `cell_BD`, so that under autocast it stays in single precision.
+
+        Args:
+            x_BTD: inputs of T consecutive tokens.
+            previous_BD: x of the token before them.
+            cell_BD: c of the token before them.
+        """
+        shifted_BTD = torch.cat([previous_BD[:, None].to(x_BTD.dtype), x_BTD[:, :-1]], dim=1)
+        window = torch.cat([x_BTD, shifted_BTD], dim=-1)
+        gates = F.linear(window, self.weight_dropout(self.gates.weight), self.gates.bias).to(cell_BD.dtype)
+        z_BTD, f_BTD, o_BTD = gates.chunk(3, dim=-1)
+        c_BTD = forget_mult(f_BTD.sigmoid(), z_BTD.tanh(), cell_BD)
+        return o_BTD.sigmoid() * c_BTD, x_BTD[:, -1], c_BTD[:, -1]
+
+
+def forget_mult(
+    forget_BTD: Float[Tensor, "B T D"], candidate_BTD: Float[Tensor, "B T D"], cell_BD: Float[Tensor, "B D"]
+) -> Float[Tensor, "B T D"]:
+    """Compute c_t = f_t ⊙ c_{t-1} + (1 - f_t) ⊙ z_t for t = 1 … T in log T steps (Bradbury et al. 2016, eq. 3).
+
+    Args:
+        forget_BTD: f, in [0, 1].
+        candidate_BTD: z.
+        cell_BD: c_0.
+    """
+    inputs = (1 - forget_BTD) * candidate_BTD
+    first = torch.addcmul(inputs[:, :1], forget_BTD[:, :1], cell_BD[:, None])
+    return _LinearRecurrence.apply(forget_BTD, torch.cat([first, inputs[:, 1:]], dim=1))
+
+
+class _LinearRecurrence(torch.autograd.Function):
+    """y_t = f_t y_{t-1} + u_t from y_0 = 0; its gradient is the same recurrence backwards in time."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, u: Tensor) -> Tensor:
+        y = _scan(f, u)
+        ctx.save_for_backward(f, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """du_t = dy_t + f_{t+1} du_{t+1} and df_t = du_t y_{t-1}."""
+        f, y = ctx.saved_tensors
+        f_next = F.pad(f[:, 1:], (0, 0, 0, 1))
+        grad_u = _LinearRecurrence.apply(f_next.flip(1), grad.flip(1)).flip(1)
+        return grad_u * F.pad(y[:, :-1], (0, 0, 1, 0)), grad_u
+
+
+def _scan(f: Tensor, u: Tensor) -> Tensor:
+    """Compute the recurrence by halving (Blelloch 1990): two neighbouring steps are merged into one.
+
+    y_{t+1} = (f_{t+1} f_t) y_{t-1} + (f_{t+1} u_t + u_{t+1}): every second y is a recurrence of half the
+    length, and the others follow from them in one step. There are O(T) products and no division, so gates
+    that are almost 0 or 1 lose no precision.
+    """
+    T = u.shape[1]
+    if T == 1:
+        return u
+    even = T - T % 2
+    first, second = slice(0, even, 2), slice(1, even, 2)
+    every_second = _scan(f[:, second] * f[:, first], torch.addcmul(u[:, second], f[:, second], u[:, first]))
+    y = torch.empty_like(u)
+    y[:, 0] = u[:, 0]
+    y[:, 1::2] = every_second
+    y[:, 2::2] = torch.addcmul(u[:, 2::2], f[:, 2::2], every_second[:, : (T - 1) // 2])
+    return y
+
+
+LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn": QRNNLayer}
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """Architecture of a recurrent baseline.
+
+    Args:
+        vocab_size: V, number of tokens.
+        cell: `lstm` or `qrnn`.
+        n_layer: N, layers.
+        d_model: D, width of the embedding and of every layer.
+        d_embed: width of the first embedding table; None for D.
+        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
+        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
+        tie_projections: clusters whose softmax shares the projection of the embedding.
+        dropout: probability at the embedding and at the output of the last layer.
+        hidden_dropout: probability between layers.
+        weight_dropout: probability at single weights, one mask per segment: the hidden-to-hidden weights of
+            an LSTM, all weights of a QRNN layer.
+
+    Raises:
+        OptionError: a value is not allowed; the message names it.
+    """
+
+    vocab_size: int
+    cell: Cell = "lstm"
+    n_layer: int = 2
+    d_model: int = 512
+    d_embed: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    tie_projections: TieProjections = "all_but_first"
+    dropout: float = 0.1
+    hidden_dropout: float = 0.1
+    weight_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.cell in LAYERS, "cell", self.cell, f"must be one of {', '.join(LAYERS)}")
+        for name in ("vocab_size", "n_layer", "d_model", "div_val"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
+        check_clusters(self)
+        for name in ("dropout", "hidden_dropout", "weight_dropout"):
+            value = getattr(self, name)
+            require(0.0 <= value < 1.0, name, value, "must be a probability in [0, 1)")
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """State of all layers between two segments: a value without gradient, like `Memory`.
+
+    Args:
+        previous: output h of an LSTM layer, or input x of a QRNN layer, at the last token.
+        cells: c at the last token.
+        first_column: index of the first stream among all columns of the global batch.
+    """
+
+    previous: Float[Tensor, "N B D"]
+    cells: Float[Tensor, "N B D"]
+    first_column: int = 0
+
+    @property
+    def batch_size(self) -> int:
+        """B, streams."""
+        return self.cells.shape[1]
+
+    def columns(self, start: int, stop: int) -> RecurrentState:
+        """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
+        return RecurrentState(self.previous[:, start:stop], self.cells[:, start:stop], self.first_column + start)
+
+    @staticmethod
+    def join(parts: Sequence[RecurrentState]) -> RecurrentState:
+        """Join the states of neighbouring columns, in the order of their columns.
+
+        Raises:
+            ValueError: the parts leave a gap or overlap.
+        """
+        parts = sorted(parts, key=lambda part: part.first_column)
+        column = parts[0].first_column
+        for part in parts:
+            if part.first_column != column:
+                raise ValueError(
+                    f"state parts do not join: columns from {part.first_column}, expected columns from {column}"
+                )
+            column += part.batch_size
+        return RecurrentState(
+            previous=torch.cat([part.previous for part in parts], dim=1),
+            cells=torch.cat([part.cells for part in parts], dim=1),
+            first_column=parts[0].first_column,
+        )
+
+    def to(self, device: torch.device | str) -> RecurrentState:
+        """Copy the state to a device."""
+        return replace(self, previous=self.previous.to(device), cells=self.cells.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain containers for a checkpoint."""
+        return {"previous": self.previous, "cells": self.cells, "first_column": self.first_column}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> RecurrentState:
+        """Rebuild a state from `state_dict`."""
+        return cls(state["previous"], state["cells"], int(state["first_column"]))
+
+
+class RecurrentLanguageModel(nn.Module):
+    """N layers of LSTM or QRNN between the embedding and the softmax that Transformer-XL has too.
+
+        nll, state = model.score(tokens, targets, state)
+
+    Backpropagation is truncated at the start of the segment: no gradient enters a carried state. Embedding
+    and softmax are initialized as in Transformer-XL, from N(0, 0.02²) with zero biases, the layers as in torch.
+
+    Args:
+        config: architecture.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = TokenEmbedding(
+            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
+        )
+        self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
+        self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
+        layer = LAYERS[config.cell]
+        self.layers = nn.ModuleList(layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer))
+        initialize(self.embedding)
+        initialize(self.softmax)
+
+    def with_lengths(self, **lengths: Any) -> RecurrentLanguageModel:
+        """Return the model itself: a recurrent state has no length to choose.
+
+        Raises:
+            TypeError: a length is given.
+        """
+        if lengths:
+            raise TypeError(f"a recurrent model has no {', '.join(lengths)}")
+        return self
+
+    def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
+        """Return zeros, the state before the first token of B streams; its shape never changes, `static` or not."""
+        zeros = self.embedding.tables[0].new_zeros(self.config.n_layer, batch_size, self.config.d_model)
+        return RecurrentState(zeros, zeros)
+
+    def forward(
+        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None
+    ) -> tuple[Float[Tensor, "B T D"], RecurrentState]:
+        """Return the outputs of the last layer, after dropout, and the state after the last token.
+
+        Args:
+            tokens_BT: T consecutive tokens of B streams.
+            state: returned for the previous segment; None for the start of the streams.
+
+        Raises:
+            ValueError: the state is of another number of streams.
+        """
+        if state is None:
+            state = self.start_memory(tokens_BT.shape[0])
+        if state.batch_size != tokens_BT.shape[0]:
+            raise ValueError(f"state of {state.batch_size} streams given with tokens of {tokens_BT.shape[0]} streams")
+        previous_NBD, cells_NBD = state.previous.detach(), state.cells.detach()
+        hidden_BTD = self.dropout(self.embedding(tokens_BT))
+        carried: list[tuple[Tensor, Tensor]] = []
+        for n, layer in enumerate(self.layers):
+            hidden_BTD, previous_BD, cell_BD = layer(
+                self.hidden_dropout(hidden_BTD) if n else hidden_BTD, previous_NBD[n], cells_NBD[n]
+            )
+            carried.append((previous_BD, cell_BD))
+        # Autocast computes the layers in another type; the state keeps the type of the weights.
+        previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
+        return self.dropout(hidden_BTD), replace(state, previous=previous, cells=cells)
+
+    def score(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        targets_BT: Int[Tensor, "B T_targets"],
+        state: RecurrentState | None = None,
+    ) -> tuple[Float[Tensor, "B T_targets"], RecurrentState]:
+        """Return nll_t = -log P(target_t | its tokens, state) in nats, in token order, and the new state.
+
+        Args:
+            tokens_BT: may be longer than the targets; the first tokens are then context without a loss. The new
+                state is that after the last token, so the next segment must not repeat tokens.
+            targets_BT: the token after each of the last T_targets tokens.
+            state: returned for the previous segment; None for the start of the streams.
+
+        Raises:
+            ValueError: there are fewer tokens than targets, or the state is of another number of streams.
+        """
+        if tokens_BT.shape[1] < targets_BT.shape[1]:
+            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
+        hidden_BTD, state = self(tokens_BT, state)
+        hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
+        return self.softmax(hidden_BTD, targets_BT, self.embedding), state
+
+    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Return log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
+        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
