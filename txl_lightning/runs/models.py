@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TypeAlias
 
 from txl_lightning.config.encoding_kinds import VARIABLE
@@ -17,7 +18,11 @@ from txl_lightning.model.transformer_xl import TransformerXL
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
-OPTION_OF_FIELD = {
+# Option of every field of `TransformerXLConfig` that does not have its own name in the group `model`.
+OPTIONS = {
+    "encoding": "encoding.name",
+    "table_len": "encoding.table_len",
+    "interpolation": "encoding.interpolation",
     "mem_len": "memory.mem_len",
     "memory_start": "memory.start",
     "memory_reset": "memory.reset",
@@ -25,9 +30,6 @@ OPTION_OF_FIELD = {
     "compression": "memory.compression",
     "compression_rate": "memory.rate",
     "compression_loss": "memory.compression_loss",
-    "encoding": "encoding",
-    "table_len": "encoding.table_len",
-    "interpolation": "encoding.interpolation",
     VARIABLE: VARIABLE,
 }
 
@@ -49,22 +51,11 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             no_states = f"is for a Transformer-XL: {config.model.name} has no states to compress"
             require(config.memory.compression is None, "compression", config.memory.compression, no_states)
             return RecurrentConfig(**sizes)
-        return TransformerXLConfig(
-            encoding=config.encoding.name,
-            table_len=table_len(config),
-            compression=config.memory.compression,
-            compression_rate=config.memory.rate,
-            compression_loss=config.memory.compression_loss,
-            mem_len=config.memory.mem_len,
-            compressed_len=config.memory.compressed_len,
-            memory_start=config.memory.start,  # type: ignore[arg-type]
-            memory_reset=config.memory.reset,  # type: ignore[arg-type]
-            interpolation=config.encoding.interpolation,
-            **sizes,
-        )
+        fields = {field: attrgetter(option)(config) for field, option in OPTIONS.items() if field != VARIABLE}
+        return TransformerXLConfig(**{**fields, "table_len": table_len(config)}, **sizes)
     except OptionError as error:
-        option = OPTION_OF_FIELD.get(error.option, f"model.{error.option}")
-        raise OptionError(option, error.value, error.allowed) from error
+        option = OPTIONS.get(error.option, f"model.{error.option}")
+        raise OptionError(option.removesuffix(".name"), error.value, error.allowed) from error
 
 
 def make_model(config: Config, vocab_size: int) -> Model:

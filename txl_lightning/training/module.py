@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -105,23 +105,14 @@ class LanguageModelModule(L.LightningModule):
         Each chunk's loss is its mean over tokens divided by the number of chunks. The compression loss is added: its
         gradient is that of the compressor alone, where the loss of the tokens has none.
         """
-        model: Any = self.model
-        memory = self.training_memory.load_for(batch)
-        if memory is not None:
-            memory = memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
-        elif self.static_memory:
-            memory = model.start_memory(batch.tokens.shape[0], static=True)
-        fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
-        self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])
-        short = batch.tokens.shape[1] < self._longest_segment  # the last segment of an epoch
-        score = model.score if fills or short else self.score  # not compiled for shapes and lengths that change
-        self._memory_before = memory
+        memory = self._memory_before = self._memory_for(batch)
+        score = self._scorer_for(batch, memory)
         losses: list[Tensor] = []
         compression_losses: list[Tensor] = []
         memories: list[State] = []
         total: Tensor | None = None
         for first, chunk, chunk_memory in column_chunks(batch, memory, self.column_chunks):
-            if total is not None:
+            if total is not None:  # frees the activations of a chunk before the next one is scored
                 self.trainer.strategy.backward(total, None)
             nll_BT, chunk_memory = score(chunk.tokens, chunk.targets, chunk_memory)
             total = (last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks
@@ -136,6 +127,21 @@ class LanguageModelModule(L.LightningModule):
         self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
         assert total is not None
         return total
+
+    def _memory_for(self, batch: Segment) -> Any:
+        """Return the memory before a training segment, on its device; None at the start of an epoch."""
+        memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
+        if memory is not None:
+            return memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
+        return model.start_memory(batch.tokens.shape[0], static=True) if self.static_memory else None
+
+    def _scorer_for(self, batch: Segment, memory: Any) -> Any:
+        """Return the compiled `score` for full memories and whole segments, else the uncompiled: shapes would change."""
+        model: Any = self.model
+        fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
+        self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])
+        is_last_of_epoch = batch.tokens.shape[1] < self._longest_segment
+        return model.score if fills or is_last_of_epoch else self.score
 
     @property
     def skips_on_device(self) -> bool:
