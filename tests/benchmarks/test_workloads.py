@@ -33,7 +33,14 @@ def test_our_workloads_run_and_carry_their_memory(name: str, precision: str, mon
     assert [memory is None for memory in memories] == [True, False, False]
     parameters = sum(parameter.numel() for parameter in our_model(TINY).parameters())
     assert running.describe()["parameters"] == parameters
-    assert running.peak_bytes() > 0
+
+
+def test_the_memory_of_a_workload_is_that_above_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"VmRSS": 100}
+    monkeypatch.setattr(worker, "resident_bytes", lambda name: now[name])
+    running = make_workload("training", "ours", TINY)
+    now["VmHWM"] = 350
+    assert running.peak_bytes() == 250
 
 
 def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatch) -> None:
