@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning as L
 
 from txl_lightning.config.lengths import evaluation_extended_context
@@ -57,13 +59,7 @@ class StreamsDataModule(L.LightningDataModule):
         if split != "train":
             return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
         sizes = (self.data.batch_size, self.data.segment_len, self.ext_len, *place)
-        tokens, sentences = self.corpus.splits[split], self.corpus.sentences.get(split)
-        try:
-            if sentences is None:
-                return OrderedStreams(tokens, *sizes)
-            return ShuffledStreams(tokens, sentences, *sizes, seed=self.data.seed)
-        except OptionError as error:
-            raise error.within("data") from error
+        return _streams(self.corpus, split, sizes, "data", seed=self.data.seed)
 
     def on_before_batch_transfer(self, batch: Segment, dataloader_idx: int) -> Segment:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
@@ -119,10 +115,15 @@ def evaluation_streams(
     """
     ext_len = evaluation_extended_context(evaluation, model_ext_len)
     sizes = (evaluation.batch_size, evaluation.segment_len, ext_len, rank, world_size)
+    return _streams(corpus, split, sizes, "evaluation", shuffle=False)
+
+
+def _streams(corpus: Corpus, split: str, sizes: tuple[int, int, int, int, int], group: str, **order: Any) -> Streams:
+    """Return the streams of a split; errors name the options of `group`. `order` is for unordered sentences."""
     tokens, sentences = corpus.splits[split], corpus.sentences.get(split)
     try:
         if sentences is None:
             return OrderedStreams(tokens, *sizes)
-        return ShuffledStreams(tokens, sentences, *sizes, shuffle=False)
+        return ShuffledStreams(tokens, sentences, *sizes, **order)
     except OptionError as error:
-        raise error.within("evaluation") from error
+        raise error.within(group) from error
