@@ -11,7 +11,7 @@ from txl_lightning.evaluation.attention.report import distance_figure, printable
 
 @pytest.mark.parametrize(
     ("n_layer", "n_head", "n_distances", "n_panels"),
-    [(1, 1, 1, 1), (2, 4, 128, 3), pytest.param(16, 10, 640, 1, marks=pytest.mark.slow)],
+    [(1, 1, 1, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 8, 128, 3), (16, 10, 640, 1)))],
 )
 def test_a_figure_by_distance_of_any_size(
     tmp_path: Path, pictures: None, n_layer: int, n_head: int, n_distances: int, n_panels: int

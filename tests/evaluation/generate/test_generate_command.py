@@ -23,6 +23,7 @@ from txl_lightning.model import CachedTransformerXL, SlidingWindow
 from txl_lightning.model.inference import generation
 from txl_lightning.runs.trained import load_trained
 
+KINDS_LATER = ("absolute", "characters", "lstm", "words")
 LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "words")]
 KINDS = ("relative", "absolute", "characters", *LATER)
 
@@ -41,7 +42,7 @@ def generated(options: GenerateOptions, directory: Path, write: Callable[[str], 
     return json.loads((directory / "generation.json").read_text())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["relative", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS_LATER)])
 def test_in_bfloat16(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     types = []
     sample = generation._sample
@@ -133,7 +134,9 @@ def literal_symbols(sample: dict[str, Any], runs: SmallRuns) -> list[str]:
     return [vocabulary.symbols[token] for token in sample["tokens"]]
 
 
-@pytest.mark.parametrize("kind", ["relative", "documents", pytest.param("absolute", marks=pytest.mark.slow), LATER[0]])
+@pytest.mark.parametrize(
+    "kind", ["documents", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("relative", "absolute", "lstm"))]
+)
 def test_prompts_of_different_lengths_are_continued_as_each_is_alone(
     runs: SmallRuns, tmp_path: Path, kind: str
 ) -> None:

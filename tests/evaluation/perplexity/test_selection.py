@@ -121,7 +121,7 @@ def test_a_recurrent_model_has_no_lengths_to_choose_from(runs: SmallRuns, tmp_pa
     assert metrics["evaluation"]["protocol"] == "recurrent state"
 
 
-@pytest.mark.parametrize("kind", ["characters", "no_memory"])
+@pytest.mark.parametrize("kind", ["characters", pytest.param("no_memory", marks=pytest.mark.slow)])
 def test_the_choice_never_reads_test(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -10,18 +10,8 @@ from txl_lightning.evaluation.recl.loss_by_context import block_gains, context_g
 BLOCKS = np.repeat(np.arange(20), 5)
 
 
-def test_gains_of_a_known_curve() -> None:
-    contexts = [8, 16, 24, 32]
-    curve = np.array([3.0, 2.4, 2.02, 2.0])
-    losses = curve[:, None] + np.random.default_rng(0).normal(0, 1, 100)  # the same noise at every context
-    losses += 2 - losses[-1].mean()
-    gains = context_gains(losses, contexts, BLOCKS)
-    assert [(d["from"], d["to"]) for d in gains["doublings"]] == [(8, 16), (16, 32)]
-    np.testing.assert_allclose([d["bits"] for d in gains["doublings"]], np.array([0.6, 0.4]) / np.log(2))
-    assert max(d["standard_error"] for d in gains["doublings"]) < 1e-12
-    assert gains["within_1_percent"] == 24
-    np.testing.assert_allclose(gains["share_of_gain"], [0, 0.6, 0.98, 1])
-    assert context_gains(losses[::-1], contexts, BLOCKS)["share_of_gain"] is None
+def test_a_model_that_loses_with_context_has_no_share() -> None:
+    assert context_gains(np.repeat([[2.0], [3.0]], 100, axis=1), [8, 16], BLOCKS)["share_of_gain"] is None
 
 
 def test_gains_of_blocks_are_means_over_their_positions() -> None:

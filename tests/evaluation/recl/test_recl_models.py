@@ -84,7 +84,7 @@ def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, 
         np.testing.assert_allclose(result["models"][0]["nll"], by_tokens["models"][0]["nll"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("unit", ["token", "byte"])
+@pytest.mark.parametrize("unit", [pytest.param("token", marks=pytest.mark.slow), "byte"])
 def test_a_corpus_that_has_changed_since_training_is_reported(
     unit: str, runs: SmallRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

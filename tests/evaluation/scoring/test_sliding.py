@@ -44,7 +44,10 @@ def brute_force(model: nn.Module, window: int, stride: int) -> list[float]:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=pytest.mark.slow if kind in ("shaw", "al_rfou", "qrnn") else ()) for kind in KINDS],
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("relative", "shaw", "al_rfou", "qrnn") else ())
+        for kind in KINDS
+    ],
 )
 @torch.no_grad()
 def test_every_token_is_scored_once_as_if_its_window_were_alone(kind: str) -> None:
