@@ -44,16 +44,9 @@ def check_config(config: Config) -> None:
     kept, allowed = config.checkpoint.keep_every_n_steps, "needs checkpoint.enabled=true"
     require(kept is None or config.checkpoint.enabled, "checkpoint.keep_every_n_steps", kept, allowed)
     require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
-    require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, "must be an integer >= 1")
-    require(
-        trainer.precision in PRECISIONS,
-        "trainer.precision",
-        trainer.precision,
-        f"must be one of {', '.join(PRECISIONS)}",
-    )
-    for option in ("devices", "num_nodes", "column_chunks", "max_nonfinite_steps"):
-        value = getattr(trainer, option)
-        require(value >= 1, f"trainer.{option}", value, "must be an integer >= 1")
+    _check_integers(config)
+    allowed = f"must be one of {', '.join(PRECISIONS)}"
+    require(trainer.precision in PRECISIONS, "trainer.precision", trainer.precision, allowed)
     _check_attention(config)
     _check_compression(config)
     check_accelerator(trainer)
@@ -67,25 +60,24 @@ def check_config(config: Config) -> None:
     )
     allowed = f"must be at least the {W} processes, a stream for each"
     require(evaluation.batch_size >= W, "evaluation.batch_size", evaluation.batch_size, allowed)
-    require(
-        trainer.num_threads is None or trainer.num_threads >= 1,
-        "trainer.num_threads",
-        trainer.num_threads,
-        "must be null or an integer >= 1",
-    )
-    for option, value in {
-        "trainer.log_every_n_steps": trainer.log_every_n_steps,
-        "trainer.val_every_n_steps": trainer.val_every_n_steps,
-        "trainer.val_max_segments": trainer.val_max_segments,
-        "checkpoint.every_n_steps": config.checkpoint.every_n_steps,
-        "checkpoint.keep_every_n_steps": config.checkpoint.keep_every_n_steps,
-        "data.batch_size": config.data.batch_size,
-        "evaluation.batch_size": evaluation.batch_size,
-        "evaluation.segment_len": evaluation.segment_len,
-        "evaluation.max_segments": evaluation.max_segments,
-    }.items():
-        require(value is None or value >= 1, option, value, "must be an integer >= 1")
     check_logger(config.logger, ("wandb", "csv", "none"))
+
+
+def _check_integers(config: Config) -> None:
+    """Validate the options that are counts: at least 1, or null where that has a meaning."""
+    counts = {
+        "trainer": (
+            *("max_steps", "devices", "num_nodes", "column_chunks", "max_nonfinite_steps", "num_threads"),
+            *("log_every_n_steps", "val_every_n_steps", "val_max_segments"),
+        ),
+        "checkpoint": ("every_n_steps", "keep_every_n_steps"),
+        "data": ("batch_size",),
+        "evaluation": ("batch_size", "segment_len", "max_segments"),
+    }
+    for group, options in counts.items():
+        for option in options:
+            value = getattr(getattr(config, group), option)
+            require(value is None or value >= 1, f"{group}.{option}", value, "must be an integer >= 1")
 
 
 def _check_compression(config: Config) -> None:

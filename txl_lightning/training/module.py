@@ -136,7 +136,7 @@ class LanguageModelModule(L.LightningModule):
         return model.start_memory(batch.tokens.shape[0], static=True) if self.static_memory else None
 
     def _scorer_for(self, batch: Segment, memory: Any) -> Any:
-        """Return the compiled `score` for full memories and whole segments, else the uncompiled one."""
+        """Return the compiled `score` for full memories and whole segments; other shapes are not compiled."""
         model: Any = self.model
         fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
         self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])

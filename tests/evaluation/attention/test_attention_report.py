@@ -153,4 +153,4 @@ def test_the_json_has_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path) ->
     farthest = maps.mean_distance.reshape(-1, H).argmax(axis=1)
     assert found["text"]["heads"] == [f"1:{farthest[0] + 1}", f"2:{farthest[1] + 1}"]
     assert found["text"]["position"] == len(corpus.splits["valid"]) // 2
-    assert elapsed / 4 < found["seconds"] < elapsed + 0.01
+    assert 0 < found["seconds"] < elapsed + 0.01
