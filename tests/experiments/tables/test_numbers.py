@@ -16,7 +16,8 @@ from experiments import paper
 from experiments.engine.setup import Setup
 from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
-from experiments.tables import table_6
+from experiments.tables import comparisons, table_6
+from experiments.tables.intervals import SeedSpread
 from tests.experiments.conftest import outcomes_of
 from tests.experiments.tables.sample_outcomes import World
 from tests.experiments.tables.test_intervals import NaiveSpread, naive_interval
@@ -396,6 +397,26 @@ def test_gains_of_longer_attention(tables: dict[str, Table], finished: Setup) ->
         low, _, high = naive_interval(in_blocks(gains["ours"]), other, spread, other is None)
         row = f"only_ours_gains_from_longer_attention/{name}"
         check_difference(tables["table_6_differences"], row, (low, gains["ours"].mean(), high), loss, (27.02, 26.77))
+
+
+def test_the_spread_of_gains_leaves_out_arms_that_kept_the_length_of_training(
+    finished: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pooled: list[list[list[float]]] = []
+
+    def record(arms: list[list[float]]) -> SeedSpread:
+        pooled.append(arms)
+        return SeedSpread(1e-6, 9)
+
+    monkeypatch.setattr(comparisons, "pooled_spread", record)
+    table_6.section(finished, outcomes_of(finished))
+    arms: dict[str, list[float]] = {}
+    for folder in finished.runs.glob("*-lengths"):
+        selected = read(finished, folder.name, "evaluation.json")["test"]["selected"]
+        if chose_longer(selected):
+            gain = selected["init"]["nll"] - selected["best"]["nll"]
+            arms.setdefault(re.sub(r"-seed\d+-lengths", "", folder.name), []).append(gain)
+    assert sorted(map(sorted, pooled[-1])) == sorted(map(sorted, arms.values()))
 
 
 def test_differences_of_words_are_in_perplexity(finished: Setup, tmp_path: Path) -> None:
