@@ -1,7 +1,7 @@
 """Time `txl train` beside other busy programs: `python -m benchmarks.busy_machine`, a table in Markdown on stdout.
 
 Each turn trains the laptop profile once for every number of threads beside none, one and two programs that compute
-without end. A time is that of the whole command, with its start and its final evaluation.
+without end. A time is that of the whole command, with its start and an evaluation of 100 segments of each split.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def seconds_of(threads: str, busy: int, steps: int) -> float:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         for _ in range(busy):
             stack.callback(subprocess.Popen([sys.executable, "-c", BUSY]).kill)
-        words = ["train", f"trainer.max_steps={steps}", f"trainer.num_threads={threads}", "logger=none"]
-        words += ["trainer.progress_bar=false", f"hydra.run.dir={folder}/run"]
+        words = ["train", f"trainer.max_steps={steps}", f"trainer.num_threads={threads}", "evaluation.max_segments=100"]
+        words += ["logger=none", "trainer.progress_bar=false", f"hydra.run.dir={folder}/run"]
         started = time.perf_counter()
         subprocess.run([sys.executable, "-c", TRAIN, *words], check=True, capture_output=True)
         return time.perf_counter() - started
@@ -45,7 +45,9 @@ def main() -> None:
         for name, busy in seconds:
             seconds[name, busy].append(seconds_of(THREADS[name], busy, options.steps))
         print(f"turn {turn + 1} of {options.rounds}", file=sys.stderr, flush=True)
-    print(f"`txl train trainer.max_steps={options.steps}`, seconds, median of {options.rounds}; {processor()}\n")
+    print(
+        f"`txl train trainer.max_steps={options.steps} evaluation.max_segments=100`, seconds, median of {options.rounds}; {processor()}\n"
+    )
     print("| trainer.num_threads | alone | beside one busy program | beside two |\n| --- | ---: | ---: | ---: |")
     for name in THREADS:
         print(f"| {name} |" + "".join(f" {median(seconds[name, busy]):.1f} |" for busy in range(3)))
