@@ -45,9 +45,8 @@ def main() -> None:
         for name, busy in seconds:
             seconds[name, busy].append(seconds_of(THREADS[name], busy, options.steps))
         print(f"turn {turn + 1} of {options.rounds}", file=sys.stderr, flush=True)
-    print(
-        f"`txl train trainer.max_steps={options.steps} evaluation.max_segments=100`, seconds, median of {options.rounds}; {processor()}\n"
-    )
+    command = f"txl train trainer.max_steps={options.steps} evaluation.max_segments=100"
+    print(f"`{command}`, seconds, median of {options.rounds}; {processor()}\n")
     print("| trainer.num_threads | alone | beside one busy program | beside two |\n| --- | ---: | ---: | ---: |")
     for name in THREADS:
         print(f"| {name} |" + "".join(f" {median(seconds[name, busy]):.1f} |" for busy in range(3)))
