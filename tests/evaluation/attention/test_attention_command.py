@@ -140,7 +140,7 @@ def test_a_missing_gpu_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_with_wandb_offline(runs: SmallRuns, tmp_path: Path) -> None:
+def test_the_command_with_wandb_offline(runs: SmallRuns, tmp_path: Path, pictures: None) -> None:
     given = [f"checkpoint={runs.checkpoint('relative')}", "num_threads=1", "heads=[2:1]", "max_segments=5"]
     ended = run_txl("attention", *given, "logger=wandb", f"hydra.run.dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.err

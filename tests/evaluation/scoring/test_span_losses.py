@@ -30,7 +30,7 @@ def test_spans_have_the_losses_of_windows_of_their_own(kind: str) -> None:
         "absolute": lambda: attention("absolute", mem_len=0),
         "absolute memory": lambda: attention("absolute", mem_len=8),
     }
-    reader = window_reader(models[kind](), TRAINED)
+    reader = window_reader(models[kind]().eval(), TRAINED)
     assert reader.one_pass == ("absolute" not in kind)
     begins = BEGINS if reader.limit is None else np.minimum(np.maximum(BEGINS, STOPS - 1 - reader.limit), FIRSTS - 1)
     ours = span_losses(reader, TOKENS, BEGINS, FIRSTS, STOPS, batch_tokens=40)
