@@ -1,4 +1,4 @@
-"""What a command logs to Weights & Biases, kept instead of logged."""
+"""Panels that a command logs to Weights & Biases, kept in memory instead."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

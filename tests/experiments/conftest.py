@@ -61,7 +61,7 @@ def jobs(finished: Setup) -> list[Job]:
 def results(
     finished: Setup, jobs: list[Job], sections: list[Section], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What `assemble` returns; the key of job i is i, and the clock stood at 5,000 seconds."""
+    """Return the results of `assemble`; the key of job i is i, and the clock stood at 5,000 seconds."""
     clock = tmp_path_factory.mktemp("clock") / "clock.json"
     clock.write_text(json.dumps({"began": "2026-11-24T03:00:00+00:00", "seconds": 5000.0}))
     runner = Runner(finished.runs, {job.name: f"{i:064x}" for i, job in enumerate(jobs)}, [{}], lambda job: [])

@@ -1,4 +1,4 @@
-"""What a job computes: its options and its code."""
+"""Identity of a job: its options and the code that it computes with."""
 
 from __future__ import annotations
 

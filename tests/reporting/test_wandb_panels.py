@@ -1,4 +1,4 @@
-"""What panels of Weights & Biases are given."""
+"""Panels of Weights & Biases: the values that they are given."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What was written into `results.json`: checked by its schema, and its sections as objects again."""
+"""Read `results.json` in tests: check it by its schema, and return its sections as objects."""
 
 from __future__ import annotations
 
