@@ -50,7 +50,7 @@ from dataclasses import replace
 import torch
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.evaluation.scoring.windows import loss_grid
-from txl_lightning.evaluation.scoring.position_blocks import position_blocks
+from txl_lightning.evaluation.scoring.windows import position_blocks
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.runs.bfloat16 import autocast
 from txl_lightning.runs.trained import load_trained

@@ -20,7 +20,7 @@ from experiments.engine.setup import parse
 from experiments.reproduce import SECTIONS
 from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, commands
-from tests.evaluation.language_models.tiny_huggingface import save_tiny
+from tests.evaluation.recl.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
 from txl_lightning import cli
 from txl_lightning.command_line.hydra_app import literal

@@ -1,6 +1,7 @@
 """Every command on a run with a compressed memory: works with the model itself, or refuses in one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +87,10 @@ def test_a_window_is_scored_in_segments(runs: SmallRuns, tmp_path: Path) -> None
 @torch.no_grad()
 def test_exactly_c_tokens_are_read_in_segments_with_all_before_the_memory_compressed() -> None:
     model, positions = tiny_model(**COMPRESSIVE), np.array([60, 77, 119])
-    reader = window_reader(model, trained_len=6)
+    reader = replace(window_reader(model, trained_len=6), batch_tokens=100)
     assert not reader.one_pass
     for context in (1, 6, 7, 20, 45):
-        ours = context_losses(reader, TOKENS, positions, context, batch_tokens=100)
+        ours = context_losses(reader, TOKENS, positions, context)
         for t, loss in zip(positions, ours, strict=True):
             window = torch.from_numpy(TOKENS[t - context : t + 1].astype(np.int64))[None]
             first = (context - 1) % 6 + 1

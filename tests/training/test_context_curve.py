@@ -18,7 +18,7 @@ from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.scoring.position_blocks import position_blocks
+from txl_lightning.evaluation.scoring.windows import position_blocks
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train

@@ -28,7 +28,7 @@ def test_classes_are_those_of_counting(kinds: int) -> None:
     tokens = (random.random(300) ** 2 * kinds).astype(np.uint8)
     positions, contexts = np.arange(40, 300, 3), [4, 12, 20]
     losses = random.normal(3, 1, (3, len(positions)))
-    classes = token_classes(losses, contexts, tokens, positions)
+    classes = token_classes(losses, contexts, tokens, positions, {})
     for i, c in enumerate(contexts):
         within = np.array([tokens[t] in tokens[t - c : t] for t in positions])
         earlier = np.array([tokens[t] in tokens[:t] for t in positions])

@@ -1,7 +1,6 @@
 """RECL on losses that are made up: against a plain reading of appendix C, oracles, and what must not matter."""
 
 import math
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -163,21 +162,6 @@ def test_positions_that_tie_for_the_last_places_share_them() -> None:
     assert length.relative_gains == pytest.approx([1 - math.exp((5 + (1 + 0 + 0.5) / 3) / 2 - (5 + 1) / 2)])
 
 
-def test_the_interval_is_that_of_resampled_positions() -> None:
-    losses = group(n_models=2, n_positions=40)
-    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.5], threshold=0.2, bootstrap=200, seed=3)
-    counts_SP = np.concatenate(list(resampled(40, 200, seed=3))).astype(int)
-    assert set(counts_SP.sum(axis=1)) == {40}
-    for name in losses:
-        values = []
-        for counts in counts_SP:
-            drawn = {n: np.repeat(x, counts, axis=1).tolist() for n, x in losses.items()}
-            values.append(by_the_paper(drawn, CONTEXTS, 0.5, 0.2, name) or CONTEXTS[-1])
-        low, high = np.quantile(values, [0.025, 0.975], method="inverted_cdf")
-        assert (ours[name][0.5].low, ours[name][0.5].high) == (low, high)
-        assert low < high
-
-
 def test_resampled_blocks_keep_their_positions_together() -> None:
     blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
     counts_SP = np.concatenate(list(resampled(9, 50, seed=2)))[:, blocks]
@@ -220,27 +204,17 @@ def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not()
     assert max(coverage(np.arange(n_blocks * size))) < 0.6
 
 
-@pytest.mark.slow
-def test_a_thousand_resamples_take_seconds() -> None:
-    losses = group(n_models=4, n_contexts=16, n_positions=10_000)
-    started = time.perf_counter()
-    relative_effective_context_lengths(losses, list(range(16, 257, 16)), blocks=np.arange(10_000) // 64)
-    assert time.perf_counter() - started < 20
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"contexts": [10]}, "contexts=.*at least two"),
         ({"contexts": [10, 20, 40, 50, 60]}, "contexts=.*even steps"),
-        ({"contexts": [0, 1, 2, 3, 4]}, "contexts=.*first >= 1"),
         ({"contexts": [10, 20]}, "contexts=.*must be 5"),
         ({"fractions": [0.0]}, r"fractions=\[0.0\]"),
         ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
         ({"fractions": []}, r"fractions=\[\]"),
         ({"threshold": 1.0}, "threshold=1.0"),
         ({"bootstrap": -1}, "bootstrap=-1"),
-        ({"losses": {}}, "losses="),
         ({"blocks": np.arange(100)}, "blocks=.*must be 101"),
         ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
     ],

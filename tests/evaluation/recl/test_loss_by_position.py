@@ -5,7 +5,7 @@ import pytest
 
 from tests.evaluation.ranks import on_ranks
 from tests.evaluation.recl.counting_models import Lagging
-from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, recurrent
+from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, reader_of, recurrent
 from txl_lightning.evaluation.recl.loss_by_context import binned_by_position, position_losses
 from txl_lightning.evaluation.scoring.windows import context_losses, window_reader
 
@@ -15,8 +15,8 @@ ENDS = np.array([20, 60, 61, 150, 199])
 @pytest.mark.parametrize("kind", ["relative", "lstm", "absolute"])
 def test_the_p_th_target_has_p_tokens_of_context(kind: str) -> None:
     model = recurrent("lstm").eval() if kind == "lstm" else attention(kind, mem_len=0)
-    reader = window_reader(model, TRAINED)
-    losses_TW = position_losses(reader, TOKENS, ENDS, 18, batch_tokens=40)
+    reader = reader_of(model, 40)
+    losses_TW = position_losses(reader, TOKENS, ENDS, 18)
     assert losses_TW.shape == (reader.visible(18), 5)
     for of_rank in on_ranks(2, lambda: position_losses(reader, TOKENS, ENDS, 18)):
         np.testing.assert_allclose(of_rank, losses_TW, rtol=0, atol=1e-10)

@@ -118,9 +118,9 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
 ) -> None:
     calls: list[tuple[str, int]] = []
 
-    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any, batch_tokens: int) -> Any:
+    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any) -> Any:
         calls.append((type(reader.model).__name__, len(positions)))
-        return loss_grid(reader, tokens, positions, contexts, batch_tokens)
+        return loss_grid(reader, tokens, positions, contexts)
 
     monkeypatch.setattr(model_losses, "loss_grid", counted)
     store = tmp_path / "store"
@@ -166,11 +166,11 @@ def test_a_killed_command_resumes_after_the_last_stored_part(
     options = group(runs, tmp_path / "store", "qrnn", n_positions=70)
     parts: list[int] = []
 
-    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any, batch_tokens: int) -> Any:
+    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any) -> Any:
         if len(parts) == 3:
             raise KeyboardInterrupt
         parts.append(len(positions))
-        return loss_grid(reader, tokens, positions, contexts, batch_tokens)
+        return loss_grid(reader, tokens, positions, contexts)
 
     monkeypatch.setattr(model_losses, "loss_grid", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -208,10 +208,9 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) 
 
 
 def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:
-    store = LossStore(tmp_path / "store")
-    key = {"checkpoint": "a"}
+    store, key = LossStore(tmp_path / "store", "model", {}), {"checkpoint": "a"}
     assert store.read(key) == {}
-    store.write(key, {8: np.arange(3.0), 4: np.ones(3)})
+    store.write(key, [4, 8], np.array([[1.0, 1, 1], [0, 1, 2]]))
     assert {c: x.tolist() for c, x in store.read(key).items()} == {4: [1, 1, 1], 8: [0, 1, 2]}
     assert store.read({"checkpoint": "b"}) == {}
     assert [path.name for path in store.directory.iterdir()] == [store.path(key).name]
@@ -220,7 +219,7 @@ def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path)
         store.read(key)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="losses cannot be stored"):
-        LossStore(tmp_path / "file").write(key, {4: np.ones(3)})
+        LossStore(tmp_path / "file", "model", {}).write(key, [4], np.ones((1, 3)))
 
 
 def test_runs_are_named_after_their_directories() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.language_models.pair_models import pair_text
-from tests.evaluation.language_models.tiny_huggingface import POSITIONS, TEXT, save_tiny
+from tests.evaluation.recl.pair_models import pair_text
+from tests.evaluation.recl.tiny_huggingface import POSITIONS, TEXT, save_tiny
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
@@ -18,7 +18,7 @@ from txl_lightning.evaluation.recl.command import run
 from txl_lightning.evaluation.recl.group import model_names
 from txl_lightning.evaluation.recl.options import ReclOptions
 
-PAIR_MODELS = "py:tests.evaluation.language_models.pair_models"
+PAIR_MODELS = "py:tests.evaluation.recl.pair_models"
 PAIRS, PAIR_BYTES = f"{PAIR_MODELS}.make_pairs", f"{PAIR_MODELS}.make_pair_bytes"
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/recl.schema.json").read_text())
 SMALL: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 30, "bootstrap": 20}

@@ -10,8 +10,7 @@ import pytest
 from tests.evaluation.kept_figures import Figures, bands, curves
 from tests.evaluation.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.recl.figures import gain_maps
-from txl_lightning.evaluation.recl.report import write_report
+from txl_lightning.evaluation.recl.report import gain_maps, write_report
 
 
 def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def test_recl_during_training_is_by_tokens(tmp_path: Path, drawn: Figures) -> No
 
 def test_gain_maps_show_contexts_upwards_and_blocks_to_the_right(tmp_path: Path, drawn: Figures) -> None:
     gains = {"a": np.array([[0.0, 0.0], [0.5, 0.1]]), "b": np.array([[0.0, 0.0], [-1.0, 0.2]])}
-    gain_maps(tmp_path / "gain_maps", [4, 8], gains)
+    gain_maps(tmp_path / "gain_maps", [4, 8], gains, "token")
     *panels, bar = drawn["gain_maps.svg"].axes
     for axes, (name, expected) in zip(panels, gains.items(), strict=True):
         (image,) = axes.get_images()

@@ -57,14 +57,14 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
     given |= {"fractions": FRACTIONS, "threshold": THRESHOLD, "ablations": ["drop", "reverse"], "position_windows": 12}
     given |= {"data_path": str(text), "store": str(directory / "store"), "num_threads": 1, "split": "train"}
     paths = [runs.checkpoint(kind) for kind in NAMES[:2]]
-    write = command.write_losses
+    of_file = command.loss_arrays
 
-    def keep(path: Path, losses: dict[str, np.ndarray], *others: Any) -> None:
-        kept.update(losses)
-        write(path, losses, *others)
+    def keep(scored: dict[str, Any], *others: Any) -> dict[str, np.ndarray]:
+        kept.update({name: of_model.losses_CP for name, of_model in scored.items()})
+        return of_file(scored, *others)
 
     with kept_figures(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "write_losses", keep)
+        patch.setattr(command, "loss_arrays", keep)
         started = time.perf_counter()
         run(ReclOptions(paths, logger=LoggerConfig(name="none"), **given), directory)
         seconds = time.perf_counter() - started

@@ -10,11 +10,16 @@ import torch.multiprocessing as mp
 
 from tests.covering import product_of
 from tests.evaluation.ranks import on_ranks
-from tests.evaluation.scoring.test_windows import ADAPTIVE, TOKENS, TRAINED, attention, recurrent
+from tests.evaluation.scoring.test_windows import ADAPTIVE, TOKENS, TRAINED, attention, reader_of, recurrent
 from txl_lightning.distributed.ranks import process_group
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
-from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid, window_reader
+from txl_lightning.evaluation.scoring.windows import (
+    WindowReader,
+    context_losses,
+    loss_grid,
+    position_blocks,
+    window_reader,
+)
 
 EXACT = {
     "relative": lambda: attention("relative", mem_len=0),
@@ -38,10 +43,10 @@ def directly(reader: WindowReader, positions: np.ndarray, contexts: list[int]) -
 
 @pytest.mark.parametrize(("kind", "grid"), product_of(EXACT, GRIDS))
 def test_one_pass_gives_the_losses_of_windows_of_their_own(kind: str, grid: str) -> None:
-    contexts, reader = GRIDS[grid], window_reader(EXACT[kind]())
+    contexts, reader = GRIDS[grid], reader_of(EXACT[kind](), 70)
     assert reader.one_pass
     positions, _ = position_blocks(len(TOKENS), 35, contexts)
-    ours = loss_grid(reader, TOKENS, positions, contexts, batch_tokens=70)
+    ours = loss_grid(reader, TOKENS, positions, contexts)
     np.testing.assert_allclose(ours, directly(reader, positions, contexts), rtol=0, atol=1e-12)
 
 

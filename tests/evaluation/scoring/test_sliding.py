@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.evaluation.scoring.test_windows import TRAINED, attention, recurrent, token_by_token
+from tests.evaluation.scoring.test_windows import TRAINED, attention, reader_of, recurrent, token_by_token
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
@@ -52,9 +52,8 @@ def brute_force(model: nn.Module, window: int, stride: int) -> list[float]:
 @torch.no_grad()
 def test_every_token_is_scored_once_as_if_its_window_were_alone(kind: str) -> None:
     model = KINDS[kind]()
-    reader = window_reader(model, TRAINED)
     for window, stride in ((5, 1), (5, 3), (4, 4)):
-        losses = sliding_losses(reader, TOKENS, window, stride, batch_tokens=3 * window)
+        losses = sliding_losses(reader_of(model, 3 * window), TOKENS, window, stride)
         np.testing.assert_allclose(losses.nll, brute_force(model, window, stride), rtol=0, atol=1e-10)
         assert losses.positions.tolist() == list(range(1, N))
         assert losses.left_out == {"first_of_streams": 1, "trimmed": 0, "max_segments": 0}

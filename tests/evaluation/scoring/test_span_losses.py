@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.evaluation.ranks import on_ranks
-from tests.evaluation.scoring.test_windows import TOKENS, TRAINED, attention, recurrent
-from txl_lightning.evaluation.scoring.windows import WindowReader, evaluating, span_losses, window_reader
+from tests.evaluation.scoring.test_windows import TOKENS, attention, reader_of, recurrent
+from txl_lightning.evaluation.scoring.windows import WindowReader, evaluating, span_losses
 
 BEGINS = np.array([3, 3, 10, 20, 20, 20])
 FIRSTS = np.array([5, 9, 11, 29, 21, 30])
@@ -30,10 +30,10 @@ def test_spans_have_the_losses_of_windows_of_their_own(kind: str) -> None:
         "absolute": lambda: attention("absolute", mem_len=0),
         "absolute memory": lambda: attention("absolute", mem_len=8),
     }
-    reader = window_reader(models[kind]().eval(), TRAINED)
+    reader = reader_of(models[kind]().eval(), 40)
     assert reader.one_pass == ("absolute" not in kind)
     begins = BEGINS if reader.limit is None else np.minimum(np.maximum(BEGINS, STOPS - 1 - reader.limit), FIRSTS - 1)
-    ours = span_losses(reader, TOKENS, BEGINS, FIRSTS, STOPS, batch_tokens=40)
+    ours = span_losses(reader, TOKENS, BEGINS, FIRSTS, STOPS)
     np.testing.assert_allclose(ours, one_by_one(reader, begins), rtol=0, atol=1e-10)
     for of_rank in on_ranks(2, lambda: span_losses(reader, TOKENS, BEGINS, FIRSTS, STOPS)):
         np.testing.assert_allclose(of_rank, ours, rtol=0, atol=1e-10)

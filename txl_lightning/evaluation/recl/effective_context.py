@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,44 +91,40 @@ def relative_effective_context_lengths(
         OptionError: an option, the grid or the losses are not usable.
     """
     check_definition(contexts, fractions, threshold, bootstrap)
-    require(len(losses) >= 1, "losses", "{}", "must be of at least one model")
     losses_ICP = np.stack([np.asarray(of_model, dtype=np.float64) for of_model in losses.values()])
     require(bool(np.isfinite(losses_ICP).all()), "losses", "nan or inf", "must be finite")
     C, P = losses_ICP.shape[1:]
     require(len(contexts) == C, "contexts", list(contexts), f"must be {C}, as the losses have")
-    if blocks is not None:
-        require(len(blocks) == P, "blocks", f"{len(blocks)} numbers", f"must be {P}, one for each position")
+    names, block_P = np.unique(np.arange(P) if blocks is None else blocks, return_inverse=True)
+    require(len(block_P) == P, "blocks", f"{len(block_P)} numbers", f"must be {P}, one for each position")
+    limit_of = {name: (limits or {}).get(name) for name in losses}
+    limit_I = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in limit_of.values()])
+    means: dict[float, list[tuple[Array, Array]]] = {r: [] for r in fractions}
+    for counts_SB in chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed)):
+        for r in fractions:
+            means[r].append(_mean_losses(losses_ICP, r, counts_SB, block_P))
 
     results: dict[str, dict[float, EffectiveContext]] = {name: {} for name in losses}
-    names, block_P = np.unique(np.arange(P) if blocks is None else blocks, return_inverse=True)
-    all_once = np.ones((1, len(names)))
-    point = {r: _mean_losses(losses_ICP, r, all_once, block_P) for r in fractions}
-    samples: dict[float, list[Array]] = {r: [] for r in fractions}
-    for counts_SB in resampled(len(names), bootstrap, seed):
-        for r in fractions:
-            samples[r].append(_relative_gain(*_mean_losses(losses_ICP, r, counts_SB, block_P)))
     for r in fractions:
-        short_SC, long_SIC = point[r]
-        gains_IC = _relative_gain(short_SC, long_SIC)[0]
-        sampled_SIC = np.concatenate(samples[r]) if bootstrap else gains_IC[None]
-        limit_of = {name: (limits or {}).get(name) for name in losses}
-        sampled = {n: _first_below(sampled_SIC[:, i], contexts, threshold, limit_of[n]) for i, n in enumerate(losses)}
+        gains = [_relative_gain(*of_samples) for of_samples in means[r]]
+        (short_C,), (long_IC,), (gains_IC,) = *means[r][0], gains[0]  # of all blocks
+        (value_I,), (at_least_I,) = _first_below(gains[0], contexts, threshold, limit_I)
+        values_SI, open_SI = _first_below(np.concatenate(gains[1:] or gains), contexts, threshold, limit_I)
         for i, name in enumerate(losses):
-            others = {other: of_other_S for other, (of_other_S, _) in sampled.items() if other != name and bootstrap}
-            value, at_least = _first_below(gains_IC[None, i], contexts, threshold, limit_of[name])
-            values_S, at_least_S = sampled[name]
+            values_S = values_SI[:, i]
             low, high = _interval(values_S)
+            others = [(j, other) for j, other in enumerate(losses) if j != i and bootstrap]
             results[name][r] = EffectiveContext(
-                value=int(value[0]),
-                at_least=bool(at_least[0]),
+                value=int(value_I[i]),
+                at_least=bool(at_least_I[i]),
                 low=low,
                 high=high,
-                high_at_least=bool(at_least_S[values_S == high].any()),
-                longer_than={other: _interval(values_S - of_other_S) for other, of_other_S in others.items()},
+                high_at_least=bool(open_SI[values_S == high, i].any()),
+                longer_than={other: _interval(values_S - values_SI[:, j]) for j, other in others},
                 limit=limit_of[name],
                 relative_gains=gains_IC[i].tolist(),
-                perplexity_gains=(np.exp(short_SC[0]) - np.exp(long_SIC[0, i])).tolist(),
-                perplexities=np.exp(short_SC[0]).tolist(),
+                perplexity_gains=(np.exp(short_C) - np.exp(long_IC[i])).tolist(),
+                perplexities=np.exp(short_C).tolist(),
             )
     return results
 
@@ -225,16 +223,14 @@ def _relative_gain(short_SC: Array, long_SIC: Array) -> Array:
 
 
 def _first_below(
-    gains_SC: Array, contexts: Sequence[int], threshold: float, limit: int | None
+    gains_SIC: Array, contexts: Sequence[int], threshold: float, limit_I: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the RECL of each sample, and whether it is only a lower bound: no gain was below the threshold."""
-    below = gains_SC < threshold
-    at_least: NDArray[np.bool_] = ~np.any(below, axis=1)
-    first = np.where(at_least, len(contexts) - 1, below.argmax(axis=1))
-    values = np.asarray(contexts)[first]
-    if limit is None:
-        return values, at_least
-    return np.minimum(values, limit), at_least & (values < limit)
+    """Return RECL by sample and model, and whether it is only a lower bound: no gain was below the threshold."""
+    below_SIC = gains_SIC < threshold
+    at_least_SI = ~below_SIC.any(axis=2)
+    first_SI = np.where(at_least_SI, len(contexts) - 1, below_SIC.argmax(axis=2))
+    values_SI = np.asarray(contexts)[first_SI]
+    return np.minimum(values_SI, limit_I), at_least_SI & (values_SI < limit_I)
 
 
 def _interval(values_S: NDArray[np.int64]) -> list[int]:
@@ -250,3 +246,63 @@ def resampled(n_blocks: int, n_samples: int, seed: int) -> Iterator[Array]:
     evenly = np.full(n_blocks, 1 / n_blocks)
     for start in range(0, n_samples, at_once):
         yield generator.multinomial(n_blocks, evenly, size=min(at_once, n_samples - start)).astype(np.float64)
+
+
+def group_lengths(
+    losses: Mapping[str, Array], contexts: Sequence[int], labels: Mapping[str, str], **definition: Any
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the RECL of every model among the models with its label, by fraction: entries `recl` of `recl.json`.
+
+    `without` has value and lower bound in the group without each other model, where b(c, t), the lowest loss of the
+    group, and with it the hardest positions are those of the models that stay.
+
+    Args:
+        losses: l_i(c, t) of every model, [C, P], in nats.
+        contexts: the grid c_0, c_0 + Δ, ….
+        labels: label of the group of each model.
+        definition: other arguments of `relative_effective_context_lengths`.
+    """
+    entries: dict[str, dict[str, dict[str, Any]]] = {}
+    for group in groups_of(labels).values():
+        whole = relative_effective_context_lengths({n: losses[n] for n in group}, contexts, **definition)
+        for name, lengths in whole.items():
+            entries[name] = {str(float(r)): {**vars(length), "without": {}} for r, length in lengths.items()}
+        for left_out in group if len(group) > 1 else []:
+            others = {name: losses[name] for name in group if name != left_out}
+            without = relative_effective_context_lengths(others, contexts, **{**definition, "bootstrap": 0})
+            for name, lengths in without.items():
+                for r, length in lengths.items():
+                    found = {"value": length.value, "at_least": length.at_least}
+                    entries[name][str(float(r))]["without"][left_out] = found
+    return entries
+
+
+def group_summaries(
+    lengths: Mapping[str, Mapping[str, Mapping[str, Any]]], losses: Mapping[str, Array], labels: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the mean, smallest and largest RECL of the models of each group, and their loss at each context.
+
+    The standard error is over models: for seeds of one model, that of training it again.
+
+    Args:
+        lengths: entries of `group_lengths`.
+        losses: l_i(c, t) of every model, [C, P], in nats.
+        labels: label of the group of each model.
+    """
+    entries = []
+    for label, names in groups_of(labels).items():
+        nll_IC = np.stack([losses[name].mean(axis=1) for name in names])
+        error = (nll_IC.std(axis=0, ddof=1) / np.sqrt(len(names))).tolist() if len(names) > 1 else None
+        recl = {}
+        for r in lengths[names[0]]:
+            values = [lengths[name][r]["value"] for name in names]
+            at_least = any(lengths[name][r]["at_least"] for name in names)
+            recl[r] = {"mean": fmean(values), "low": min(values), "high": max(values), "at_least": at_least}
+        means = {"nll": nll_IC.mean(axis=0).tolist(), "nll_standard_error_over_models": error}
+        entries.append({"name": label, "models": names, "recl": recl, **means})
+    return entries
+
+
+def groups_of(labels: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of each group, in the order of the first one."""
+    return {label: [name for name in labels if labels[name] == label] for label in dict.fromkeys(labels.values())}

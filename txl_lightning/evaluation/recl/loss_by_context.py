@@ -1,25 +1,37 @@
-"""Losses of one model by context and by position: means with errors, gains, classes of tokens."""
+"""Use of context by one model: losses by context and by position, gains, classes of tokens, far context altered."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.data.documents import without_marks
+from txl_lightning.data.documents import mark, without_marks
+from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
+from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, byte_spans
 from txl_lightning.evaluation.scoring.standard_errors import standard_error
-from txl_lightning.evaluation.scoring.windows import Integers, WindowReader, loss_grid, window_losses, window_reader
+from txl_lightning.evaluation.scoring.windows import (
+    Integers,
+    WindowReader,
+    check_positions,
+    context_losses,
+    loss_grid,
+    span_losses,
+    window_losses,
+    window_reader,
+)
 from txl_lightning.model.language_model import LanguageModel
 
 NORMAL_95 = 1.96  # standard errors on either side of a mean
 NEAR = 0.01  # of the loss at the longest context
 SINGLE = 16  # first positions, each in a bin of its own
+DROP = "drop"
+ABLATIONS = ("shuffle", "reverse", "replace", DROP)
 
 
 @dataclass(frozen=True)
@@ -27,33 +39,14 @@ class ContextCurve:
     """Loss of a model by context, and its RECL in a group of one.
 
     Args:
-        contexts: c, in tokens.
-        nll: mean loss over the positions at each c, in nats.
+        nll: mean loss over the positions at each context, in nats.
         standard_error: standard error of `nll` over the blocks of positions, in nats.
-        recl: RECL by fraction r of hardest positions; empty if the contexts are not evenly spaced.
+        recl: RECL by fraction r of hardest positions.
     """
 
-    contexts: list[int]
     nll: list[float]
     standard_error: list[float]
     recl: dict[float, EffectiveContext]
-
-    @property
-    def ppl(self) -> list[float]:
-        """Perplexity at each c."""
-        return [math.exp(nll) for nll in self.nll]
-
-    @property
-    def bpc(self) -> list[float]:
-        """Bits per token (character or byte) at each c."""
-        return [nll / math.log(2) for nll in self.nll]
-
-
-def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Array, Array]:
-    """Return the mean over positions and its standard error over blocks (nan for a single block), both [C]."""
-    units_P = np.arange(losses_CP.shape[1]) if blocks is None else blocks
-    errors = [standard_error(losses_P, units_P)[0] for losses_P in losses_CP]
-    return losses_CP.mean(axis=1), np.array([math.nan if error is None else error for error in errors])
 
 
 def context_curve(
@@ -63,7 +56,6 @@ def context_curve(
     contexts: Sequence[int],
     trained_len: int | None = None,
     clamp_len: int | None = None,
-    batch_tokens: int | None = None,
     blocks: Integers | None = None,
     **recl_options: Any,
 ) -> ContextCurve:
@@ -75,21 +67,51 @@ def context_curve(
         model: any language model.
         tokens: the split, one-dimensional.
         positions: positions t of the targets, from `position_blocks`.
-        contexts: c, ascending; RECL needs equal steps.
+        contexts: the grid c_0, c_0 + Δ, ….
         trained_len: see `window_reader`.
         clamp_len: see `window_reader`.
-        batch_tokens: see `loss_grid`.
         blocks: block of each position, from `position_blocks`; None for a block per position.
         recl_options: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
     """
     reader = window_reader(model, trained_len, clamp_len)
-    losses_CP = loss_grid(reader, tokens, positions, contexts, batch_tokens)
+    losses_CP = loss_grid(reader, tokens, positions, contexts)
     nll, error = mean_and_error(losses_CP, blocks)
-    recl: dict[float, EffectiveContext] = {}
-    if len({later - earlier for earlier, later in pairwise(contexts)}) == 1:
-        options = {"limits": {"model": reader.limit}, "blocks": blocks, **recl_options}
-        recl = relative_effective_context_lengths({"model": losses_CP}, contexts, **options)["model"]
-    return ContextCurve(list(contexts), nll.tolist(), error.tolist(), recl)
+    options = {"limits": {"model": reader.limit}, "blocks": blocks, **recl_options}
+    recl = relative_effective_context_lengths({"model": losses_CP}, contexts, **options)["model"]
+    return ContextCurve(nll.tolist(), error.tolist(), recl)
+
+
+def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Array, Array]:
+    """Return the mean over positions and its standard error over blocks (nan for a single block), both [C]."""
+    units_P = np.arange(losses_CP.shape[1]) if blocks is None else blocks
+    errors = [standard_error(losses_P, units_P)[0] for losses_P in losses_CP]
+    return losses_CP.mean(axis=1), np.array(errors, dtype=np.float64)  # None becomes nan
+
+
+def mean_and_interval(values_CP: Array, blocks: Integers) -> list[list[float]]:
+    """Return the mean over positions, its standard error over blocks, and the ends of its 95 % interval, each [C].
+
+    The interval is 1.96 standard errors on either side.
+    """
+    mean_C, error_C = mean_and_error(values_CP, blocks)
+    ends = (mean_C - NORMAL_95 * error_C, mean_C + NORMAL_95 * error_C)
+    return [values_C.tolist() for values_C in (mean_C, error_C, *ends)]
+
+
+def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
+    """Return the difference of mean losses of every two models at each context, paired by position, in nats.
+
+    The standard error is over blocks of the differences, which fluctuate less than the losses of either model.
+    """
+    names = ("nll", "nll_standard_error", "low", "high")
+    return [
+        {
+            "model": name,
+            "minus": other,
+            **dict(zip(names, mean_and_interval(losses[name] - losses[other], blocks), strict=True)),
+        }
+        for name, other in combinations(losses, 2)
+    ]
 
 
 def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers) -> dict[str, Any]:
@@ -132,7 +154,7 @@ def token_classes(
     contexts: Sequence[int],
     tokens: np.ndarray,
     positions: Integers,
-    further: Mapping[str, NDArray[np.bool_]] | None = None,
+    further: Mapping[str, NDArray[np.bool_]],
 ) -> dict[str, dict[str, list[Any]]]:
     """Return the mean loss of classes of target tokens at each context, and how many positions are in each class.
 
@@ -155,21 +177,22 @@ def token_classes(
     by_count = np.argsort(-counts, kind="stable")
     enough = int(np.searchsorted(counts[by_count].cumsum(), len(tokens) / 2)) + 1
     frequent_P = np.isin(tokens[positions], by_count[:enough])
-    members = {
-        "within": [(distance_P > 0) & (distance_P <= c) for c in contexts],
-        "farther": [distance_P > c for c in contexts],
-        "new": [distance_P == 0] * len(contexts),
-        "frequent": [frequent_P] * len(contexts),
-        "rare": [~frequent_P] * len(contexts),
-        **{name: [member_P] * len(contexts) for name, member_P in (further or {}).items()},
+    c_C1 = np.asarray(contexts)[:, None]
+    members: dict[str, NDArray[np.bool_]] = {
+        "within": (distance_P > 0) & (distance_P <= c_C1),
+        "farther": distance_P > c_C1,
+        "new": distance_P == 0,
+        "frequent": frequent_P,
+        "rare": ~frequent_P,
+        **further,
     }
-    return {
-        name: {
-            "nll": [float(l_P[m_P].mean()) if m_P.any() else None for l_P, m_P in zip(losses_CP, of_C, strict=True)],
-            "positions": [int(m_P.sum()) for m_P in of_C],
-        }
-        for name, of_C in members.items()
-    }
+    found = {}
+    for name, member in members.items():
+        member_CP = np.broadcast_to(member, losses_CP.shape)
+        pairs = zip(losses_CP, member_CP, strict=True)
+        nll = [float(losses_P[member_P].mean()) if member_P.any() else None for losses_P, member_P in pairs]
+        found[name] = {"nll": nll, "positions": member_CP.sum(axis=1).tolist()}
+    return found
 
 
 def _distances(tokens: np.ndarray, positions: Integers) -> Integers:
@@ -181,9 +204,7 @@ def _distances(tokens: np.ndarray, positions: Integers) -> Integers:
     return np.where(before[positions] >= 0, positions - before[positions], 0)
 
 
-def position_losses(
-    reader: WindowReader, tokens: np.ndarray, ends: Integers, length: int, batch_tokens: int | None = None
-) -> Array:
+def position_losses(reader: WindowReader, tokens: np.ndarray, ends: Integers, length: int) -> Array:
     """Return the loss, [T, W], in nats, of the p-th target, p = 1 … T, of each of W windows read from a fresh state.
 
     Window w reads x_{t-T} … x_{t-1}; its p-th target has the p tokens of the window before it. T is `length`, or the
@@ -195,11 +216,10 @@ def position_losses(
         tokens: the split, one-dimensional.
         ends: t, the last target of each window.
         length: tokens of a window.
-        batch_tokens: context tokens in a batch; None for the default of the model's device.
     """
     length = reader.visible(length)
     lengths = np.full(len(ends), length)
-    return window_losses(reader, tokens, ends - length, lengths, reader.all_losses, length, batch_tokens).T
+    return window_losses(reader, tokens, ends - length, lengths, reader.all_losses, length).T
 
 
 def binned_by_position(losses_TW: Array, blocks_W: Integers) -> dict[str, Any]:
@@ -207,17 +227,112 @@ def binned_by_position(losses_TW: Array, blocks_W: Integers) -> dict[str, Any]:
 
     The first 16 positions have a bin each; a later bin is an eighth as long as the positions before it.
     """
-    T = len(losses_TW)
-    edges = [1]
+    T, edges = len(losses_TW), [1]
     while edges[-1] <= T:
-        edges.append(edges[-1] + (1 if edges[-1] <= SINGLE else edges[-1] // 8))
-    firsts, lasts = edges[:-1], [min(edge - 1, T) for edge in edges[1:]]
-    binned = np.stack([losses_TW[a - 1 : b].mean(axis=0) for a, b in zip(firsts, lasts, strict=True)])
+        edges.append(min(edges[-1] + (1 if edges[-1] <= SINGLE else edges[-1] // 8), T + 1))
+    binned = np.stack([losses_TW[a - 1 : b - 1].mean(axis=0) for a, b in pairwise(edges)])
     nll, error = mean_and_error(binned, blocks_W)
-    return {
-        "first": firsts,
-        "last": lasts,
-        "nll": nll.tolist(),
-        "nll_standard_error": error.tolist(),
-        "windows": losses_TW.shape[1],
-    }
+    bins = {"first": edges[:-1], "last": [edge - 1 for edge in edges[1:]]}
+    return {**bins, "nll": nll.tolist(), "nll_standard_error": error.tolist(), "windows": losses_TW.shape[1]}
+
+
+def doubling_contexts(contexts: Sequence[int]) -> list[int]:
+    """Return the contexts c_0, 2 c_0, 4 c_0, … of a grid, without its longest context."""
+    return [c for c in contexts[:-1] if c % contexts[0] == 0 and (c // contexts[0]).bit_count() == 1]
+
+
+def far_context_losses(
+    reader: WindowReader,
+    text: TokenizedText,
+    positions: Integers,
+    contexts: Sequence[int],
+    ablation: str,
+    seed: int,
+    pieces: Integers | None = None,
+) -> Array:
+    """Return the losses, [C, P], after the longest context, of which all tokens farther than c away are altered.
+
+    These are ablations of Khandelwal et al. 2018, who also drop the far tokens.
+
+        tokens read: A(x_{t-N}, …, x_{t-c-1}), x_{t-c}, …, x_{t-1}       for every c, with N the longest context
+
+        shuffle    A puts them in a random order
+        reverse    A reverses their order
+        replace    A puts as many successive tokens of the text there, which do not overlap the window
+
+    A model with a limit reads fewer than N tokens; only those that it reads are altered. At c = N nothing is altered.
+    All windows of a position have equal lengths, so a model that ignores the altered tokens has equal losses. What is
+    drawn depends on the seed, the ablation and the place of the far tokens alone: it is the same for all models and
+    for any division of the positions.
+
+    Args:
+        reader: reader of the model.
+        text: tokens of the model.
+        positions: t, in tokens; in bytes with `pieces`.
+        contexts: c, ascending to N, in tokens; in bytes with `pieces`, cut to whole tokens as in `byte_losses`.
+        ablation: shuffle, reverse or replace.
+        seed: seed of the random order and of the places of other text.
+        pieces: bounds of the pieces of text, for contexts in bytes; the losses are then per byte.
+
+    Raises:
+        OptionError: the text is too short to replace tokens by others.
+    """
+    if pieces is None:
+        longest = reader.visible(contexts[-1])
+        check_positions(positions, longest, len(text.tokens))
+        begin_P, stop_P = positions - longest, positions + 1
+        near_CP = positions - np.minimum(contexts, longest)[:, None]
+    else:
+        spans = byte_spans(text, pieces, positions, contexts)
+        begin_P, stop_P = reader.visible_begins(spans.begins_CP[-1], spans.firsts_P, spans.stops_P), spans.stops_P
+        near_CP = np.maximum(spans.begins_CP, begin_P)
+    losses = []
+    for near_P in near_CP:
+        altered, place_P = altered_windows(text.tokens, begin_P, near_P, stop_P, ablation, seed)
+        if pieces is None:
+            losses.append(context_losses(reader, altered, place_P + longest, longest))
+        else:
+            bounds = (place_P, spans.firsts_P - begin_P + place_P, stop_P - begin_P + place_P)
+            losses.append(span_losses(reader, altered, *bounds) / spans.sizes_P)
+    return np.stack(losses)
+
+
+def altered_windows(
+    tokens: np.ndarray, begins: Integers, nears: Integers, stops: Integers, ablation: str, seed: int
+) -> tuple[np.ndarray, Integers]:
+    """Return the windows [begin, stop) one after another, [begin, near) altered, and the first place of each.
+
+    Args:
+        tokens: the text.
+        begins: first token of each window.
+        nears: first token that stays as it is.
+        stops: token after each window.
+        ablation: shuffle, reverse or replace.
+        seed: seed of the random order and of the places of other text.
+
+    Raises:
+        OptionError: the text is too short to replace tokens by others.
+    """
+    parts = []
+    for begin, near, stop in zip(begins.tolist(), nears.tolist(), stops.tolist(), strict=True):
+        generator, size = np.random.default_rng((seed, ABLATIONS.index(ablation), near, stop)), near - begin
+        if ablation == "reverse":
+            far = tokens[begin:near][::-1]
+        elif ablation == "shuffle":
+            far = tokens[begin:near][generator.permutation(size)]
+        else:
+            start = _elsewhere(len(tokens), size, begin, stop, generator)
+            far = tokens[start : start + size]
+        # Documents of a marked text begin where they began.
+        parts += [mark(without_marks(far), tokens[begin:near] < 0), tokens[near:stop]]
+    sizes = stops - begins
+    return np.concatenate(parts), np.cumsum(sizes) - sizes
+
+
+def _elsewhere(n_tokens: int, size: int, begin: int, stop: int, generator: np.random.Generator) -> int:
+    """Draw the first of `size` tokens that do not overlap [begin, stop)."""
+    before, after = max(0, begin - size + 1), max(0, n_tokens - size - stop + 1)
+    if before + after == 0:
+        raise OptionError("ablations", "replace", f"the split has no other {size} tokens to put there")
+    start = int(generator.integers(before + after))
+    return start if start < before else start - before + stop

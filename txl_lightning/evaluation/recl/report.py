@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+from numpy.typing import NDArray
+
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.recl.figures import ablation_figure, context_figure, gain_figure, position_figure
 from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, unit_name
 from txl_lightning.files import write_text
-from txl_lightning.reporting.canvas import line_figure
+from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_figure, save_with_legend
 from txl_lightning.reporting.tables import latex_table, markdown_table
 from txl_lightning.runs.metrics import loss_metrics
 
 DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
+MOST_TICKS = 12
+SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
 
 def write_report(
@@ -41,24 +49,17 @@ def write_report(
     lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
     write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
     write_text(directory / "recl.tex", latex_table(header, rows))
-    contexts, unit, y_label = results["contexts"], results["unit"], unit_name(results["corpus"]["level"])
     by_file = _gains_by_file(results)
-    for stem, (title, curves, needed) in by_file.items():
-        gain_figure(directory / stem, contexts, curves, needed, title, results["context_unit"])
-    losses = {m["name"]: (m[unit], m[f"{unit}_standard_error"]) for m in results["models"]}
-    context_figure(
-        directory / "contexts",
-        contexts,
-        losses,
-        y_label,
-        "Loss by context, all positions (± standard error)",
-        results["context_unit"],
-    )
-    _context_use_figures(results, directory)
-    for r in (str(float(r)) for r in results["fractions"]):
+    for stem, of_file in by_file.items():
+        gain_figure(directory / stem, results, *of_file)
+    context_figure(directory / "contexts", results)
+    if any(model["far_context"] for model in results["models"]):
+        ablation_figure(directory / "ablations", results)
+    if any(model["loss_by_position"] for model in results["models"]):
+        position_figure(directory / "positions", results)
+    for r in _fractions(results):
         if during_training := _by_tokens(results, r):
-            path = directory / f"recl_by_tokens_r{r}.png"
-            title = f"RECL during training, hardest {float(r):.0%} of positions"
+            path, title = directory / f"recl_by_tokens_r{r}.png", f"RECL during training, {_hardest(r)}"
             line_figure(path, during_training, "tokens trained", f"RECL ({results['context_unit']}s)", title)
     if logger.name == "wandb":
         from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
@@ -67,49 +68,149 @@ def write_report(
             log_table(run, "recl/table", header, rows)
             for stem, (title, curves, needed) in by_file.items():
                 series = {**curves, "needed for a longer RECL": needed}
-                log_line_series(run, f"recl/{stem}", contexts[:-1], series, "c", title)
-            means = {name: mean for name, (mean, _) in losses.items()}
-            log_line_series(run, f"recl/{unit}", contexts, means, "context", f"{y_label} by context")
+                log_line_series(run, f"recl/{stem}", results["contexts"][:-1], series, "c", title)
+            unit, title = results["unit"], f"{unit_name(results['corpus']['level'])} by context"
+            means = {model["name"]: model[unit] for model in results["models"]}
+            log_line_series(run, f"recl/{unit}", results["contexts"], means, "context", title)
     return lines
 
 
-def _context_use_figures(results: dict[str, Any], directory: Path) -> None:
-    """Draw the ablations and the loss by position, where they are measured."""
+def gain_figure(
+    stem: Path, results: dict[str, Any], title: str, gains: Mapping[str, Sequence[float]], needed: Sequence[float]
+) -> None:
+    """Draw Figure 3, exp f(c, c) - exp f(c, c') for every step from c to c', as SVG and PNG.
+
+    Args:
+        stem: path of the files without suffix.
+        results: contents of `recl.json`.
+        title: title of the figure.
+        gains: perplexity gains by model.
+        needed: threshold · exp f(c, c), the smallest gain that counts.
+    """
+    contexts, unit = results["contexts"], results["context_unit"]
+    figure = new_figure(*SIZE)
+    axes, steps = figure.add_subplot(), range(len(contexts) - 1)
+    for (name, curve), look in zip(gains.items(), looks(), strict=False):
+        _draw(axes, name, steps, curve, look)
+    axes.plot(steps, needed, color="0.35", linestyle="--", linewidth=1.1, label="needed for a longer RECL")
+    # Gains span decades and can be exactly zero: the axis is linear only near zero.
+    linear = max(min(needed) / 10, 1e-9)
+    axes.set_yscale("symlog", linthresh=linear, linscale=0.5)
+    axes.set_ylim(bottom=0)
+    # A tick between 0 and the first decade would overlap the 0.
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "" if 0 < value < linear / 2 else f"{value:g}"))
+    every = -(-len(steps) // MOST_TICKS)
+    labels = [f"{contexts[i]} → {contexts[i + 1]}" for i in steps]
+    axes.set_xticks(list(steps)[::every], labels[::every], rotation=40, ha="right", fontsize=8)
+    axes.set(xlabel=f"context c → c' ({unit}s)", ylabel="gain: exp f(c, c) − exp f(c, c') (perplexity)", title=title)
+    save_with_legend(figure, axes, stem)
+
+
+def context_figure(stem: Path, results: dict[str, Any]) -> None:
+    """Draw Figure 4, perplexity or bits per character by context with standard errors as bands, as SVG and PNG."""
+    figure, unit, contexts = new_figure(*SIZE), results["unit"], results["contexts"]
+    axes = figure.add_subplot()
+    for model, look in zip(results["models"], looks(), strict=False):
+        mean, error = np.array(model[unit]), np.array(model[f"{unit}_standard_error"])
+        _draw(axes, model["name"], contexts, mean, look, (mean - error, mean + error))
+    axes.set_xticks(contexts[:: -(-len(contexts) // MOST_TICKS)])
+    axes.set(xlabel=f"context ({results['context_unit']}s)", ylabel=unit_name(results["corpus"]["level"]))
+    axes.set_title("Loss by context, all positions (± standard error)")
+    save_with_legend(figure, axes, stem)
+
+
+def gain_maps(stem: Path, contexts: Sequence[int], gains: Mapping[str, NDArray[np.float64]], unit: str) -> None:
+    """Draw the gain over the shortest context by block of positions and by context, as SVG and PNG: a map per model.
+
+    Args:
+        stem: path of the files without suffix.
+        contexts: c.
+        gains: mean of l(c_0, t) - l(c, t) over the positions of each block, [C, blocks], in nats, by model.
+        unit: unit of contexts: token or byte.
+    """
+    figure = new_figure(SIZE[0], 1 + 2.4 * len(gains))
+    panels = figure.subplots(len(gains), 1, sharex=True, squeeze=False)[:, 0]
+    largest = max(float(np.abs(gains_CB).max()) for gains_CB in gains.values()) or 1.0
+    every = -(-len(contexts) // MOST_TICKS)
+    for axes, (name, gains_CB) in zip(panels, gains.items(), strict=True):
+        image = axes.imshow(gains_CB, aspect="auto", origin="lower", cmap="RdBu", vmin=-largest, vmax=largest)
+        axes.set_yticks(range(0, len(contexts), every), [str(c) for c in contexts[::every]])
+        axes.set(ylabel=f"context ({unit}s)", title=plain_text(name))
+    panels[-1].set_xlabel("block of positions, in the order of the text")
+    figure.colorbar(image, ax=list(panels), label=f"gain over {contexts[0]} {unit}s (nats)")
+    save_figure(figure, stem)
+
+
+def ablation_figure(stem: Path, results: dict[str, Any]) -> None:
+    """Draw the increase of the loss by c for each ablation of the far context, as SVG and PNG: a panel per model."""
     altered = {model["name"]: model["far_context"] for model in results["models"] if model["far_context"]}
-    if altered:
-        contexts = next(iter(altered.values()))["contexts"]
-        increases = {name: of_model["ablations"] for name, of_model in altered.items()}
-        ablation_figure(directory / "ablations", contexts, increases, results["context_unit"])
-    curves, unit = {}, results["unit"]
-    for model in results["models"]:
-        if found := model["loss_by_position"]:
-            middles = [(first + last) / 2 for first, last in zip(found["first"], found["last"], strict=True)]
-            mean = [loss_metrics(nll, results["corpus"]["level"])[unit] for nll in found["nll"]]
-            pairs = zip(found["nll_standard_error"], found["nll"], strict=True)
-            error = [errors_by_unit(*pair, results["corpus"]["level"])[unit] or 0.0 for pair in pairs]
-            curves[model["name"]] = (middles, mean, error)
-    if curves:
-        trained = {model["name"]: model["trained_len"] for model in results["models"]}
-        position_figure(directory / "positions", curves, trained, unit_name(results["corpus"]["level"]))
+    figure = new_figure(SIZE[0], 1 + 2.4 * len(altered))
+    panels = figure.subplots(len(altered), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, found) in zip(panels, altered.items(), strict=True):
+        for (ablation, of_c), look in zip(found["ablations"].items(), looks(), strict=False):
+            _draw(axes, ablation, found["contexts"], of_c["increase"], look, (of_c["low"], of_c["high"]))
+        axes.axhline(0, color="0.35", linewidth=0.8)
+        axes.set(ylabel="increase of loss (nats)", title=plain_text(name))
+        axes.grid(alpha=0.3)
+    panels[0].legend(frameon=False, fontsize=9)
+    panels[-1].set(xlabel=f"distance c beyond which {results['context_unit']}s are altered", xscale="log")
+    panels[-1].set_xticks(found["contexts"], [str(c) for c in found["contexts"]])
+    panels[-1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    save_figure(figure, stem)
+
+
+def position_figure(stem: Path, results: dict[str, Any]) -> None:
+    """Draw the loss by position in a window read from a fresh state, as SVG and PNG.
+
+    Standard errors are bands; the tokens that a model saw in training are a dashed line.
+    """
+    figure, level, marked = new_figure(*SIZE), results["corpus"]["level"], False
+    axes, models = figure.add_subplot(), [model for model in results["models"] if model["loss_by_position"]]
+    bins = [(model["loss_by_position"]["first"], model["loss_by_position"]["last"]) for model in models]
+    longest = max((firsts[-1] + lasts[-1]) / 2 for firsts, lasts in bins)
+    for model, look in zip(models, looks(), strict=False):
+        found, trained_len = model["loss_by_position"], model["trained_len"] or math.inf
+        middles = (np.array(found["first"]) + found["last"]) / 2
+        mean = np.array([loss_metrics(nll, level)[results["unit"]] for nll in found["nll"]])
+        pairs = zip(found["nll_standard_error"], found["nll"], strict=True)
+        error = np.array([errors_by_unit(*pair, level)[results["unit"]] for pair in pairs])
+        _draw(axes, model["name"], middles, mean, {**look, "marker": ""}, (mean - error, mean + error))
+        if trained_len <= longest:
+            axes.axvline(trained_len, color=look["color"], linestyle="--", linewidth=1.1)
+            marked = True
+    if marked:
+        axes.plot([], [], color="0.35", linestyle="--", linewidth=1.1, label="tokens seen in training")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel="position in the window (tokens)", ylabel=unit_name(level))
+    axes.set_title("Loss by position (± standard error)")
+    save_with_legend(figure, axes, stem)
+
+
+def _draw(axes: Axes, name: str, x: Any, y: Any, look: Mapping[str, Any], band: tuple[Any, Any] | None = None) -> None:
+    axes.plot(x, y, **look, markersize=3.5, linewidth=1.4, label=plain_text(name))
+    if band is not None:
+        axes.fill_between(x, *band, color=look["color"], alpha=0.12, linewidth=0)
+
+
+def _fractions(results: dict[str, Any]) -> list[str]:
+    return [str(float(r)) for r in results["fractions"]]
+
+
+def _hardest(fraction: str) -> str:
+    return f"hardest {float(fraction):.0%} of positions"
 
 
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: RECL with interval by model and fraction, and the loss at the longest context."""
-    unit, contexts = results["unit"], results["contexts"]
-    fractions = [str(float(r)) for r in results["fractions"]]
-    header = [
-        "model",
-        "kind",
-        *(f"RECL r = {r}" for r in fractions),
-        f"{unit} at {contexts[-1]} {results['context_unit']}s",
-        "sees at most",
-    ]
+    unit, context_unit, fractions = results["unit"], results["context_unit"], _fractions(results)
+    longest = f"{unit} at {results['contexts'][-1]} {context_unit}s"
+    header = ["model", "kind", *(f"RECL r = {r}" for r in fractions), longest, "sees at most"]
     rows = []
-    unit_is_byte = results["context_unit"] == "byte"
     for model in results["models"]:
         cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
         loss = f"{model[unit][-1]:.3f} ± {model[f'{unit}_standard_error'][-1]:.3f}"
-        limit = f"{model['limit']} tokens" if model["limit"] and unit_is_byte else str(model["limit"] or "–")
+        limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
         rows.append([model["name"], model["kind"], *cells, loss, limit])
     return header, rows
 
@@ -124,41 +225,32 @@ def _with_interval(length: dict[str, Any], with_interval: bool) -> str:
 def _notes(results: dict[str, Any]) -> list[str]:
     """Describe the measurement, its precision and the signs of the table."""
     unit, contexts, models = results["unit"], results["contexts"], results["models"]
-    corpus, positions = results["corpus"], results["positions"]
+    corpus, positions, longest = results["corpus"], results["positions"], f"{contexts[-1]} {results['context_unit']}s"
     largest = max(model[f"{unit}_standard_error"][-1] for model in models)
-    lines = [
-        f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
-        f"spread evenly over the text; contexts "
-        f"{contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step counts if its relative "
-        f"gain is at least {results['threshold']:.3g}. "
-        f"Largest standard error at {contexts[-1]} {results['context_unit']}s: {largest:.4f} {unit}.",
-    ]
-    if results["context_unit"] == "byte":
-        lines.append(
-            "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
-            "tokenizers have in common."
-        )
-    if begun := ", ".join(model["name"] for model in models if model["begin_of_text"] is not None):
-        lines.append(f"A begin-of-text token is read before every window, beside its context: {begun}.")
-    if results["bootstrap"]:
-        lines.append(f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.")
-    if any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values()):
-        lines.append(
-            f"≥: steps still counted at {contexts[-1]} {results['context_unit']}s, where the grid ends (max_context)."
-        )
-    if any(model["limit"] for model in models):
-        lines.append("Sees at most: the positions that a model has or was trained with.")
+    begun = ", ".join(model["name"] for model in models if model["begin_of_text"] is not None)
     direct = ", ".join(model["name"] for model in models if model["scoring"] == "direct")
-    if direct:
-        lines.append(f"Each context has windows of its own, as {DEPENDENT}: {direct}.")
     changed = {model["name"]: found for model in models if (found := model["float32_difference"])}
-    if changed:
-        differences = ", ".join(f"{name} {found['nll']:+.5f}" for name, found in changed.items())
-        where = f"the first {next(iter(changed.values()))['positions']:,} positions, all contexts"
-        lines.append(f"{results['precision']}: nll beside float32 on {where}: {differences}.")
+    n_changed = next((found["positions"] for found in changed.values()), 0)
+    differences = ", ".join(f"{name} {found['nll']:+.5f}" for name, found in changed.items())
     scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
-    lines.append(f"Positions scored now (the others were in the store): {scored}.")
-    return lines
+    open_ = any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values())
+    notes = {
+        f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
+        f"spread evenly over the text; contexts {contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step "
+        f"counts if its relative gain is at least {results['threshold']:.3g}. "
+        f"Largest standard error at {longest}: {largest:.4f} {unit}.": True,
+        "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
+        "tokenizers have in common.": results["context_unit"] == "byte",
+        f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
+        f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.": results["bootstrap"],
+        f"≥: steps still counted at {longest}, where the grid ends (max_context).": open_,
+        "Sees at most: the positions that a model has or was trained with.": any(model["limit"] for model in models),
+        f"Each context has windows of its own, as {DEPENDENT}: {direct}.": direct,
+        f"{results['precision']}: nll beside float32 on the first {n_changed:,} positions, all contexts: "
+        f"{differences}.": changed,
+        f"Positions scored now (the others were in the store): {scored}.": True,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[float]], list[float]]]:
@@ -170,8 +262,8 @@ def _gains_by_file(results: dict[str, Any]) -> dict[str, tuple[str, dict[str, li
     for group in results["groups"]:
         models = [model for model in results["models"] if model["group"] == group["name"]]
         only = len(results["groups"]) == 1
-        for r in (str(float(r)) for r in results["fractions"]):
-            title = f"Gain of more context, hardest {float(r):.0%} of positions"
+        for r in _fractions(results):
+            title = f"Gain of more context, {_hardest(r)}"
             curves = {model["name"]: model["recl"][r]["perplexity_gains"] for model in models}
             needed = [results["threshold"] * p for p in models[0]["recl"][r]["perplexities"]]
             stem = f"gains_r{r}" if only else f"gains_{group['name']}_r{r}"
@@ -192,7 +284,7 @@ def _by_tokens(results: dict[str, Any], r: str) -> dict[str, list[tuple[list[int
 
 def _comparisons(results: dict[str, Any]) -> list[str]:
     """Return the tables of comparisons: differences, groups without one model, and groups of several models."""
-    models, fractions = results["models"], [str(float(r)) for r in results["fractions"]]
+    models, fractions = results["models"], _fractions(results)
     lines: list[str] = []
 
     def add(title: str, header: list[str], rows: list[list[str]]) -> None:
@@ -201,8 +293,8 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
 
     longest = f"{results['contexts'][-1]} {results['context_unit']}s"
     rows = [
-        [f"{d['model']} − {d['minus']}", f"{d['nll'][-1]:+.4f} [{d['low'][-1]:+.4f}, {d['high'][-1]:+.4f}]"]
-        for d in results["differences"]
+        [f"{difference['model']} − {difference['minus']}", _signed(difference, "nll", -1)]
+        for difference in results["differences"]
     ]
     add("Differences of the loss, paired by position", ["models", f"nats at {longest}, 95 % interval"], rows)
     rows = [
@@ -221,15 +313,15 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
         if found := model["far_context"]:
             header = ["ablation", *(f"beyond {c}" for c in found["contexts"])]
             rows = [
-                [ablation, *(f"{x:+.4f} [{a:+.4f}, {b:+.4f}]" for x, a, b in zip(*_ends(of_c), strict=True))]
+                [ablation, *(_signed(of_c, "increase", i) for i in range(len(found["contexts"])))]
                 for ablation, of_c in found["ablations"].items()
             ]
             add(f"Far context of {model['name']}: increase of the loss at {longest}, nats", header, rows)
     return lines
 
 
-def _ends(of_c: dict[str, list[float]]) -> tuple[list[float], list[float], list[float]]:
-    return of_c["increase"], of_c["low"], of_c["high"]
+def _signed(found: dict[str, Any], name: str, i: int) -> str:
+    return f"{found[name][i]:+.4f} [{found['low'][i]:+.4f}, {found['high'][i]:+.4f}]"
 
 
 def _bounded(length: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,9 @@ BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
 CPU_TOKENS = 4_096
 LONG_WINDOW = 1_024
 UNLIMITED = 2**31
+FEWEST_BLOCKS = 30  # for intervals from resampled blocks
+POSITIONS_VERSION = 2  # increase it when other positions are chosen; 1 were single positions
+WIDTH = 4  # of a block, in grids of contexts: the windows that only its ends need are then about an eighth more
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -42,16 +45,27 @@ class WindowReader:
         segment_len: longer windows are read in segments, the last of which is complete; None for one segment.
         limit: only the last `limit` tokens of a longer window are read; None for no limit.
         one_pass: whether the loss of a window's c-th target is that of a window of c tokens: `losses_at` is exact.
+        batch_tokens: context tokens in a batch; None for the default of the model's device.
     """
 
     model: LanguageModel
     segment_len: int | None = None
     limit: int | None = None
     one_pass: bool = False
+    batch_tokens: int | None = None
 
     def visible(self, context: int) -> int:
         """Return how many of c tokens the model can see."""
         return context if self.limit is None else min(context, self.limit)
+
+    def visible_begins(self, begins: Integers, firsts: Integers, stops: Integers) -> Integers:
+        """Return the first token that the model reads of windows [begin, stop) whose targets are [first, stop)."""
+        return begins if self.limit is None else np.minimum(np.maximum(begins, stops - 1 - self.limit), firsts - 1)
+
+    def windows_at_once(self, context: int) -> int:
+        """Return the windows of c tokens in a batch of about `batch_tokens`: fewer than that beyond 1,024 tokens."""
+        tokens = self.batch_tokens or BATCH_TOKENS.get(device_of(self.model).type, BATCH_TOKENS["cuda"])
+        return max(1, tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
 
     def last_losses(self, windows_BT: Tensor, n: int) -> Tensor:
         """Return the losses, [B, n], in nats, of each window's last n tokens, 1 <= n < T, given those before."""
@@ -139,7 +153,6 @@ def window_losses(
     lengths: Integers,
     read: Callable[[Tensor], Tensor],
     width: int,
-    batch_tokens: int | None = None,
 ) -> Array:
     """Return what `read` gives for each of W windows, [W, width], nan beyond what it gives for shorter windows.
 
@@ -157,7 +170,6 @@ def window_losses(
         lengths: tokens of context of each window; the target after the last one is read too.
         read: returns losses, [B, n], in nats, of windows with T tokens, [B, T + 1]; n <= width.
         width: largest n.
-        batch_tokens: context tokens in a batch; None for the default of the model's device.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     rank, world_size = rank_and_world_size()
@@ -166,7 +178,7 @@ def window_losses(
     with torch.no_grad(), evaluating(reader.model):
         while done < len(own):
             length = int(lengths[own[done]])
-            batch = own[done : done + windows_at_once(length, device, batch_tokens)]
+            batch = own[done : done + reader.windows_at_once(length)]
             if not reader.one_pass:
                 batch = batch[lengths[batch] == length]
             places = np.minimum(starts[batch, None] + np.arange(length + 1), len(tokens) - 1)
@@ -180,9 +192,7 @@ def window_losses(
     return losses_W
 
 
-def context_losses(
-    reader: WindowReader, tokens: np.ndarray, positions: Integers, context: int, batch_tokens: int | None = None
-) -> Array:
+def context_losses(reader: WindowReader, tokens: np.ndarray, positions: Integers, context: int) -> Array:
     """Return l(c, t), [P], in nats, with exactly c tokens of context, or as many as the reader's limit.
 
     Args:
@@ -190,7 +200,6 @@ def context_losses(
         tokens: the split, one-dimensional.
         positions: t of the targets x_t.
         context: c.
-        batch_tokens: see `window_losses`.
 
     Raises:
         ValueError: a position has fewer than c tokens before it.
@@ -199,7 +208,7 @@ def context_losses(
     check_positions(positions, context, len(tokens))
     lengths = np.full(len(positions), context)
     last_loss = partial(reader.last_losses, n=1)
-    return window_losses(reader, tokens, positions - context, lengths, last_loss, 1, batch_tokens)[:, 0]
+    return window_losses(reader, tokens, positions - context, lengths, last_loss, 1)[:, 0]
 
 
 def loss_grid(
@@ -207,7 +216,6 @@ def loss_grid(
     tokens: np.ndarray,
     positions: Integers,
     contexts: Sequence[int],
-    batch_tokens: int | None = None,
 ) -> Array:
     """Return l(c, t), [C, P], in nats, with exactly c tokens of context, or as many as the reader's limit.
 
@@ -220,7 +228,6 @@ def loss_grid(
         tokens: the split, one-dimensional.
         positions: t of the targets x_t, from `position_blocks` for few windows.
         contexts: c.
-        batch_tokens: see `window_losses`.
 
     Raises:
         ValueError: a position has too few tokens before it.
@@ -233,19 +240,17 @@ def loss_grid(
         window_CP = window_CP.reshape(len(distinct), len(positions))
         lengths_W = np.zeros(len(starts_W), dtype=np.int64)
         np.maximum.at(lengths_W, window_CP, distinct[:, None])
-        if batch_tokens is None and isinstance(reader.model, TransformerXL) and device_of(reader.model).type == "cpu":
-            batch_tokens = CPU_TOKENS
+        if isinstance(reader.model, TransformerXL) and device_of(reader.model).type == "cpu":
+            reader = replace(reader, batch_tokens=reader.batch_tokens or CPU_TOKENS)
 
         def read(windows_BT: Tensor) -> Tensor:
             return reader.losses_at(windows_BT, distinct[distinct < windows_BT.shape[1]].tolist())
 
-        losses_WC = window_losses(reader, tokens, starts_W, lengths_W, read, len(distinct), batch_tokens)
-        losses_CP = losses_WC[window_CP, np.arange(len(distinct))[:, None]]
+        losses_WC = window_losses(reader, tokens, starts_W, lengths_W, read, len(distinct))
+        losses_CP: Array = losses_WC[window_CP, np.arange(len(distinct))[:, None]]
     else:
-        direct = [context_losses(reader, tokens, positions, context, batch_tokens) for context in distinct.tolist()]
-        losses_CP = np.stack(direct)
-    found: Array = losses_CP[np.searchsorted(distinct, visible)]
-    return found
+        losses_CP = np.stack([context_losses(reader, tokens, positions, int(c)) for c in distinct])
+    return losses_CP[np.searchsorted(distinct, visible)]
 
 
 def span_losses(
@@ -254,7 +259,6 @@ def span_losses(
     begins: Integers,
     firsts: Integers,
     stops: Integers,
-    batch_tokens: int | None = None,
 ) -> Array:
     """Return the loss of each of N spans of tokens, [N], in nats.
 
@@ -269,17 +273,15 @@ def span_losses(
         begins: first token of the context.
         firsts: first token of the span, after `begins`.
         stops: token after the span.
-        batch_tokens: see `window_losses`.
     """
-    if reader.limit is not None:
-        begins = np.minimum(np.maximum(begins, stops - 1 - reader.limit), firsts - 1)
+    begins = reader.visible_begins(begins, firsts, stops)
     spans_N3 = np.stack([begins, firsts, stops], axis=1)
     keys, window_N = np.unique(spans_N3[:, :1] if reader.one_pass else spans_N3, axis=0, return_inverse=True)
     window_N = window_N.reshape(-1)
     lengths_W = np.zeros(len(keys), dtype=np.int64)
     np.maximum.at(lengths_W, window_N, stops - 1 - begins)
     longest = int(lengths_W.max())
-    losses_WT = window_losses(reader, tokens, keys[:, 0], lengths_W, reader.all_losses, longest, batch_tokens)
+    losses_WT = window_losses(reader, tokens, keys[:, 0], lengths_W, reader.all_losses, longest)
     sums_WT = np.pad(losses_WT.cumsum(axis=1), ((0, 0), (1, 0)))
     losses: Array = sums_WT[window_N, stops - begins - 1] - sums_WT[window_N, firsts - begins - 1]
     return losses
@@ -291,24 +293,17 @@ def check_positions(positions: Integers, context: int, n_tokens: int) -> None:
         raise ValueError(f"positions must be in {context} … {n_tokens - 1} for a context of {context} tokens")
 
 
-def windows_at_once(context: int, device: torch.device, batch_tokens: int | None = None) -> int:
-    """Return the number of windows in a batch of about `batch_tokens` tokens, fewer for windows beyond 1,024 tokens."""
-    batch_tokens = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
-    return max(1, batch_tokens // context * LONG_WINDOW // max(context, LONG_WINDOW))
-
-
 @contextmanager
 def evaluating(model: LanguageModel) -> Iterator[None]:
     """Switch all modules to evaluation mode for the block, then restore their modes."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    for module in modules:
+    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
+    for module in training:
         module.training = False
     try:
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 def sliding_losses(
@@ -317,7 +312,6 @@ def sliding_losses(
     window: int,
     stride: int = 1,
     max_windows: int | None = None,
-    batch_tokens: int | None = None,
 ) -> TokenLosses:
     """Score every token of a split but the first: nll_t = -log P(x_t | tokens before x_t in its window), in nats.
 
@@ -336,7 +330,6 @@ def sliding_losses(
         window: L, the attention length in tokens.
         stride: S, tokens scored in each window.
         max_windows: stop after this many windows.
-        batch_tokens: context tokens in a batch; None for the default of the model's device.
 
     Raises:
         OptionError: a length is below 1, S is above L (or above the tokens of L that the model sees), or n is below 2.
@@ -353,7 +346,7 @@ def sliding_losses(
         evaluating(reader.model),
         tqdm(total=len(ends), unit="window", leave=False, disable=None) as bar,
     ):
-        for batch in _batches(ends - firsts, np.minimum(ends, longest), windows_at_once(longest, device, batch_tokens)):
+        for batch in _batches(ends - firsts, np.minimum(ends, longest), reader.windows_at_once(longest)):
             last, n = ends[batch], int(ends[batch.start] - firsts[batch.start])
             context = min(int(last[0]), longest)
             windows_BT = torch.from_numpy(tokens[last[:, None] + np.arange(-context, 1)].astype(np.int64))
@@ -384,3 +377,51 @@ def _batches(n_targets: np.ndarray, n_tokens: np.ndarray, largest: int) -> Itera
     for start, stop in pairwise(edges):
         for first in range(start, stop, largest):
             yield slice(first, min(first + largest, stop))
+
+
+def position_blocks(n_tokens: int, n_positions: int, contexts: Sequence[int]) -> tuple[Integers, Integers]:
+    """Return P positions t, ascending, each with the longest context before it, and the block of each position.
+
+    The split is divided into equal stretches. The block of a stretch ends at its last token; positions within a
+    block are Δ apart, the step of the grid of C contexts. One window of tokens then serves up to C positions of a
+    block, and P_b positions need P_b + C - 1 windows, the last C - 1 of them shorter.
+
+        blocks = max(30, P / 4C), at most P
+
+    Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split
+    is too short for P positions that are Δ apart, blocks have several positions in each step.
+
+    Args:
+        n_tokens: tokens of the split.
+        n_positions: P.
+        contexts: the grid c_0, c_0 + Δ, ….
+
+    Raises:
+        OptionError: the split has fewer such positions.
+    """
+    step, max_context = contexts[1] - contexts[0], contexts[-1]
+    allowed = f"must be below the {n_tokens} tokens of the split"
+    require(max_context < n_tokens, "max_context", max_context, allowed)
+    available = n_tokens - max_context
+    allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
+    require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
+
+    rasters = -(-n_positions * step // available)
+    n_blocks = min(n_positions, max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts) * rasters)))
+    longest = -(-n_positions // n_blocks) * step
+    before_first = 0 if (n_tokens - 1) // n_blocks >= max_context + longest else max_context - 1
+    room = n_tokens - 1 - before_first
+    ends = np.arange(n_blocks + 1, dtype=np.int64) * room // n_blocks
+    sizes = np.diff(-(-ends * n_positions // room))  # in proportion to the stretches, so that each has room
+    stretches = zip(sizes.tolist(), np.diff(ends).tolist(), ends[1:].tolist(), strict=True)
+    positions = [before_first + end - _offsets(size, length, step)[::-1] for size, length, end in stretches]
+    return np.concatenate(positions), np.repeat(np.cumsum(sizes > 0) - 1, sizes)
+
+
+def _offsets(size: int, length: int, step: int) -> Integers:
+    """Return `size` different offsets in 0 … length - 1, ascending: multiples of `step`, then rasters between them."""
+    step = min(step, length)
+    rasters = min(step, -(-size // (length // step)))
+    firsts = np.arange(rasters, dtype=np.int64) * step // rasters
+    offsets = (firsts[:, None] + np.arange(0, length, step)).ravel()
+    return np.sort(offsets[offsets < length][:size])

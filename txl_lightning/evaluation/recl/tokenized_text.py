@@ -36,6 +36,17 @@ class TokenizedText:
     starts: Integers | None
     n_bytes: int
 
+    @property
+    def known_starts(self) -> Integers:
+        """First byte of each token.
+
+        Raises:
+            UserError: it is unknown.
+        """
+        if self.starts is None:
+            raise UserError("the bytes of the tokens are unknown")
+        return self.starts
+
     def agrees_with(self, other: TokenizedText) -> bool:
         """Return whether both tokenizers cut the text into the same tokens; token numbers may differ."""
         if self.starts is None or other.starts is None:
@@ -88,16 +99,8 @@ def starts_of_spans(begins: Integers, ends: Integers) -> Integers:
 
 
 def common_pieces(texts: Sequence[TokenizedText]) -> Integers:
-    """Return the bounds 0 … n of the pieces of a text: the bytes at which no tokenizer has a token that goes on.
-
-    Raises:
-        UserError: the starts of a text are unknown.
-    """
-    starts = [text.starts for text in texts if text.starts is not None]
-    if len(starts) < len(texts):
-        raise UserError("tokens whose bytes are unknown")
-    common = reduce(np.intersect1d, starts)
-    return np.append(common, texts[0].n_bytes)
+    """Return the bounds 0 … n of the pieces of a text: the bytes at which no tokenizer has a token that goes on."""
+    return np.append(reduce(np.intersect1d, [text.known_starts for text in texts]), texts[0].n_bytes)
 
 
 def whole_characters(content: bytes) -> str:
@@ -136,7 +139,6 @@ def byte_losses(
     pieces: Integers,
     positions: Integers,
     contexts: Sequence[int],
-    batch_tokens: int | None = None,
 ) -> Array:
     """Return l(c, t), [C, P], in nats per byte, for byte positions t and contexts of c bytes.
 
@@ -152,7 +154,6 @@ def byte_losses(
         pieces: bounds of the pieces, from `common_pieces`.
         positions: t.
         contexts: c, in bytes.
-        batch_tokens: context tokens in a batch; None for the default of the model's device.
 
     Raises:
         UserError: a position is in the first piece, before which there is no token; or a piece has more tokens than
@@ -162,10 +163,9 @@ def byte_losses(
     longest = int((spans.stops_P - spans.firsts_P).max(initial=0))
     if reader.visible(longest) < longest:
         raise UserError(f"the tokenizers have no common bound in {longest} tokens; a model sees only {reader.limit}")
-    shape = spans.begins_CP.shape
-    bounds = (spans.begins_CP, spans.firsts_P, spans.stops_P)
-    begins, firsts, stops = (np.broadcast_to(bound, shape).ravel() for bound in bounds)
-    losses_CP = span_losses(reader, text.tokens, begins, firsts, stops, batch_tokens).reshape(shape)
+    bounds = np.broadcast_arrays(spans.begins_CP, spans.firsts_P, spans.stops_P)
+    begins, firsts, stops = (bound_CP.ravel() for bound_CP in bounds)
+    losses_CP = span_losses(reader, text.tokens, begins, firsts, stops).reshape(bounds[0].shape)
     return losses_CP / spans.sizes_P
 
 
@@ -174,13 +174,12 @@ def byte_spans(text: TokenizedText, pieces: Integers, positions: Integers, conte
 
     Arguments and errors as `byte_losses`.
     """
-    if text.starts is None:
-        raise UserError("the bytes of the tokens are unknown")
+    starts = text.known_starts
     piece_P = np.searchsorted(pieces, positions, side="right") - 1
     if len(piece_P) and piece_P.min() == 0:
         raise UserError(f"the tokenizers have no common bound in the first {pieces[1]} bytes of the text")
-    first_P, stop_P = (np.searchsorted(text.starts, pieces[at]) for at in (piece_P, piece_P + 1))
-    begins_CP = np.searchsorted(text.starts, positions - np.asarray(contexts)[:, None])
+    first_P, stop_P = (np.searchsorted(starts, pieces[at]) for at in (piece_P, piece_P + 1))
+    begins_CP = np.searchsorted(starts, positions - np.asarray(contexts)[:, None])
     sizes_P = (pieces[piece_P + 1] - pieces[piece_P]).astype(np.float64)
     return ByteSpans(np.minimum(begins_CP, first_P - 1), first_P, stop_P, sizes_P)
 
@@ -222,13 +221,11 @@ def _first_or_later(piece: Piece) -> tuple[bool, bool]:
 
 def pieces_of_text(text: TokenizedText, content: bytes, positions: Integers) -> Iterator[Piece]:
     """Yield the tokens at `positions` of a text with known starts."""
-    assert text.starts is not None
-    begins = text.starts[positions]
-    ends = np.append(text.starts, text.n_bytes)[np.searchsorted(text.starts, begins, side="right")]
-    parts = text.starts[np.maximum(positions - 1, 0)] == begins
-    for t, begin, end, part in zip(positions.tolist(), begins.tolist(), ends.tolist(), parts.tolist(), strict=True):
-        start = max(0, begin - REACH)
-        yield Piece(content[start : end + REACH], begin - start, end - start, part and t > 0)
+    starts, begins = text.known_starts, text.known_starts[positions]
+    ends = np.append(starts, text.n_bytes)[np.searchsorted(starts, begins, side="right")]
+    for t, begin, end in zip(positions.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        first = max(0, begin - REACH)
+        yield Piece(content[first : end + REACH], begin - first, end - first, t > 0 and starts[t - 1] == begin)
 
 
 def pieces_of_symbols(vocabulary: Vocabulary, tokens: np.ndarray, positions: Integers) -> Iterator[Piece] | None:
@@ -241,10 +238,9 @@ def pieces_of_symbols(vocabulary: Vocabulary, tokens: np.ndarray, positions: Int
         encoded = [(symbol if len(symbol) == 1 else "\ufffd").encode() for symbol in vocabulary.symbols]
 
     def piece(t: int) -> Piece:
-        start = max(0, t - REACH)
-        before, after = tokens[start:t].tolist(), tokens[t + 1 : t + 1 + REACH].tolist()
-        begin, own = b"".join(encoded[token] for token in before), encoded[int(tokens[t])]
-        content = begin + own + b"".join(encoded[token] for token in after)
-        return Piece(content, len(begin), len(begin) + len(own))
+        first = max(0, t - REACH)
+        parts = [encoded[token] for token in tokens[first : t + 1 + REACH].tolist()]
+        begin = sum(map(len, parts[: t - first]))
+        return Piece(b"".join(parts), begin, begin + len(parts[t - first]))
 
     return map(piece, positions.tolist())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.language_models.tiny_huggingface import (
+from tests.evaluation.recl.tiny_huggingface import (
     KINDS,
     POSITIONS,
     TEXT,
@@ -18,10 +18,8 @@ from tests.evaluation.language_models.tiny_huggingface import (
     save_tiny,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.language_models import huggingface
-from txl_lightning.evaluation.language_models.huggingface import HuggingFaceModel, load_huggingface
-from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid
+from txl_lightning.evaluation.recl.models import HuggingFaceModel, load_huggingface
+from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid, position_blocks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 pytestmark = [
@@ -110,7 +108,7 @@ def test_a_begin_of_text_token_stands_before_every_window(kind: str) -> None:
 def test_logits_are_computed_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = WindowReader(HuggingFaceModel(model_of(transformers, "gpt2")), one_pass=True)
     ours = loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS)
-    monkeypatch.setattr("txl_lightning.evaluation.language_models.huggingface.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
+    monkeypatch.setattr("txl_lightning.evaluation.recl.models.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
     np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), ours, rtol=0, atol=1e-5)
 
 

@@ -4,29 +4,26 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.language_models.pair_models import PairBytes, Pairs, pair_text
-from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.language_models.outside import load_function
-from txl_lightning.evaluation.language_models.tokenized_text import TokenizedText, byte_losses, common_pieces
-from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
+from tests.evaluation.recl.pair_models import PairBytes, Pairs, pair_text
+from txl_lightning.errors import UserError
+from txl_lightning.evaluation.recl.models import load_function
+from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, byte_losses, common_pieces
+from txl_lightning.evaluation.scoring.windows import WindowReader, position_blocks, window_reader
 
-HERE = "tests.evaluation.language_models.pair_models"
+PAIR_MODELS = "py:tests.evaluation.recl.pair_models"
 TEXT = pair_text(150)
 
 
 @pytest.mark.parametrize("contexts", [[4, 6, 8, 10, 12, 14], [3, 6, 9, 12, 15]])
 def test_a_model_of_bytes_and_one_of_pairs_have_equal_losses(contexts: list[int]) -> None:
-    models = [load_function(f"{HERE}.{name}") for name in ("make_pairs", "make_pair_bytes")]
+    models = [load_function(f"{PAIR_MODELS}.{name}", name) for name in ("make_pairs", "make_pair_bytes")]
     texts = [model.tokenize(TEXT) for model in models]
     pieces = common_pieces(texts)
     assert pieces.tolist() == list(range(0, 301, 2))
     positions, _ = position_blocks(len(TEXT), 40, contexts)
     assert {int(t) % 2 for t in positions} == {0, 1}
-    ours, theirs = (
-        byte_losses(window_reader(model.model), text, pieces, positions, contexts)
-        for model, text in zip(models, texts, strict=True)
-    )
+    pairs = zip(models, texts, strict=True)
+    ours, theirs = (byte_losses(model.reader, text, pieces, positions, contexts) for model, text in pairs)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
     assert ours.mean(axis=1)[0] > ours.mean(axis=1)[-1] + 0.1
 
@@ -60,24 +57,3 @@ def test_the_first_piece_is_not_scored() -> None:
         byte_losses(reader, text, np.array([0, 20, 300]), np.array([12, 200]), [2, 4])
     with pytest.raises(UserError, match="unknown"):
         byte_losses(reader, TokenizedText(text.tokens, None, 300), np.array([0, 300]), np.array([12]), [2])
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nothing", "models=py:nothing: must be py:module.function"),
-        ("no_such_module.function", "models=py:no_such_module.function: No module named"),
-        (f"{HERE}.nothing", "has no attribute 'nothing'"),
-        (f"{HERE}.not_a_model", "must return a model with the method score, not str"),
-    ],
-)
-def test_a_function_that_gives_no_model_is_named(name: str, words: str) -> None:
-    with pytest.raises(OptionError, match=words) as caught:
-        load_function(name)
-    assert "\n" not in str(caught.value)
-
-
-def test_sizes_that_do_not_sum_to_the_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pairs, "encode", lambda self, content: ([1], [1]))
-    with pytest.raises(OptionError, match="encode must return tokens and their sizes"):
-        load_function(f"{HERE}.make_pairs").tokenize(b"AaAa")

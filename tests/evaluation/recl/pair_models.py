@@ -80,8 +80,3 @@ def make_pairs() -> Pairs:
 def make_pair_bytes() -> PairBytes:
     """For `py:`."""
     return PairBytes()
-
-
-def not_a_model() -> str:
-    """For `py:`."""
-    return "text"
