@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.covering import product_of
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths, resampled
-from txl_lightning.evaluation.recl.loss_by_context import mean_and_error
 
 
 def by_the_paper(
@@ -143,18 +142,6 @@ def test_the_order_of_models_and_positions_changes_nothing(ties: bool) -> None:
                 )
 
 
-def test_a_model_that_is_worse_everywhere_changes_nothing() -> None:
-    losses = group()
-    best_P = np.maximum.reduce([x.max(axis=0) for x in losses.values()])
-    with_worse = {"worse": np.tile(best_P + 0.1, (5, 1)), **losses}
-    ours = relative_effective_context_lengths(with_worse, CONTEXTS, bootstrap=100)
-    assert ours.pop("worse")[1.0].value == 10
-    for by_fraction in ours.values():
-        for length in by_fraction.values():
-            length.longer_than.pop("worse")
-    assert ours == relative_effective_context_lengths(losses, CONTEXTS, bootstrap=100)
-
-
 def test_positions_that_tie_for_the_last_places_share_them() -> None:
     losses = np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])
     length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
@@ -181,27 +168,6 @@ def test_resampled_blocks_keep_their_positions_together() -> None:
     difference = np.array(values["m0"]) - np.array(values["m1"])
     assert ours["m0"][0.3].longer_than == {"m1": ends(difference)}
     assert len(set(difference)) > 1
-
-
-def test_intervals_over_blocks_cover_the_truth_and_those_over_positions_do_not() -> None:
-    """2,000 texts of 64 distant blocks; within a block the losses are an autoregression with mean 0."""
-    n_texts, n_blocks, size = 2000, 64, 32
-    random = np.random.default_rng(1)
-    losses = random.normal(size=(size, n_texts, n_blocks))
-    for i in range(1, size):
-        losses[i] = 0.9 * losses[i - 1] + math.sqrt(1 - 0.9**2) * losses[i]
-    losses_CP = np.moveaxis(losses, 0, 2).reshape(n_texts, -1)
-
-    def coverage(blocks: np.ndarray) -> tuple[float, float]:
-        mean, error = mean_and_error(losses_CP, blocks)
-        counts_SP = np.concatenate(list(resampled(blocks[-1] + 1, 500, seed=1)))[:, blocks]
-        means_SC = counts_SP @ losses_CP.T / counts_SP.sum(axis=1, keepdims=True)
-        low, high = np.quantile(means_SC, [0.025, 0.975], axis=0)
-        return float((abs(mean) < 1.96 * error).mean()), float(((low < 0) & (high > 0)).mean())
-
-    by_block = np.repeat(np.arange(n_blocks), size)
-    assert coverage(by_block) == pytest.approx((0.95, 0.95), abs=0.02)
-    assert max(coverage(np.arange(n_blocks * size))) < 0.6
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Ablations of the far context: only far tokens change, effects known in closed form, every kind of model."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from tests.evaluation.recl.pair_models import pair_text
 from tests.evaluation.recl.test_recl_models import PAIRS, recl
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.recl import model_losses
 from txl_lightning.evaluation.recl.loss_by_context import (
     ABLATIONS,
     altered_windows,
@@ -124,33 +122,6 @@ def test_every_kind_of_run_has_them(runs: SmallRuns, tmp_path: Path, kind: str) 
         np.testing.assert_allclose(means, [found[name]["increase"] for name in EVERY], atol=1e-6)
     assert (tmp_path / "ablations.svg").is_file()
     assert f"## Far context of {kind}: increase of the loss at 16 tokens" in (tmp_path / "recl.md").read_text()
-
-
-def test_they_are_stored_and_equal_after_an_interruption(
-    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measured(name: str, **options: Any) -> list[float]:
-        result = recl(tmp_path / name, checkpoints=[runs.checkpoint("lstm")], ablations=["shuffle"], **options)
-        return result["models"][0]["far_context"]["ablations"]["shuffle"]["increase"]
-
-    calls: list[int] = []
-
-    def counted(*words: Any) -> Any:
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        calls.append(len(words[2]))
-        return far_context_losses(*words)
-
-    whole = measured("whole", n_positions=60)
-    monkeypatch.setattr(model_losses, "far_context_losses", counted)
-    with pytest.raises(KeyboardInterrupt):
-        measured("cut", n_positions=60)
-    calls[:] = [0] * -8
-    np.testing.assert_allclose(measured("whole", n_positions=60), whole, rtol=0, atol=0)
-    assert calls == []  # all of it was stored
-    monkeypatch.undo()
-    np.testing.assert_allclose(measured("cut", n_positions=60), whole, rtol=0, atol=1e-6)
-    assert measured("whole", n_positions=60, seed=2) != whole
 
 
 def test_those_of_longer_windows_at_the_same_positions_are_not_reused(runs: SmallRuns, tmp_path: Path) -> None:

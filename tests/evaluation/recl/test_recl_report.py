@@ -125,6 +125,9 @@ def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["10 → 20", "20 → 30"]
     assert axes.get_title() == "Gain of more context, hardest 10% of positions, x"
     assert axes.get_xlabel() == "context c → c' (tokens)"
+    shown = axes.yaxis.get_major_formatter()  # no label between 0 and the first decade
+    assert [shown(value, 0) for value in (0, 0.01, 0.1, 10)] == ["0", "", "0.1", "10"]
+    assert axes.figure.get_figwidth() <= 5.6  # inches: wider ones have too small letters on a phone
     assert curves(drawn["gains_y_r1.0.svg"].axes[0])["c"] == ([0, 1], [2, 1])
 
     (axes,) = drawn["contexts.svg"].axes

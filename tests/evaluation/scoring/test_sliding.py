@@ -60,16 +60,6 @@ def test_every_token_is_scored_once_as_if_its_window_were_alone(kind: str) -> No
 
 
 @torch.no_grad()
-def test_with_stride_1_a_token_sees_exactly_the_window() -> None:
-    model = attention("relative")
-    losses = sliding_losses(window_reader(model), TOKENS, window=6)
-    stream = torch.from_numpy(TOKENS.astype(np.int64))
-    for t in range(1, N):
-        expected = token_by_token(model, stream[max(0, t - 6) : t + 1])
-        assert losses.nll[t - 1] == pytest.approx(expected, abs=1e-10)
-
-
-@torch.no_grad()
 def test_a_window_is_capped_at_the_positions_that_a_model_knows() -> None:
     for encoding in ("absolute", "al_rfou"):
         reader = window_reader(attention(encoding, mem_len=0), TRAINED)

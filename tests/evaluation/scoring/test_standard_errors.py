@@ -24,18 +24,6 @@ def test_units_of_equal_length_give_the_error_of_their_means() -> None:
     assert tokens_alone < error / 3
 
 
-def test_the_error_covers_the_true_mean_for_units_of_any_length() -> None:
-    rng = np.random.default_rng(1)
-    means, errors = [], []
-    for _ in range(300):
-        lengths = rng.integers(1, 40, 60)
-        units = np.repeat(np.arange(60), lengths)
-        values = rng.normal(size=60)[units] + rng.normal(size=len(units))
-        means.append(values.mean())
-        errors.append(standard_error(values, units)[0])
-    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
-
-
 def test_a_single_unit_has_none() -> None:
     assert standard_error(np.ones(3), np.zeros(3, dtype=np.int64)) == (None, 1)
     assert errors_by_unit(None, 1.0, "byte") == {"nll": None, "bpc": None}

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.covering import product_of
-from tests.evaluation.ranks import on_ranks
 from tests.model.tiny_model import VOCABULARY, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
@@ -163,10 +162,3 @@ def test_a_context_curve_has_the_models_losses_errors_and_recl() -> None:
     assert curve.nll[1] == pytest.approx(losses.mean())
     assert curve.standard_error[1] == pytest.approx(losses.std(ddof=1) / len(losses) ** 0.5)
     assert curve.recl[0.5].value in (2, 4, 6)
-
-
-def test_ranks_measure_what_one_does() -> None:
-    reader = window_reader(attention("relative"))
-    alone = context_losses(reader, TOKENS, POSITIONS, 9)
-    for of_rank in on_ranks(3, lambda: context_losses(reader, TOKENS, POSITIONS, 9)):
-        np.testing.assert_allclose(of_rank, alone, rtol=0, atol=1e-12)
