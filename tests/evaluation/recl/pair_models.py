@@ -6,6 +6,7 @@ from torch import Tensor
 
 FIRST, SECOND = b"ABCDEFGHIJKLMNOP", b"abcdefghijklmnop"
 LAG = 6  # pairs
+PAIRS, PAIR_BYTES = (f"py:{__name__}.make_{name}" for name in ("pairs", "pair_bytes"))
 N_PAIRS = len(FIRST) * len(SECOND)
 
 

@@ -4,19 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.recl.pair_models import PairBytes, Pairs, pair_text
+from tests.evaluation.recl.pair_models import PAIR_BYTES, PAIRS, PairBytes, Pairs, pair_text
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.recl.models import load_function
 from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, byte_losses, common_pieces
 from txl_lightning.evaluation.scoring.windows import WindowReader, position_blocks, window_reader
 
-PAIR_MODELS = "py:tests.evaluation.recl.pair_models"
 TEXT = pair_text(150)
 
 
 @pytest.mark.parametrize("contexts", [[4, 6, 8, 10, 12, 14], [3, 6, 9, 12, 15]])
 def test_a_model_of_bytes_and_one_of_pairs_have_equal_losses(contexts: list[int]) -> None:
-    models = [load_function(f"{PAIR_MODELS}.{name}", name) for name in ("make_pairs", "make_pair_bytes")]
+    models = [load_function(reference, "name") for reference in (PAIRS, PAIR_BYTES)]
     texts = [model.tokenize(TEXT) for model in models]
     pieces = common_pieces(texts)
     assert pieces.tolist() == list(range(0, 301, 2))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.evaluation.recl.counting_models import SYMBOLS, Counting, Lagging
-from tests.evaluation.recl.pair_models import pair_text
-from tests.evaluation.recl.test_recl_models import PAIRS, recl
+from tests.evaluation.recl.pair_models import PAIRS, pair_text
+from tests.evaluation.recl.small_recl import recl
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.loss_by_context import (
     ABLATIONS,
     altered_windows,
@@ -99,12 +99,11 @@ def test_contexts_are_doubled_on_the_grid() -> None:
 
 
 EVERY = list(ABLATIONS)
-LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("absolute", "lstm", "qrnn", "characters")]
 
 
-@pytest.mark.parametrize("kind", ["relative", "extended", *LATER])
+@pytest.mark.parametrize("kind", ["relative", "extended"])
 def test_every_kind_of_run_has_them(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
-    result = recl(tmp_path, checkpoints=[runs.checkpoint(kind)], ablations=EVERY, num_threads=1)
+    result = recl(tmp_path, runs.checkpoint(kind), ablations=EVERY)
     (model,) = result["models"]
     assert model["far_context"]["contexts"] == [4, 8]
     found = model["far_context"]["ablations"]
@@ -127,11 +126,11 @@ def test_every_kind_of_run_has_them(runs: SmallRuns, tmp_path: Path, kind: str) 
 def test_those_of_longer_windows_at_the_same_positions_are_not_reused(runs: SmallRuns, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(pair_text(60_000))
-    given = {"checkpoints": [runs.checkpoint("lstm")], "ablations": ["shuffle"], "data_path": str(text)}
+    path, given = runs.checkpoint("lstm"), {"ablations": ["shuffle"], "data_path": str(text)}
     given |= {"n_positions": 60, "position_windows": 4}
-    fresh = recl(tmp_path / "fresh", **given, max_context=8)
-    longer = recl(tmp_path / "store", **given, max_context=16)
-    again = recl(tmp_path / "store", **given, max_context=8)
+    fresh = recl(tmp_path / "fresh", path, **given, max_context=8)
+    longer = recl(tmp_path / "store", path, **given, max_context=16)
+    again = recl(tmp_path / "store", path, **given, max_context=8)
     assert longer["positions"] == again["positions"]
     for name in ("far_context", "loss_by_position"):
         assert again["models"][0][name] == fresh["models"][0][name]
@@ -160,19 +159,3 @@ def test_models_from_elsewhere_in_tokens_and_in_bytes(tmp_path: Path) -> None:
     ours, _ = (model["far_context"]["ablations"] for model in of_pairs["models"])
     for ablation in ("replace", "drop"):
         assert ours[ablation]["increase"][0] > ours[ablation]["increase"][1] > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"ablations": ["shuffle", "mask"]}, r"ablations=.*must be different ones of shuffle, reverse, replace, drop"),
-        ({"ablations": ["drop", "drop"]}, r"ablations=.*must be different ones"),
-        ({"ablations": ["drop"], "ablation_contexts": [4, 16]}, "ablation_contexts=.*contexts of the grid below 16"),
-        ({"ablations": ["drop"], "ablation_contexts": [8, 4]}, "ablation_contexts=.*ascending"),
-        ({"ablations": ["drop"], "ablation_contexts": [5]}, "ablation_contexts="),
-        ({"position_windows": 1}, "position_windows=1: must be 0 or an integer >= 2"),
-    ],
-)
-def test_options_that_cannot_be_are_named(runs: SmallRuns, tmp_path: Path, options: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        recl(tmp_path, checkpoints=[runs.checkpoint("lstm")], **options)

@@ -1,6 +1,5 @@
 """txl recl on models from elsewhere: one tokenizer, or contexts in bytes; what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.recl.pair_models import pair_text
+from tests.evaluation.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
+from tests.evaluation.recl.small_recl import SCHEMA, recl
 from tests.evaluation.recl.tiny_huggingface import POSITIONS, TEXT, save_tiny
 from tests.evaluation.small_runs import SmallRuns
-from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.recl.command import run
-from txl_lightning.evaluation.recl.options import ReclOptions
 
-PAIR_MODELS = "py:tests.evaluation.recl.pair_models"
-PAIRS, PAIR_BYTES = f"{PAIR_MODELS}.make_pairs", f"{PAIR_MODELS}.make_pair_bytes"
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/recl.schema.json").read_text())
 SMALL: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 30, "bootstrap": 20}
 
 
@@ -28,15 +22,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("pairs") / "pairs.txt"
     path.write_bytes(pair_text(1000))
     return str(path)
-
-
-def recl(directory: Path, **options: Any) -> dict[str, Any]:
-    directory.mkdir(exist_ok=True)
-    given = {**SMALL, "store": str(directory / "store"), "logger": LoggerConfig(name="none"), **options}
-    run(ReclOptions(**given), directory)
-    result = json.loads((directory / "recl.json").read_text())
-    jsonschema.validate(result, SCHEMA)
-    return result
 
 
 def test_equal_distributions_of_bytes_and_of_pairs_have_equal_curves_and_recl(pairs: str, tmp_path: Path) -> None:
@@ -63,22 +48,22 @@ def test_equal_distributions_of_bytes_and_of_pairs_have_equal_curves_and_recl(pa
 
 def test_models_of_one_tokenizer_share_a_group_with_a_run(runs: SmallRuns, pairs: str, tmp_path: Path) -> None:
     result = recl(tmp_path, models=[f"txl:{runs.checkpoint('relative')}", PAIR_BYTES], data_path=pairs)
-    assert [model["name"] for model in result["models"]] == ["relative", f"{PAIR_MODELS[3:]}.make_pair_bytes"]
+    assert [model["name"] for model in result["models"]] == ["relative", PAIR_BYTES[3:]]
     assert [model["step"] for model in result["models"]] == [2, None]
     assert result["context_unit"] == "token"
     assert result["models"][0]["nll"][0] > result["models"][1]["nll"][0]
-    alone = recl(tmp_path / "alone", checkpoints=[runs.checkpoint("relative")], data_path=pairs)
+    alone = recl(tmp_path / "alone", runs.checkpoint("relative"), data_path=pairs)
     np.testing.assert_allclose(alone["models"][0]["nll"], result["models"][0]["nll"], rtol=1e-12)
 
 
 def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, tmp_path: Path) -> None:
     path = str(runs.folder / "text.txt")
     both = [runs.checkpoint("relative"), runs.checkpoint("characters"), runs.checkpoint("absolute")]
-    result = recl(tmp_path, checkpoints=both, context_unit="byte", data_path=path)
+    result = recl(tmp_path, *both, context_unit="byte", data_path=path)
     assert [model["scoring"] for model in result["models"]] == ["one pass", "one pass", "direct"]
-    again = recl(tmp_path, checkpoints=both, context_unit="byte", data_path=path)
+    again = recl(tmp_path, *both, context_unit="byte", data_path=path)
     assert [model["positions_scored"] for model in again["models"]] == [0, 0, 0]
-    by_tokens = recl(tmp_path / "tokens", checkpoints=both[:1], data_path=path)
+    by_tokens = recl(tmp_path / "tokens", both[0], data_path=path)
     if set(Path(path).read_bytes()) < set(range(128)):  # one byte a character, and one a piece
         np.testing.assert_allclose(result["models"][0]["nll"], by_tokens["models"][0]["nll"], rtol=1e-6)
 
@@ -90,7 +75,7 @@ def test_a_corpus_that_has_changed_since_training_is_reported(
     contents = torch.load(runs.checkpoint("relative"), weights_only=True)
     contents["txl_lightning"]["corpus"] = unit  # a checksum of no text
     torch.save(contents, tmp_path / "old.ckpt")
-    recl(tmp_path / "run", checkpoints=[str(tmp_path / "old.ckpt")], context_unit=unit)
+    recl(tmp_path / "run", str(tmp_path / "old.ckpt"), context_unit=unit)
     words = f"checkpoints={tmp_path}/old.ckpt was trained on another text than text.txt has now"
     assert capsys.readouterr().err.count(words) == 1
 
@@ -102,35 +87,12 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: 
         contents = torch.load(runs.checkpoint("relative"), weights_only=True)
         contents["global_step"] = 2 * factor
         torch.save(contents, folder / f"step{number}.ckpt")
-    result = recl(tmp_path / "run", checkpoints=[str(folder / "step*.ckpt")])
+    result = recl(tmp_path / "run", str(folder / "step*.ckpt"))
     assert [model["name"] for model in result["models"]] == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
     assert [model["step"] for model in result["models"]] == [2, 8, 10]
     tokens = [model["tokens_trained"] for model in result["models"]]
     assert tokens[1:] == [4 * tokens[0], 5 * tokens[0]]
     assert (tmp_path / "run/recl_by_tokens_r0.1.png").is_file()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"models": ["gpt2"]}, "models=gpt2: must begin with txl:, hf: or py:"),
-        ({"models": [PAIRS, PAIRS]}, r"models=\[.*is named twice"),
-        ({"models": [PAIRS], "data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
-        ({"models": [PAIRS, PAIR_BYTES]}, "has another tokenizer than .*: compare them with context_unit=byte"),
-        ({"models": [PAIRS], "context_unit": "line"}, "context_unit=line: must be one of token, byte"),
-        ({"models": [PAIRS], "dtype": "int8"}, "dtype=int8: must be one of float32"),
-        ({"models": [PAIRS], "groups": ["a", "b"]}, "groups=.*must be 1 labels"),
-        ({"models": [PAIRS], "groups": ["a/b"]}, "groups=.*must be 1 labels"),
-        ({"models": [PAIRS, "words"], "context_unit": "byte"}, "context_unit=byte: the tokens of .* do not give back"),
-    ],
-)
-def test_models_that_form_no_group_are_named(
-    runs: SmallRuns, pairs: str, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
-    models = [f"txl:{runs.checkpoint(model)}" if model == "words" else model for model in options["models"]]
-    with pytest.raises(UserError, match=words) as caught:
-        recl(tmp_path, **{"data_path": pairs, **options, "models": models})
-    assert "\n" not in str(caught.value)
 
 
 class Shifted:
@@ -155,11 +117,6 @@ def test_losses_that_are_no_log_probabilities_name_the_model(
     models = [PAIR_BYTES, f"py:{__name__}.make_shifted"]
     with pytest.raises(UserError, match=r"models=py:.*make_shifted: has losses that are not -log P in 0 … 700 nats"):
         recl(tmp_path, models=models, data_path=pairs)
-
-
-def test_a_pipe_in_a_name_is_no_column(pairs: str, tmp_path: Path) -> None:
-    recl(tmp_path, models=[PAIR_BYTES], names=["a|b"], data_path=pairs)
-    assert "| a\\|b |" in (tmp_path / "recl.md").read_text()
 
 
 @pytest.mark.filterwarnings("default")
@@ -202,19 +159,20 @@ class TestHuggingFace:
         assert mamba["nll"][11] != mamba["nll"][15]
 
     def test_two_tokenizers_and_a_run_in_bytes(self, runs: SmallRuns, folders: dict[str, str], tmp_path: Path) -> None:
-        given = self.options(folders, "gpt2", "other", checkpoints=[runs.checkpoint("relative")], split="train")
-        result = recl(tmp_path, **given, context_unit="byte", ablations=["replace"])
+        given = self.options(folders, "gpt2", "other", split="train")
+        result = recl(tmp_path, runs.checkpoint("relative"), **given, context_unit="byte", ablations=["replace"])
         assert [model["kind"] for model in result["models"]][1:] == ["gpt2, Hugging Face", "llama, Hugging Face"]
         for model in result["models"]:
             assert np.isfinite(model["bpc"]).all()
             assert np.isfinite(model["far_context"]["ablations"]["replace"]["increase"]).all()
 
-    def test_far_context_positions_and_pieces_of_words(self, folders: dict[str, str], tmp_path: Path) -> None:
+    def test_far_context_and_pieces_of_words(self, folders: dict[str, str], tmp_path: Path) -> None:
         ablations = ["shuffle", "reverse", "replace", "drop"]
-        result = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train", ablations=ablations))
+        result = recl(
+            tmp_path, **self.options(folders, "gpt2", "mamba", split="train", ablations=ablations, position_windows=5)
+        )
         for model in result["models"]:
             assert all(of_c["increase"][0] != 0 for of_c in model["far_context"]["ablations"].values())
             counts = [model["token_classes"][name]["positions"][0] for name in ("first_piece", "later_piece")]
             assert 0 < min(counts) <= sum(counts) < 30
-            assert model["loss_by_position"]["last"][-1] == 16
         assert [model["trained_len"] for model in result["models"]] == [POSITIONS, None]

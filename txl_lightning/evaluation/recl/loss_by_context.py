@@ -88,14 +88,14 @@ def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Ar
     return losses_CP.mean(axis=1), np.array(errors, dtype=np.float64)  # None becomes nan
 
 
-def mean_and_interval(values_CP: Array, blocks: Integers) -> list[list[float]]:
-    """Return the mean over positions, its standard error over blocks, and the ends of its 95 % interval, each [C].
+def mean_and_interval(values_CP: Array, blocks: Integers, mean: str, error: str) -> dict[str, list[float]]:
+    """Return the mean over positions and its standard error over blocks, [C], by these names, and `low` and `high`.
 
-    The interval is 1.96 standard errors on either side.
+    These are the ends of the 95 % interval, 1.96 standard errors on either side.
     """
     mean_C, error_C = mean_and_error(values_CP, blocks)
-    ends = (mean_C - NORMAL_95 * error_C, mean_C + NORMAL_95 * error_C)
-    return [values_C.tolist() for values_C in (mean_C, error_C, *ends)]
+    ends = {"low": mean_C - NORMAL_95 * error_C, "high": mean_C + NORMAL_95 * error_C}
+    return {name: values_C.tolist() for name, values_C in {mean: mean_C, error: error_C, **ends}.items()}
 
 
 def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
@@ -103,15 +103,11 @@ def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict
 
     The standard error is over blocks of the differences, which fluctuate less than the losses of either model.
     """
-    names = ("nll", "nll_standard_error", "low", "high")
-    return [
-        {
-            "model": name,
-            "minus": other,
-            **dict(zip(names, mean_and_interval(losses[name] - losses[other], blocks), strict=True)),
-        }
-        for name, other in combinations(losses, 2)
-    ]
+    entries = []
+    for name, other in combinations(losses, 2):
+        found = mean_and_interval(losses[name] - losses[other], blocks, "nll", "nll_standard_error")
+        entries.append({"model": name, "minus": other, **found})
+    return entries
 
 
 def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers) -> dict[str, Any]:

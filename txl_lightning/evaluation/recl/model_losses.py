@@ -220,7 +220,7 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
         entry["float32_difference"] = {"nll": difference, "positions": exact_CP.shape[1]}
 
     # The longest context is a part of the keys: grids with the same positions can have windows of other lengths.
-    rows, increases = [*at.altered, longest], []
+    rows, increases, ablations = [*at.altered, longest], [], {}
     for ablation in options.ablations:
         if ablation == DROP:
             losses_RP = losses_CP[np.searchsorted(at.contexts, rows)]
@@ -228,9 +228,7 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
             key, score = {"ablation": ablation, "seed": options.seed}, partial(altered, ablation=ablation)
             losses_RP, _ = store.losses(score, rows, at.positions, at.blocks, **key, longest=longest)
         increases.append(losses_RP[:-1] - losses_RP[-1])
-    names = ("increase", "standard_error", "low", "high")
-    intervals = [dict(zip(names, mean_and_interval(of_KP, at.blocks), strict=True)) for of_KP in increases]
-    ablations = dict(zip(options.ablations, intervals, strict=True))
+        ablations[ablation] = mean_and_interval(increases[-1], at.blocks, "increase", "standard_error")
     entry["far_context"] = {"contexts": at.altered, "ablations": ablations} if ablations else None
 
     by_position_TW, entry["loss_by_position"] = np.empty((0, 0)), None
@@ -253,9 +251,8 @@ def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any
         "clamp_len": member.clamp_len,
         "segment_len": member.reader.segment_len,
         "precision": options.precision,
+        **({} if member.trained else {"limit": member.reader.limit}),
     }
-    if not member.trained:
-        key["limit"] = member.reader.limit
     if text.pieces is not None:
         key |= {"pieces": array_checksum(text.pieces), "starts": array_checksum(tokens.known_starts)}
     return key
@@ -268,16 +265,15 @@ def loss_arrays(scored: Mapping[str, ModelLosses], at: ScoredPositions, options:
     `ablation_contexts` [K] and `ablation_increase` [I, A, K, P]. With position windows: `nll_by_position` [I, T, W],
     nan beyond the tokens that a model sees.
     """
-    models = list(scored.values())
-    arrays = {"models": list(scored), "contexts": at.contexts, "positions": at.positions, "blocks": at.blocks}
-    found = {name: np.asarray(values) for name, values in arrays.items()}
-    found["nll"] = np.stack([model.losses_CP for model in models]).astype(np.float32)
+    arrays: dict[str, Any] = {"models": list(scored), "contexts": at.contexts}
+    arrays |= {"positions": at.positions, "blocks": at.blocks}
+    in_float32: dict[str, Any] = {"nll": [model.losses_CP for model in scored.values()]}
     if options.ablations:
-        found |= {"ablations": np.asarray(options.ablations), "ablation_contexts": np.asarray(at.altered)}
-        found["ablation_increase"] = np.stack([model.increases_AKP for model in models]).astype(np.float32)
+        arrays |= {"ablations": options.ablations, "ablation_contexts": at.altered}
+        in_float32["ablation_increase"] = [model.increases_AKP for model in scored.values()]
     if at.windows:
-        T = max(len(model.by_position_TW) for model in models)
-        pads = [((0, T - len(model.by_position_TW)), (0, 0)) for model in models]
-        padded = [np.pad(m.by_position_TW, pad, constant_values=np.nan) for m, pad in zip(models, pads, strict=True)]
-        found["nll_by_position"] = np.stack(padded).astype(np.float32)
-    return found
+        by_position = [model.by_position_TW for model in scored.values()]
+        pads = [((0, max(map(len, by_position)) - len(losses_TW)), (0, 0)) for losses_TW in by_position]
+        in_float32["nll_by_position"] = list(map(partial(np.pad, constant_values=np.nan), by_position, pads))
+    arrays |= {name: np.asarray(values, dtype=np.float32) for name, values in in_float32.items()}
+    return {name: np.asarray(values) for name, values in arrays.items()}
