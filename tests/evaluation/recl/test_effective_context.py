@@ -34,26 +34,16 @@ def by_the_paper(
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
-    n_models=st.integers(1, 4),
-    n_contexts=st.integers(2, 7),
-    n_positions=st.integers(1, 200),
+    shape=st.tuples(st.integers(1, 4), st.integers(2, 7), st.integers(1, 200)),
     first=st.integers(1, 50),
     step=st.integers(1, 100),
     r=st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]),
     threshold=st.sampled_from([0.001, 0.01, 0.05, 0.3]),
 )
 def test_it_is_appendix_c(
-    seed: int,
-    n_models: int,
-    n_contexts: int,
-    n_positions: int,
-    first: int,
-    step: int,
-    r: float,
-    threshold: float,
+    seed: int, shape: tuple[int, int, int], first: int, step: int, r: float, threshold: float
 ) -> None:
-    generator = np.random.default_rng(seed)
-    shape = (n_models, n_contexts, n_positions)
+    generator, (n_models, n_contexts, _) = np.random.default_rng(seed), shape
     falling = 4.0 * 0.5 ** np.arange(n_contexts)[None, :, None]
     losses_ICP = generator.gamma(2.0, 1.0, shape) * generator.choice([0.1, 1.0], shape) + falling
     losses = {f"m{i}": losses_ICP[i] for i in range(n_models)}
@@ -82,35 +72,29 @@ def test_a_model_that_copies_from_at_most_lag_back_has_the_first_context_that_co
     assert (length.value, length.at_least, length.low, length.high) == (covering, False, covering, covering)
 
 
-def test_a_model_without_gain_in_the_first_step_has_the_first_context() -> None:
-    losses = np.full((4, 50), 2.0)
-    losses[2:] = 0.1  # later steps do not matter after a step without gain
-    length = relative_effective_context_lengths({"oracle": losses}, [7, 9, 11, 13])["oracle"][0.1]
-    assert (length.value, length.at_least) == (7, False)
-    assert length.relative_gains[0] == 0.0
+LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(50)  # later steps do not matter after a step without gain
+SECOND = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(400)
+RARELY = (
+    SECOND[:3] - np.outer([0, 0, 1], np.arange(400) < 100) * 0.01005 / 120 * 400
+)  # by 1 % in a hundredth of samples
 
 
-def test_a_model_that_still_gains_at_the_end_has_a_marked_lower_bound() -> None:
-    length = relative_effective_context_lengths({"m": copying_oracle(500, [10, 20, 30])}, [10, 20, 30])["m"][1.0]
-    assert (length.value, length.at_least, length.high, length.high_at_least) == (30, True, 30, True)
-
-
-def test_an_interval_that_ends_within_the_grid_has_no_marked_end() -> None:
-    losses = np.array([[3.0], [2.0], [2.0]]) + np.zeros(400)
-    losses[2, :100] -= 0.01005 / 120 * 400  # the last step gains 1 % in the hundredth of samples that have 120 of these
-    length = relative_effective_context_lengths({"m": losses}, [10, 20, 30], [1.0])["m"][1.0]
-    assert (length.value, length.low, length.high, length.high_at_least) == (20, 20, 20, False)
-
-
-def test_a_model_is_capped_at_what_it_sees() -> None:
-    losses = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(20)
-    contexts = [10, 20, 30, 40]
-    capped = relative_effective_context_lengths({"m": losses}, contexts, limits={"m": 15})["m"][1.0]
-    assert (capped.value, capped.limit, capped.at_least) == (15, 15, False)
-    free = relative_effective_context_lengths({"m": losses}, contexts)["m"][1.0]
-    assert (free.value, free.limit) == (20, None)
-    short = relative_effective_context_lengths({"m": losses[:2]}, contexts[:2], limits={"m": 15})["m"][1.0]
-    assert (short.value, short.at_least) == (15, False)
+@pytest.mark.parametrize(
+    ("losses", "limit", "expected"),  # value, at_least, high, high_at_least
+    [
+        (LATER, None, (10, False, 10, False)),
+        (copying_oracle(500, [10, 20, 30]), None, (30, True, 30, True)),
+        (RARELY, None, (20, False, 20, False)),
+        (SECOND, None, (20, False, 20, False)),
+        (SECOND, 15, (15, False, 15, False)),  # what the model sees
+        (SECOND[:2], 15, (15, False, 15, False)),
+    ],
+)
+def test_where_the_gains_end(losses: np.ndarray, limit: int | None, expected: tuple[int, bool, int, bool]) -> None:
+    contexts = [10, 20, 30, 40][: len(losses)]
+    length = relative_effective_context_lengths({"m": losses}, contexts, [1.0], limits={"m": limit})["m"][1.0]
+    assert (length.value, length.at_least, length.high, length.high_at_least) == expected
+    assert length.limit == limit
 
 
 def group(n_models: int = 3, n_contexts: int = 5, n_positions: int = 101, ties: bool = False) -> dict[str, np.ndarray]:
@@ -137,9 +121,7 @@ def test_the_order_of_models_and_positions_changes_nothing(ties: bool) -> None:
         for r, length in by_fraction.items():
             assert shuffled[name][r].value == length.value
             for field in ("relative_gains", "perplexity_gains", "perplexities"):
-                np.testing.assert_allclose(
-                    getattr(shuffled[name][r], field), getattr(length, field), rtol=0, atol=1e-12
-                )
+                assert getattr(shuffled[name][r], field) == pytest.approx(getattr(length, field), rel=0, abs=1e-12)
 
 
 def test_positions_that_tie_for_the_last_places_share_them() -> None:

@@ -154,18 +154,6 @@ def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
     assert axes.get_ylabel() == "bits per character"
 
 
-def test_losses_by_position_of_words_are_perplexities(tmp_path: Path, drawn: Figures) -> None:
-    found = results() | {"unit": "ppl", "corpus": {"name": "text", "level": "word"}}
-    for of_model in found["models"]:
-        of_model |= {"ppl": of_model["bpc"], "ppl_standard_error": of_model["bpc_standard_error"]}
-    write_report(found, tmp_path, LoggerConfig(name="none"))
-    (axes,) = drawn["positions.svg"].axes
-    np.testing.assert_allclose(curves(axes)["a"][1], np.exp([3, 2, 1]))
-    low, high = bands(axes)[0]
-    np.testing.assert_allclose((np.array(high) - low) / 2, np.exp([3, 2, 1]) * [0.3, 0.2, 0.1])
-    assert axes.get_ylabel() == drawn["contexts.svg"].axes[0].get_ylabel() == "perplexity"
-
-
 def test_recl_during_training_is_by_tokens(tmp_path: Path, drawn: Figures) -> None:
     found = results()
     for of_model, tokens in zip(found["models"], (300, 100, 50), strict=True):

@@ -88,13 +88,10 @@ def errors(values_CP: np.ndarray, blocks: np.ndarray) -> list[list[float]]:
 
 def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) -> None:
     results, positions = measured.results, measured.arrays["positions"]
-    stated = {name: results[name] for name in ("contexts", "fractions", "threshold", "seed", "bootstrap", "split")}
-    assert stated == {
-        "contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES,
-        "split": "train",
-    }  # fmt: skip
-    assert (results["first_context"], results["step"], results["context_unit"]) == (4, 4, "token")
-    assert (results["unit"], results["precision"], results["schema_version"]) == ("bpc", "32-true", 3)
+    stated = {"contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES}
+    stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpc"}
+    stated |= {"precision": "32-true", "schema_version": 3}
+    assert results.items() >= stated.items()
     assert "appendix C" in results["citation"]
     assert results["corpus"]["name"] == "text.txt"
     assert results["corpus"]["level"] == "byte"
@@ -117,10 +114,8 @@ def test_models_are_described(measured: Measured, runs: SmallRuns) -> None:
     for name in NAMES[2:]:
         model = measured.model(name)
         assert model["checkpoint"] == f"{FUNCTIONS}.make_{name}"
-        assert [model[field] for field in ("sha256", "step", "tokens_trained", "clamp_len", "trained_len")] == [
-            None
-        ] * 5
-        assert model["parameters"] == 0
+        unknown = ("sha256", "step", "tokens_trained", "clamp_len", "trained_len")
+        assert ({model[field] for field in unknown}, model["parameters"]) == ({None}, 0)
     fields = ("kind", "scoring", "limit", "clamp_len", "trained_len", "begin_of_text", "positions_scored", "group")
     described = {name: [measured.model(name)[field] for field in fields] for name in NAMES}
     relative, absolute = "txl_smoke, relative, memory 8", "txl_smoke, absolute, no recurrence"
@@ -166,19 +161,6 @@ def test_losses_have_means_and_errors_in_both_units(measured: Measured) -> None:
         total = nll[0] - nll[-1]
         expected = [(nll[0] - x) / total for x in nll] if total > 0 else None
         assert model["share_of_gain"] == (None if expected is None else pytest.approx(expected, abs=1e-6))
-
-
-def test_a_perplexity_has_its_own_error(runs: SmallRuns, tmp_path: Path) -> None:
-    given = {"first_context": 2, "step": 2, "max_context": 6, "n_positions": 10, "bootstrap": 0, "num_threads": 1}
-    paths, logger = [runs.checkpoint("words")], LoggerConfig(name="none")
-    run(ReclOptions(paths, store=str(tmp_path / "store"), logger=logger, **given), tmp_path)
-    results = json.loads((tmp_path / "recl.json").read_text())
-    (model,) = results["models"]
-    assert results["unit"] == "ppl"
-    ppl = np.exp(model["nll"])
-    np.testing.assert_allclose(model["ppl"], ppl, rtol=1e-9)
-    np.testing.assert_allclose(model["ppl_standard_error"], ppl * model["nll_standard_error"], rtol=1e-9)
-    assert min(model["nll_standard_error"]) > 0
 
 
 def test_recl_its_interval_and_that_of_other_groups(measured: Measured) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.covering import product_of
 from tests.training.small_run import tiny_config
-from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, protocol_word, trained_clamp
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, trained_clamp
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.scoring.protocols import SlidingWindowProtocol, StateReuse
@@ -62,14 +62,6 @@ def test_every_token_sees_the_stated_attention_length(tmp_path: Path, encoding: 
             assert guaranteed <= differ <= set(range(changed + 1, changed + A + 1)), (A, changed)
     assert protocol.at_training_lengths().settings()["ext_len"] == 6
     assert protocol.at_training_lengths().settings() == protocol.at_attention_length(SEGMENT).settings()
-
-
-def test_all_lengths_score_the_same_tokens(tmp_path: Path) -> None:
-    protocol = protocol_of(tmp_path, "memory=off", "evaluation.batch_size=3")
-    planned = (protocol.at_training_lengths(), protocol.at_attention_length(13), protocol.with_memory(12))
-    first, *others = [window.losses("test").positions.tolist() for window in planned]
-    assert others == [first, first]
-    assert len(first) == N - 3
 
 
 @pytest.mark.parametrize("memory", ["on", "off"])
@@ -126,16 +118,3 @@ def test_the_clamp_is_the_runs_own_or_the_longest_trained_distance(
     if clamp_len is not None and plain["same_length"] is False:
         longer = {**plain, "mem_len": 60}
         assert clamp_untrained(longer, config) == longer | {"clamp_len": clamp_len}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "word"),
-    [
-        (["memory=on"], "memory"),
-        (["memory=off"], "bare segments"),
-        (["memory=off", "evaluation.ext_len=4"], "window"),
-        (["model=lstm", "model.d_model=16"], "recurrent state"),
-    ],
-)
-def test_a_protocol_has_a_word(tmp_path: Path, overrides: list[str], word: str) -> None:
-    assert protocol_word(evaluation_lengths(tiny_config(tmp_path, *overrides))) == word
