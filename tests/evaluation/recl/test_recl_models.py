@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.evaluation.recl import test_functions
 from tests.evaluation.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.evaluation.recl.small_recl import SCHEMA, recl
+from tests.evaluation.recl.test_functions import Scored
 from tests.evaluation.recl.tiny_huggingface import POSITIONS, TEXT, save_tiny
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import UserError
@@ -95,27 +97,14 @@ def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: 
     assert (tmp_path / "run/recl_by_tokens_r0.1.png").is_file()
 
 
-class Shifted:
-    """A model whose losses are no -log P."""
-
-    def score(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, state: Any = None) -> tuple[torch.Tensor, None]:
-        return torch.full(targets_BT.shape, LOSS), None
-
-
-def make_shifted() -> Shifted:
-    return Shifted()
-
-
-LOSS = 0.0
-
-
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 2000.0])
 def test_losses_that_are_no_log_probabilities_name_the_model(
     loss: float, pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.evaluation.recl.test_recl_models.LOSS", loss)
-    models = [PAIR_BYTES, f"py:{__name__}.make_shifted"]
-    with pytest.raises(UserError, match=r"models=py:.*make_shifted: has losses that are not -log P in 0 … 700 nats"):
+    model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
+    monkeypatch.setattr(test_functions, "make", lambda: model, raising=False)
+    models = [PAIR_BYTES, f"py:{test_functions.__name__}.make"]
+    with pytest.raises(UserError, match=r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"):
         recl(tmp_path, models=models, data_path=pairs)
 
 

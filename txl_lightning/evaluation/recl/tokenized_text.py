@@ -134,11 +134,7 @@ class ByteSpans:
 
 
 def byte_losses(
-    reader: WindowReader,
-    text: TokenizedText,
-    pieces: Integers,
-    positions: Integers,
-    contexts: Sequence[int],
+    reader: WindowReader, text: TokenizedText, pieces: Integers, positions: Integers, contexts: Sequence[int]
 ) -> Array:
     """Return l(c, t), [C, P], in nats per byte, for byte positions t and contexts of c bytes.
 

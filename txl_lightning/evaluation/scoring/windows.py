@@ -211,12 +211,7 @@ def context_losses(reader: WindowReader, tokens: np.ndarray, positions: Integers
     return window_losses(reader, tokens, positions - context, lengths, last_loss, 1)[:, 0]
 
 
-def loss_grid(
-    reader: WindowReader,
-    tokens: np.ndarray,
-    positions: Integers,
-    contexts: Sequence[int],
-) -> Array:
+def loss_grid(reader: WindowReader, tokens: np.ndarray, positions: Integers, contexts: Sequence[int]) -> Array:
     """Return l(c, t), [C, P], in nats, with exactly c tokens of context, or as many as the reader's limit.
 
     If `reader.one_pass`, a window from t - c gives l(c, t) at its c-th target, for every c: the windows of all pairs
@@ -253,13 +248,7 @@ def loss_grid(
     return losses_CP[np.searchsorted(distinct, visible)]
 
 
-def span_losses(
-    reader: WindowReader,
-    tokens: np.ndarray,
-    begins: Integers,
-    firsts: Integers,
-    stops: Integers,
-) -> Array:
+def span_losses(reader: WindowReader, tokens: np.ndarray, begins: Integers, firsts: Integers, stops: Integers) -> Array:
     """Return the loss of each of N spans of tokens, [N], in nats.
 
         loss = Σ_{first <= k < stop} -log P(x_k | x_{k-1}, …, x_begin)
@@ -307,11 +296,7 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
 
 
 def sliding_losses(
-    reader: WindowReader,
-    tokens: np.ndarray,
-    window: int,
-    stride: int = 1,
-    max_windows: int | None = None,
+    reader: WindowReader, tokens: np.ndarray, window: int, stride: int = 1, max_windows: int | None = None
 ) -> TokenLosses:
     """Score every token of a split but the first: nll_t = -log P(x_t | tokens before x_t in its window), in nats.
 
