@@ -58,15 +58,12 @@ def test_shorter_segments_score_as_many_tokens_of_a_run_with_a_limit(tmp_path: P
 
 
 def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_path: Path) -> None:
-    scores = []
+    scores = set()
     for mem_len in (0, 8, 40):
         (line,) = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], mem_len=mem_len), tmp_path)
-        ours = json.loads((tmp_path / "evaluation.json").read_text())
-        assert ours["evaluation"]["mem_len"] == mem_len
-        assert ours["streams_start"] == "without context"
-        assert f"memory {mem_len}, segments of 8, 2 streams" in line
-        scores.append(ours["test"]["nll"])
-    assert len(set(scores)) == 3
+        assert f"memory {mem_len}, segments of 8, 2 streams without context" in line
+        scores.add(line.split()[2])
+    assert len(scores) == 3
 
 
 @pytest.mark.parametrize("protocol", [{"mem_len": 40}, {"protocol": "sliding", "window": 40}], ids=str)
@@ -98,20 +95,6 @@ def test_distances_beyond_training_are_not_clamped_for_an_encoding_that_extrapol
 ) -> None:
     for kind, clamp_len in (("alibi", -1), ("none", -1), ("characters", 15)):
         assert result(runs, kind, tmp_path, splits=["test"], mem_len=40)["evaluation"]["clamp_len"] == clamp_len
-
-
-def test_every_token_is_scored_or_left_out_for_a_reason(runs: SmallRuns, tmp_path: Path) -> None:
-    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["valid"]
-    for batch_size, max_segments in ((1, None), (5, None), (2, 3)):
-        options = {"splits": ["valid"], "batch_size": batch_size, "max_segments": max_segments}
-        ours = result(runs, "characters", tmp_path, **options)["valid"]
-        left_out = ours["left_out"]
-        assert ours["tokens"] + sum(left_out.values()) == len(tokens)
-        assert (left_out["first_of_streams"], left_out["trimmed"]) == (batch_size, len(tokens) % batch_size)
-        assert (left_out["max_segments"] > 0) is (max_segments is not None)
-    assert 0 < ours["standard_error"]["nll"] < ours["nll"]
-    assert ours["standard_error"]["bpc"] == pytest.approx(ours["standard_error"]["nll"] / math.log(2))
-    assert ours["standard_error"]["over"] == "blocks of 20 tokens"
 
 
 @torch.no_grad()
@@ -211,8 +194,6 @@ def test_a_symbol_that_the_checkpoint_does_not_know_is_named(runs: SmallRuns, tm
     other.write_text("line 1: the Ж square\n" * 40)
     with pytest.raises(OptionError, match=r"^data_path=.*other.txt: 'Ж' is not among the \d+ symbols"):
         run(EvaluateOptions(runs.checkpoint("characters"), data_path=str(other)), tmp_path)
-    with pytest.raises(OptionError, match=r"^data_path=.*nowhere.txt: cannot be read"):
-        run(EvaluateOptions(runs.checkpoint("characters"), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
 
 
 def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
@@ -229,29 +210,21 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
         ("characters", {"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
         ("characters", {"segment_len": 0}, "^segment_len=0"),
         ("characters", {"mem_len": -3}, "^mem_len=-3"),
-        ("characters", {"ext_len": -1}, "^ext_len=-1"),
         ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
         ("characters", {"batch_size": 4000}, "^batch_size=4000"),
         ("characters", {"interpolation": 2.0}, "^interpolation=2.0: must be 1: encoding=relative rotates no"),
         ("lstm", {"interpolation": 2.0}, "^interpolation=2.0: must be null: lstm has no positions"),
-        ("rope", {"clamp_len": 7}, "^clamp_len=7: must be -1: encoding=rope rotates"),
         ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
+        ("characters", {"precision": "16-mixed"}, "precision=16-mixed: must be one of 32-true, bf16-mixed, auto"),
         ("characters", {"window": 8}, "^window=8: is for protocol=sliding"),
         ("characters", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),
         ("characters", {"protocol": "sliding", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
-        (
-            "characters",
-            {"protocol": "sliding", "stride": 5, "attention_lengths": [8, 4]},
-            "^stride=5: must be in 1 … 4",
-        ),
-        ("characters", {"attention_lengths": []}, r"^attention_lengths=\[\]: must be integers >= 1"),
-        ("characters", {"attention_lengths": [8, 0]}, "^attention_lengths="),
+        ("characters", {"attention_lengths": [8, 0]}, "^attention_lengths=.*must be integers >= 1"),
         ("characters", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
-        ("characters", {"accelerator": "tpu"}, "^accelerator=tpu: must be cpu or gpu"),
         ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
         ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=sliding varies"),
         ("extended", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
-        ("al_rfou", {"ext_len": 1}, r"^ext_len=1: segment_len \+ ext_len = 9 must be at most 8"),
+        ("characters", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),
     ],
 )
 def test_impossible_options_are_named(runs: SmallRuns, tmp_path: Path, kind: str, options: dict, words: str) -> None:
