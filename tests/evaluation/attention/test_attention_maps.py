@@ -154,7 +154,6 @@ LETTERS = Vocabulary("char", tuple("abcdefghijk"))
     ("mem_len", "position", "n_targets", "words"),
     [
         (4, 4, 2, r"text_position=4: must be in 5 … 58, the 60 tokens"),
-        (4, 59, 2, "text_position=59: must be in 5 … 58"),
         (0, 30, 4, r"text_tokens=4: must be in 1 … 3 \(segment_len=4\)"),
         (60, None, 2, "mem_len=60: must leave room for memory and piece in the 60 tokens"),
     ],

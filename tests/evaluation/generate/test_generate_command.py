@@ -193,12 +193,9 @@ def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRun
     }.items()  # fmt: skip
     text = (tmp_path / "at/samples.txt").read_text()
     assert text.index("from token 40 on") < text.index("=== true continuation") < text.index("=== sample 1")
-    positions = set()
-    for seed in (1, 1, 2, 3):
-        somewhere = generated(options(runs, "relative", context=30, seed=seed), tmp_path / "some")
-        positions.add(somewhere["prompt"]["position"])
-        assert len(somewhere["continuation"]) == 12
-    assert 1 < len(positions) <= 3
+    others = [generated(options(runs, "relative", context=30, seed=seed), tmp_path / "some") for seed in (1, 2, 3)]
+    assert len({other["prompt"]["position"] for other in others}) > 1
+    assert {len(other["continuation"]) for other in others} == {12}
 
 
 def test_times_and_the_difference_to_float32_are_stated(
@@ -232,15 +229,11 @@ def test_times_and_the_difference_to_float32_are_stated(
     assert single["tokens_per_second"] is None
 
 
-def test_a_seed_repeats_and_another_differs(runs: SmallRuns, tmp_path: Path) -> None:
-    drawn = [generated(options(runs, "relative", seed=seed), tmp_path)["samples"] for seed in (5, 5, 6)]
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_more_tokens_than_the_memory_holds(runs: SmallRuns, tmp_path: Path) -> None:
-    results = generated(options(runs, "relative", n_tokens=150, mem_len=100, top_p=0.9), tmp_path)
-    assert len(results["samples"][0]["tokens"]) == 150
-    assert results["context"] == "memory of 100 tokens"
+def test_a_seed_repeats_beyond_the_memory_and_another_differs(runs: SmallRuns, tmp_path: Path) -> None:
+    given = {"n_tokens": 60, "mem_len": 20, "top_p": 0.9}
+    first, again, other = (generated(options(runs, "relative", seed=seed, **given), tmp_path) for seed in (5, 5, 6))
+    assert first["samples"] == again["samples"] != other["samples"]
+    assert (len(first["samples"][0]["tokens"]), first["context"]) == (60, "memory of 20 tokens")
 
 
 def test_a_terminal_is_not_commanded_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,22 +272,17 @@ def test_a_prompt_is_encoded_as_the_corpus_is(
         ("relative", {"prompt": ""}, "prompt='': must have at least one token"),
         ("relative", {"prompt": "a", "context": 3}, "context=3: one of prompt"),
         ("relative", {"prompt": None, "prompts": []}, r"prompts=\[\]: must have at least one prompt"),
-        ("relative", {"prompt": None, "prompts": ["a", ""]}, "prompts='': must have at least one token"),
         ("relative", {"prompt": None, "prompt_file": "/nowhere"}, r"prompt_file=/nowhere: cannot be read \(No such"),
         ("relative", {"prompt": None, "prompt_file": "/dev/null"}, "prompt_file=/dev/null: must have at least one"),
         ("characters", {"prompt": "line ☃:"}, r"prompt='line ☃:': '☃' is not among the \d+ symbols"),
-        ("relative", {"context": 0}, "context=0: must be"),
         ("relative", {"context": 10**6}, r"context=1000000: must be in 1 … \d+, the tokens of test"),
         ("relative", {"context": 10, "position": 10**6}, "position=1000000: must be in 0 …"),
         ("relative", {"prompt": "a", "position": 3}, r"position=3: must be .* with context=N"),
-        ("relative", {"context": 5, "split": "dev"}, "split=dev: must be one of"),
         ("relative", {"n_tokens": 0}, "n_tokens=0: must be"),
         ("relative", {"top_k": 0}, "top_k=0: must be"),
         ("relative", {"mem_len": 0}, "mem_len=0: must be an integer >= 1"),
         ("lstm", {"mem_len": 5}, "mem_len=5: must be null: lstm has no such length"),
         ("relative", {"seed": -1}, "seed=-1"),
-        ("relative", {"accelerator": "tpu"}, "accelerator=tpu"),
-        ("nothing", {}, "checkpoint=.*: no such file"),
     ],
 )
 def test_impossible_prompts_are_named(
