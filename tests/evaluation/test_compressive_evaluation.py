@@ -11,8 +11,6 @@ from tests.evaluation.small_runs import SmallRuns
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.generate import command as generate_command
-from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.perplexity import command as evaluate_command
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl import command as recl_command
@@ -31,14 +29,6 @@ def evaluated(runs: SmallRuns, directory: Path, **options: object) -> dict:
     chosen = {"splits": ["test"], **options}
     evaluate_command.run(EvaluateOptions(runs.checkpoint("compressive"), **chosen), directory)
     return json.loads((directory / "evaluation.json").read_text())
-
-
-def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path) -> None:
-    metrics = json.loads((runs.directory("compressive") / "metrics.json").read_text())
-    ours = evaluated(runs, tmp_path)
-    assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    lengths = {name: ours["evaluation"][name] for name in ("mem_len", "compressed_len", "cached")}
-    assert lengths == {"mem_len": 8, "compressed_len": 8, "cached": False}
 
 
 def test_another_compressed_length_changes_the_score_and_is_stated(runs: SmallRuns, tmp_path: Path) -> None:
@@ -103,14 +93,6 @@ def test_recl_scores_it_directly(runs: SmallRuns, tmp_path: Path) -> None:
     models = json.loads((tmp_path / "recl.json").read_text())["models"]
     assert [model["scoring"] for model in models] == ["one pass", "direct"]
     assert "memory 8 and 8 compressed 2:1 (conv)" in models[1]["kind"]
-
-
-def test_text_is_generated_with_both_memories(runs: SmallRuns, tmp_path: Path) -> None:
-    given = GenerateOptions(runs.checkpoint("compressive"), prompt="line 7: the", n_tokens=30, num_threads=1)
-    generate_command.run(given, tmp_path, lambda text: None)
-    results = json.loads((tmp_path / "generation.json").read_text())
-    assert results["context"] == "memory of 8 tokens and 8 states of 2 tokens each"
-    assert len(results["samples"][0]["tokens"]) == 30
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.evaluation.perplexity.scored import result
-from tests.evaluation.perplexity.test_attention_lengths import direct
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
@@ -116,16 +115,6 @@ def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
     assert of_words["standard_error"]["ppl"] == pytest.approx(error * math.exp(better.nll.mean()))
     shorter = TokenLosses(better.nll[1:], positions[1:], {}, 1.0)
     assert difference(worse, shorter, units, "char") is None
-
-
-def test_lengths_without_clamp_are_those_without_clamp(runs: SmallRuns, tmp_path: Path) -> None:
-    ours = result(runs, "characters", tmp_path, attention_lengths=[4, 30], unclamped=True)["test"]["sweep"]
-    (free,), clamped = ours["unclamped"], ours["lengths"][1]
-    for row, clamp_len in ((free, -1), (clamped, 15)):
-        expected = direct(runs, "characters", 8, mem_len=30, same_length=True, clamp_len=clamp_len)
-        assert row["nll"] == pytest.approx(expected, rel=1e-6)
-        assert (row["attention_length"], row["evaluation"]["clamp_len"]) == (30, clamp_len)
-    assert ours["tolerance"] == 0.0005
 
 
 def test_seconds_are_those_of_the_scoring(monkeypatch: pytest.MonkeyPatch, runs: SmallRuns, tmp_path: Path) -> None:

@@ -66,20 +66,15 @@ def test_without_memory_lengths_are_windows_and_a_memory_is_a_score_of_its_own(r
     assert memory["tokens"] == init["tokens"]
 
 
+def test_absolute_positions_have_no_memory(runs: SmallRuns, tmp_path: Path) -> None:
+    assert selected(runs, "extended", tmp_path, 5, memory_at_evaluation=12)["test"]["memory_at_evaluation"] is None
+
+
 def test_equal_lengths_share_a_file(runs: SmallRuns, tmp_path: Path) -> None:
     test = selected(runs, "shaw_words", tmp_path, 8)["test"]["selected"]
     assert test["init"] | {"seconds": 0} == test["best"] | {"seconds": 0}
     assert test["best"]["losses"] == "losses_test_init.npz"
     assert not (tmp_path / "losses_test_best.npz").exists()
-
-
-def test_absolute_positions_end_with_the_trained_length(runs: SmallRuns, tmp_path: Path) -> None:
-    found = selected(runs, "extended", tmp_path, 5, 50, 500, memory_at_evaluation=12, unclamped=True)
-    sweep = found["valid"]["sweep"]
-    assert [row["attention_length"] for row in sweep["lengths"]] == [5, 10]
-    assert (sweep["limit"], sweep["unclamped"]) == (10, [])
-    assert found["test"]["selected"]["attention_length"] <= 10
-    assert found["test"]["memory_at_evaluation"] is None
 
 
 def test_a_recurrent_model_has_no_lengths_to_choose_from(runs: SmallRuns, tmp_path: Path) -> None:
