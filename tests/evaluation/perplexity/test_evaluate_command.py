@@ -25,7 +25,6 @@ from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-
 KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "compressive", "lstm"]
 
 

@@ -28,7 +28,6 @@ from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
 DIGITS = {"ppl": 2, "bpc": 3}  # printed
-HALF_A_PRINTED_DIGIT = {"ppl": 0.005, "bpc": 0.0005}
 AtLength = tuple[int | None, ScoringProtocol]
 """Attention length, None for a recurrent model, and the protocol that has it."""
 
@@ -159,7 +158,7 @@ def sweep_lengths(
         The entry `sweep` of `evaluation.json` (see `perplexity.command`), and the lengths of init and best.
     """
     unit, varied = loss_unit(scores.level), sweep.lengths[0][1]
-    tolerance = HALF_A_PRINTED_DIGIT[unit] if tolerance is None else tolerance
+    tolerance = 0.5 * 10 ** -DIGITS[unit] if tolerance is None else tolerance
     planned = [*sweep.lengths, sweep.init]
     rows = [scores.row(*at_length) for at_length in planned]
     best, best_length = min(zip(rows, planned, strict=True), key=lambda scored: scored[0][unit])
@@ -216,9 +215,9 @@ def memory_at_evaluation(protocol: ScoringProtocol, length: int | None, scores: 
         distances, and for models that were trained with memory.
     """
     config = protocol.trained.config
-    if length is None or not isinstance(protocol, StateReuse) or not isinstance(config.model, TransformerXLModelConfig):
-        return None
-    if config.memory.mem_len or encoding_kind(config).absolute:
+    has_attention = isinstance(config.model, TransformerXLModelConfig)
+    can_have_memory = has_attention and not config.memory.mem_len and not encoding_kind(config).absolute
+    if length is None or not can_have_memory or not isinstance(protocol, StateReuse):
         return None
     return scores.row(length, protocol.with_memory(length))
 
