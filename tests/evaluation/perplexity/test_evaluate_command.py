@@ -42,10 +42,10 @@ def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, k
     )
 
 
-def test_shorter_segments_score_as_many_tokens_of_a_run_with_a_limit(tmp_path: Path) -> None:
+def test_shorter_segments_and_fewer_streams_score_as_many_tokens_of_a_run_with_a_limit(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "evaluation.max_segments=3", "trainer.max_steps=5"), tmp_path / "run")
     found = []
-    for options in ({}, {"segment_len": 1}, {"segment_len": 4}, {"segment_len": 1, "max_segments": 3}):
+    for options in ({}, {"segment_len": 1}, {"batch_size": 1}, {"segment_len": 1, "max_segments": 3}):
         run(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt"), splits=["valid"], **options), tmp_path)
         found.append(json.loads((tmp_path / "evaluation.json").read_text())["valid"]["tokens"])
     assert found[0] == found[1] == found[2] > found[3]
