@@ -25,13 +25,10 @@ from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
+KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "compressive", "lstm"]
 
-@pytest.mark.parametrize(
-    ("kind", "cached"),
-    product_of(
-        ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"], [True, False]
-    ),
-)
+
+@pytest.mark.parametrize(("kind", "cached"), product_of(KINDS, [True, False]))
 def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, kind: str, cached: bool) -> None:
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     validation = json.loads((runs.directory(kind) / "validation.jsonl").read_text().splitlines()[-1])
@@ -39,47 +36,28 @@ def test_a_checkpoint_scores_what_its_run_did(runs: SmallRuns, tmp_path: Path, k
     assert ours["valid"]["nll"] == pytest.approx(metrics["val/nll"], rel=1e-6)
     assert ours["valid"]["nll"] == pytest.approx(validation["val/nll"], rel=1e-6)
     assert ours["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    assert ours["evaluation"]["cached"] is (cached and kind != "lstm")
+    assert ours["evaluation"]["cached"] is (cached and kind not in ("lstm", "compressive"))
     assert (
         ours["evaluation"].items() >= {k: v for k, v in metrics["evaluation"].items() if k != "streams_start"}.items()
     )
 
 
-def test_shorter_segments_score_as_many_tokens_of_a_run_with_a_limit(tmp_path: Path) -> None:
+def test_shorter_segments_and_fewer_streams_score_as_many_tokens_of_a_run_with_a_limit(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "evaluation.max_segments=3", "trainer.max_steps=5"), tmp_path / "run")
-    checkpoint = str(tmp_path / "run/checkpoints/best.ckpt")
-    found = {}
-    for segment_len in (None, 1, 4):
-        run(EvaluateOptions(checkpoint, splits=["valid"], segment_len=segment_len), tmp_path)
-        found[segment_len] = json.loads((tmp_path / "evaluation.json").read_text())["valid"]["tokens"]
-    assert len(set(found.values())) == 1
-    run(EvaluateOptions(checkpoint, splits=["valid"], segment_len=1, max_segments=3), tmp_path)
-    assert json.loads((tmp_path / "evaluation.json").read_text())["valid"]["tokens"] < found[1]
+    found = []
+    for options in ({}, {"segment_len": 1}, {"batch_size": 1}, {"segment_len": 1, "max_segments": 3}):
+        run(EvaluateOptions(str(tmp_path / "run/checkpoints/best.ckpt"), splits=["valid"], **options), tmp_path)
+        found.append(json.loads((tmp_path / "evaluation.json").read_text())["valid"]["tokens"])
+    assert found[0] == found[1] == found[2] > found[3]
 
 
 def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_path: Path) -> None:
-    scores = []
+    scores = set()
     for mem_len in (0, 8, 40):
         (line,) = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], mem_len=mem_len), tmp_path)
-        ours = json.loads((tmp_path / "evaluation.json").read_text())
-        assert ours["evaluation"]["mem_len"] == mem_len
-        assert ours["streams_start"] == "without context"
-        assert f"memory {mem_len}, segments of 8, 2 streams" in line
-        scores.append(ours["test"]["nll"])
-    assert len(set(scores)) == 3
-
-
-@pytest.mark.parametrize("protocol", [{"mem_len": 40}, {"protocol": "sliding", "window": 40}], ids=str)
-def test_interpolation_changes_the_score_of_a_rotation_and_is_stated(
-    runs: SmallRuns, tmp_path: Path, protocol: dict[str, Any]
-) -> None:
-    scores = []
-    for interpolation in (None, 2.5):
-        ours = result(runs, "rope", tmp_path, splits=["test"], interpolation=interpolation, **protocol)
-        assert ours["evaluation"]["interpolation"] == (interpolation or 1.0)
-        assert ours["evaluation"]["clamp_len"] == -1
-        scores.append(ours["test"]["nll"])
-    assert scores[0] != scores[1]
+        assert f"memory {mem_len}, segments of 8, 2 streams without context" in line
+        scores.add(line.split()[2])
+    assert len(scores) == 3
 
 
 @pytest.mark.parametrize("protocol", ["memory", "sliding"])
@@ -87,10 +65,13 @@ def test_interpolation_of_a_sweep_is_given_or_follows_the_attention_length(
     runs: SmallRuns, tmp_path: Path, protocol: str
 ) -> None:
     options = {"splits": ["test"], "attention_lengths": [8, 40], "protocol": protocol}
+    losses = set()
     for interpolation, factors in ((2.5, [2.5, 2.5]), (0, [1.0, 40 / 16])):  # training: a memory and segment of 8 each
         sweep = result(runs, "rope", tmp_path, interpolation=interpolation, **options)["test"]["sweep"]
         assert [row["evaluation"]["interpolation"] for row in sweep["lengths"]] == factors
         assert sweep["init"]["evaluation"]["interpolation"] == 1.0
+        losses.add(sweep["lengths"][0]["nll"])
+    assert len(losses) == 2
 
 
 def test_distances_beyond_training_are_not_clamped_for_an_encoding_that_extrapolates(
@@ -98,20 +79,6 @@ def test_distances_beyond_training_are_not_clamped_for_an_encoding_that_extrapol
 ) -> None:
     for kind, clamp_len in (("alibi", -1), ("none", -1), ("characters", 15)):
         assert result(runs, kind, tmp_path, splits=["test"], mem_len=40)["evaluation"]["clamp_len"] == clamp_len
-
-
-def test_every_token_is_scored_or_left_out_for_a_reason(runs: SmallRuns, tmp_path: Path) -> None:
-    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["valid"]
-    for batch_size, max_segments in ((1, None), (5, None), (2, 3)):
-        options = {"splits": ["valid"], "batch_size": batch_size, "max_segments": max_segments}
-        ours = result(runs, "characters", tmp_path, **options)["valid"]
-        left_out = ours["left_out"]
-        assert ours["tokens"] + sum(left_out.values()) == len(tokens)
-        assert (left_out["first_of_streams"], left_out["trimmed"]) == (batch_size, len(tokens) % batch_size)
-        assert (left_out["max_segments"] > 0) is (max_segments is not None)
-    assert 0 < ours["standard_error"]["nll"] < ours["nll"]
-    assert ours["standard_error"]["bpc"] == pytest.approx(ours["standard_error"]["nll"] / math.log(2))
-    assert ours["standard_error"]["over"] == "blocks of 20 tokens"
 
 
 @torch.no_grad()
@@ -149,18 +116,15 @@ def test_extended_context_may_differ_from_trainings(runs: SmallRuns, tmp_path: P
 
 
 def test_training_may_evaluate_with_extended_context_of_its_own(tmp_path: Path) -> None:
-    options = ("memory=off", "encoding=absolute", "evaluation.segment_len=4", "evaluation.ext_len=4")
-    config = tiny_config(tmp_path, "trainer.max_steps=1", *options)
+    options = ("memory=off", "encoding=absolute", "evaluation.segment_len=4")
+    config = tiny_config(tmp_path, "trainer.max_steps=1", *options, "evaluation.ext_len=4")
     metrics = train(config, tmp_path / "run")
-    assert metrics["evaluation"]["ext_len"] == 4
-    assert StreamsDataModule(config.data, config.evaluation).streams("train")[1].tokens.shape == (4, 8)
-    trained = load_trained(tmp_path / "run/checkpoints/best.ckpt")
-    model: Any = trained.model.with_lengths(ext_len=4)
+    model: Any = load_trained(tmp_path / "run/checkpoints/best.ckpt").model.with_lengths(ext_len=4)
     streams = StreamsDataModule(config.data, config.evaluation).streams("test")
     assert streams[1].tokens.shape == (2, 8)
     assert metrics["test/nll"] == pytest.approx(score_streams(model, streams).nll, rel=1e-6)
     with pytest.raises(OptionError, match=r"^evaluation.ext_len=5: segment_len \+ ext_len = 9 must be at most 8, the"):
-        evaluation_lengths(tiny_config(tmp_path, *options[:3], "evaluation.ext_len=5"))
+        evaluation_lengths(tiny_config(tmp_path, *options, "evaluation.ext_len=5"))
 
 
 def test_the_sliding_window_scores_one_stream(runs: SmallRuns, tmp_path: Path) -> None:
@@ -181,13 +145,12 @@ def test_the_sliding_window_scores_one_stream(runs: SmallRuns, tmp_path: Path) -
 def test_another_text_is_read_in_the_checkpoints_vocabulary(runs: SmallRuns, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("the line 9: a short square\n" * 40)  # fewer letters, other counts
-    for kind in ("characters", "shaw_words", "lstm"):
+    for kind in ("characters", "lstm"):
         assert math.isfinite(result(runs, kind, tmp_path, data_path=str(other))["test"]["nll"])
-    assert json.loads((tmp_path / "evaluation.json").read_text())["corpus"]["name"] == "other.txt"
-    tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
+    own = result(runs, "characters", tmp_path)
     same = result(runs, "characters", tmp_path, data_path=str(runs.folder / "text.txt"))
-    assert same["test"]["tokens"] == len(tokens) - 2 - len(tokens) % 2
-    assert same["test"]["nll"] == pytest.approx(result(runs, "characters", tmp_path)["test"]["nll"], rel=1e-6)
+    assert same["test"]["nll"] == pytest.approx(own["test"]["nll"], rel=1e-6)
+    assert (same["corpus"], same["test"]["tokens"]) == (own["corpus"], own["test"]["tokens"])
     other.write_text("words that are unknown become <unk> for words\n" * 40)
     assert result(runs, "shaw_words", tmp_path, data_path=str(other))["test"]["tokens"] > 0
 
@@ -211,8 +174,6 @@ def test_a_symbol_that_the_checkpoint_does_not_know_is_named(runs: SmallRuns, tm
     other.write_text("line 1: the Ж square\n" * 40)
     with pytest.raises(OptionError, match=r"^data_path=.*other.txt: 'Ж' is not among the \d+ symbols"):
         run(EvaluateOptions(runs.checkpoint("characters"), data_path=str(other)), tmp_path)
-    with pytest.raises(OptionError, match=r"^data_path=.*nowhere.txt: cannot be read"):
-        run(EvaluateOptions(runs.checkpoint("characters"), data_path=str(tmp_path / "nowhere.txt")), tmp_path)
 
 
 def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_path: Path) -> None:
@@ -229,29 +190,21 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
         ("characters", {"splits": ["dev"]}, "splits=.*must be of train, valid, test"),
         ("characters", {"segment_len": 0}, "^segment_len=0"),
         ("characters", {"mem_len": -3}, "^mem_len=-3"),
-        ("characters", {"ext_len": -1}, "^ext_len=-1"),
         ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
         ("characters", {"batch_size": 4000}, "^batch_size=4000"),
         ("characters", {"interpolation": 2.0}, "^interpolation=2.0: must be 1: encoding=relative rotates no"),
         ("lstm", {"interpolation": 2.0}, "^interpolation=2.0: must be null: lstm has no positions"),
-        ("rope", {"clamp_len": 7}, "^clamp_len=7: must be -1: encoding=rope rotates"),
         ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
+        ("characters", {"precision": "16-mixed"}, "precision=16-mixed: must be one of 32-true, bf16-mixed, auto"),
         ("characters", {"window": 8}, "^window=8: is for protocol=sliding"),
         ("characters", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),
         ("characters", {"protocol": "sliding", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
-        (
-            "characters",
-            {"protocol": "sliding", "stride": 5, "attention_lengths": [8, 4]},
-            "^stride=5: must be in 1 … 4",
-        ),
-        ("characters", {"attention_lengths": []}, r"^attention_lengths=\[\]: must be integers >= 1"),
-        ("characters", {"attention_lengths": [8, 0]}, "^attention_lengths="),
+        ("characters", {"attention_lengths": [8, 0]}, "^attention_lengths=.*must be integers >= 1"),
         ("characters", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
-        ("characters", {"accelerator": "tpu"}, "^accelerator=tpu: must be cpu or gpu"),
         ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
         ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=sliding varies"),
         ("extended", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
-        ("al_rfou", {"ext_len": 1}, r"^ext_len=1: segment_len \+ ext_len = 9 must be at most 8"),
+        ("characters", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),
     ],
 )
 def test_impossible_options_are_named(runs: SmallRuns, tmp_path: Path, kind: str, options: dict, words: str) -> None:

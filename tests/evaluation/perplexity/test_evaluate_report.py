@@ -8,7 +8,9 @@ import pytest
 from tests.evaluation.kept_figures import Figures, bands, curves
 from tests.evaluation.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.perplexity.report import log_results, precision_lines, split_line, write_sweeps
+from txl_lightning.evaluation.perplexity.attention_lengths import write_sweeps
+from txl_lightning.evaluation.perplexity.command import log_results, split_line
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 
 
 def row(length: int, bpc: float, error: float | None, tokens: int = 1000, **evaluation: Any) -> dict[str, Any]:
@@ -39,10 +41,8 @@ def results() -> dict[str, Any]:
         "below_init": None,
     }  # fmt: skip
     return {
-        "corpus": {"name": "text", "level": "char"}, "streams_start": "without context",
-        "evaluation": {"precision": "bf16-mixed"}, "valid": {**split, "sweep": sweep},
-        "test": {**split, "nll": 1.25, "tokens": 4321, "selected": selected},
-        "float32_difference": {"nll": -0.00123, "tokens": 5000, "split": "valid"},
+        "corpus": {"name": "text", "level": "char"}, "streams_start": "without context", "evaluation": {},
+        "valid": {**split, "sweep": sweep}, "test": {**split, "nll": 1.25, "tokens": 4321, "selected": selected},
     }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ TABLES = """\
 | 40 | 2.250 ± 0.020 | 1,000 |
 | 40, no clamp | 2.900 ± 0.040 | 1,000 |
 
-The attention length is the memory (mem_len), the same for all tokens (same_length).
+The attention length is set by mem_len, with same_length=true.
 Init: lengths of training (segment_len 8, mem_len 16, ext_len 0). Attention length: the shortest at most 0.0005 bpc \
 above the best. Streams start without context.
 Longer distances than in training have the position of distance 15 (clamp_len).
@@ -68,14 +68,10 @@ The model has 77 trained positions and cannot use longer attention.
 """
 
 
-def test_every_cell_of_the_tables(tmp_path: Path) -> None:
+def test_every_cell_of_the_tables_and_every_curve(tmp_path: Path, drawn: Figures) -> None:
     lines = write_sweeps(results(), ["valid", "test"], tmp_path)
     assert "\n".join(lines) + "\n" == TABLES
-    assert (tmp_path / "attention_lengths.md").read_text() == "\n".join(lines) + "\n"
-
-
-def test_every_curve_of_the_figure(tmp_path: Path, drawn: Figures) -> None:
-    write_sweeps(results(), ["valid", "test"], tmp_path)
+    assert (tmp_path / "attention_lengths.md").read_text() == TABLES
     assert set(drawn) == {"attention_lengths_valid.png", "attention_lengths_valid.svg"}
     (axes,) = drawn["attention_lengths_valid.svg"].axes
     assert curves(axes) == {
@@ -91,19 +87,17 @@ def test_every_curve_of_the_figure(tmp_path: Path, drawn: Figures) -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("attention length (tokens)", "bits per character, text, valid")
 
 
-def test_a_line_for_each_split_and_the_precision() -> None:
-    found = results()
-    assert split_line("valid", found["valid"], "text", "memory 8") == (
+def test_a_line_for_each_split() -> None:
+    assert split_line("valid", results()["valid"], "text", "memory 8") == (
         "valid: nll 1.5000, bpc 2.1640 ± 0.0301, bpb 1.7500 over 5,678 tokens of text (memory 8; left out: "
         "2 at streams' starts, 3,000 after max_segments; ± over 1,234 blocks of 20 tokens)"
     )
-    assert precision_lines(found) == ["bf16-mixed: nll -0.00123 beside float32 on the first 5,000 tokens of valid"]
-    assert precision_lines(found | {"float32_difference": None}) == []
 
 
 def test_panels_are_those_of_tables_and_figures(tmp_path: Path) -> None:
     with logged_panels() as panels:
-        log_results(results(), ["valid", "test"], tmp_path, LoggerConfig(name="wandb"), {"a": 1})
+        options = EvaluateOptions("path", ["valid", "test"], logger=LoggerConfig(name="wandb"))
+        log_results(results(), options, tmp_path)
     header, rows = panels["evaluate/table"]
     assert header == ["split", "nll", "bpc", "bpc standard error", "tokens"]
     assert rows == [["valid", 1.5, 2.1640, 0.0301, 5678], ["test", 1.25, 2.1640, 0.0301, 4321]]
@@ -114,4 +108,4 @@ def test_panels_are_those_of_tables_and_figures(tmp_path: Path) -> None:
     assert panels["evaluate/table_6"][1][0][1] == "2.500 ± 0.030"
     lengths, series, *_ = panels["evaluate/attention_lengths"]
     assert (lengths, series) == ([4, 24, 40], {"valid": [2.75, 2.3, 2.25]})
-    assert panels["config"]["a"] == 1
+    assert panels["config"]["splits"] == ["valid", "test"]

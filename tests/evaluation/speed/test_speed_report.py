@@ -1,6 +1,7 @@
 """Table and figure of `txl speed` from results that are made up, and the arithmetic of its times."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,9 @@ from tests.evaluation.kept_figures import Figures, bands, curves
 from tests.evaluation.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.speed import command, schemes
-from txl_lightning.evaluation.speed.report import write_report
+from txl_lightning.evaluation.speed.command import SCHEMES, write_report
+from txl_lightning.evaluation.speed.options import SpeedOptions
 from txl_lightning.evaluation.speed.schemes import TimedScheme
-
-SCHEMES = ("vanilla", "vanilla_fused", "hidden", "cached")
 
 
 def result(level: str, length: int, paper: int | None) -> dict[str, Any]:
@@ -43,11 +43,12 @@ def results() -> dict[str, Any]:
 
 
 def test_every_cell_of_the_table(tmp_path: Path) -> None:
-    lines = write_report(results(), tmp_path, LoggerConfig(name="none"))
+    with logged_panels() as panels:
+        lines = write_report(results(), SpeedOptions(logger=LoggerConfig(name="wandb")), tmp_path)
     assert (tmp_path / "speed.md").read_text() == "\n".join(lines) + "\n"
-    header = "| level | attention length | vanilla, ms per token | fused | hidden states | cached | "
-    assert lines[0].startswith(
-        f"{header}vanilla / hidden states (min–max) | vanilla / cached (min–max) | fused / cached"
+    assert lines[0] == (
+        "| level | attention length | vanilla, ms per token | fused | hidden states | cached | "
+        "vanilla / hidden states (min–max) | vanilla / cached (min–max) | fused / cached | paper |"
     )
     assert lines[2:5] == [
         "| characters | 800 | 1,200 | 600 | 9.6 | 3.2 | 925× (62–250) | 2,175× (688–2,750) | 987× | 363× |",
@@ -57,18 +58,25 @@ def test_every_cell_of_the_table(tmp_path: Path) -> None:
     notes = "\n".join(lines[5:])
     for words in (
         "segments of 128 tokens",
-        "characters: 4 layers (vanilla: 6), d_model 128, 8 heads, d_inner 512, 1,234,567 parameters, 204 symbols; "
-        "encoding relative and absolute (vanilla)",
-        "words: 4 layers, d_model 128, 8 heads, d_inner 512, 1,234,567 parameters, 267,735 symbols, adaptive softmax "
-        "cut at 20, 40;",
-        "Medians of 15 rounds, ratios within a round; wall-clock time. Random tokens measured at each length: "
-        "vanilla 20, fused 30, hidden states 2,560, cached 5,920 to 6,920. A CPU, 2 threads, torch 2.x; 432 s in all.",
+        "characters: n_layer 4, vanilla_n_layer 6, d_model 128, n_head 8, d_inner 512, parameters 1,234,567, "
+        "vocab_size 204, cutoffs [], encoding relative, vanilla_encoding absolute;",
+        "words: n_layer 4, vanilla_n_layer 4,",
+        "Medians of 15 rounds, ratios within a round; clock=wall. Random tokens measured at each length: vanilla 20, "
+        "vanilla_fused 30, hidden 2,560, cached 5,920 to 6,920. A CPU, threads: 2, torch 2.x; 432 s in all.",
     ):
         assert words in notes
+    lengths, ratios, *_ = panels["speed/ratios_char"]
+    assert lengths == [800, 1800]
+    assert ratios == {
+        "vanilla/hidden": [925, 1925], "vanilla/cached": [2175, 3175], "vanilla_fused/cached": [987, 1987],
+        "paper": [363, 773],
+    }  # fmt: skip
+    assert set(panels["speed/ratios_word"][1]) == {"vanilla/hidden", "vanilla/cached", "vanilla_fused/cached"}
+    assert panels["speed/table"][1][0][2] == "1,200"
 
 
 def test_every_curve_of_the_figure(tmp_path: Path, drawn: Figures) -> None:
-    write_report(results(), tmp_path, LoggerConfig(name="none"))
+    write_report(results(), SpeedOptions(), tmp_path)
     char, word = drawn["speed.svg"].axes
     assert (char.get_title(), word.get_title()) == ("characters (V = 204)", "words (V = 267,735)")
     assert char.get_ylabel() == "milliseconds per token"
@@ -85,19 +93,6 @@ def test_every_curve_of_the_figure(tmp_path: Path, drawn: Figures) -> None:
     assert labels == [("2,175×", (800, pytest.approx(3.2))), ("3,175×", (1800, pytest.approx(7.2)))]
     between = [line for line in char.get_lines() if line.get_linestyle() == ":"]
     assert [line.get_ydata() for line in between] == [pytest.approx([1200, 3.2]), pytest.approx([2700, 7.2])]
-
-
-def test_panels_are_those_of_the_table(tmp_path: Path) -> None:
-    with logged_panels() as panels:
-        write_report(results(), tmp_path, LoggerConfig(name="wandb"))
-    lengths, ratios, *_ = panels["speed/ratios_char"]
-    hidden, cached, fused = [925, 1925], [2175, 3175], [987, 1987]
-    assert lengths == [800, 1800]
-    assert ratios == {
-        "vanilla/hidden": hidden, "vanilla/cached": cached, "vanilla_fused/cached": fused, "paper": [363, 773]
-    }  # fmt: skip
-    assert set(panels["speed/ratios_word"][1]) == {"vanilla/hidden", "vanilla/cached", "vanilla_fused/cached"}
-    assert panels["speed/table"][1][0][2] == "1,200"
 
 
 class Ticking:
@@ -134,28 +129,21 @@ def test_a_turn_is_timed_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_line_has_times_and_ratios_within_rounds() -> None:
-    class Turns:
-        def __init__(self, tokens: int) -> None:
-            self.tokens = tokens
-
-    rounds = {"vanilla": [6.0, 8.0, 40.0], "vanilla_fused": [3.0, 4.0, 9.0], "hidden": [2.0, 1.0, 4.0]}
-    rounds["cached"] = [1.0, 0.5, 4.0]
-    tokens: Any = {"vanilla": Turns(2), "vanilla_fused": Turns(3), "hidden": Turns(20), "cached": Turns(40)}
-    found = command._summary("char", 800, tokens, rounds)
+    rounds = {
+        "vanilla": [6.0, 8.0, 40.0], "vanilla_fused": [3.0, 4.0, 9.0], "hidden": [2.0, 1.0, 4.0],
+        "cached": [1.0, 0.5, 4.0],
+    }  # fmt: skip
+    made: Any = {name: SimpleNamespace(tokens=n, seconds=rounds[name]) for n, name in enumerate(rounds, 2)}
+    found = command._summary("char", 800, made)
     assert found["seconds_per_token"]["vanilla"] == {
         "tokens": 6, "median": 8.0, "min": 6.0, "max": 40.0, "rounds": [6.0, 8.0, 40.0]
     }  # fmt: skip
-    assert found["seconds_per_token"]["cached"]["tokens"] == 120
+    assert found["seconds_per_token"]["cached"]["tokens"] == 15
     assert found["ratios"] == {
         "vanilla/hidden": {"median": 8.0, "min": 3.0, "max": 10.0},
         "vanilla/cached": {"median": 10.0, "min": 6.0, "max": 16.0},
         "vanilla_fused/cached": {"median": 3.0, "min": 2.25, "max": 8.0},
     }
     assert (found["level"], found["attention_len"], found["paper"]) == ("char", 800, 363)
-    assert command._summary("word", 800, tokens, rounds)["paper"] is None
-    assert command._summary("char", 900, tokens, rounds)["paper"] is None
-
-
-def test_the_papers_table() -> None:
-    """Table 9, enwik8: attention length 800, 1,800, 2,800, 3,800."""
-    assert command.TABLE_9 == {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+    assert command._summary("word", 800, made)["paper"] is command._summary("char", 900, made)["paper"] is None
+    assert command.TABLE_9 == {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # of the paper, enwik8

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from txl_lightning.data.documents import without_marks
@@ -45,24 +45,15 @@ class AttentionMaps:
     Args:
         by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances
             0, …, L - 1; every row sums to 1.
-        beyond: for `all` terms and each single term, [R]: share of attention at distances >= L, not in the rows.
-        entropy: [R], mean of -Σ_j P_ij log2 P_ij, in bits.
-        mean_distance: [R], mean of Σ_j P_ij (i - j), in tokens, over all distances.
-        in_memory: [R], share of attention on the memory; the rest is on the query's own segment.
+        averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
+            tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
+            the memory. beyond: share at distances >= L, which are not in the rows.
         queries: number of queries averaged.
     """
 
     by_distance: dict[str, Array]
-    beyond: dict[str, Array]
-    entropy: Array
-    mean_distance: Array
-    in_memory: Array
+    averages: dict[str, Array]
     queries: int
-
-    @property
-    def reach(self) -> int:
-        """L, the number of distances."""
-        return self.by_distance[ALL_TERMS].shape[1]
 
 
 def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
@@ -101,21 +92,54 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     most = longest - (reach - config.mem_len)
     allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    sums = _AttentionSums(config, config.mem_len + streams.segment_len + config.ext_len, device)
+    terms = {ALL_TERMS: None, **{term: term for term in SINGLE_TERMS if term in config.active_terms}}
+    zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
+    sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in terms}
+    entropy_NH, in_memory_NH = zeros(), zeros()
+    queries = first = 0
+
+    def add(n: int, attention: Attention, inputs: AttentionInputs) -> None:
+        """Add the queries from `first` on that see L keys, of one layer and segment."""
+        nonlocal queries
+        n_memory, B = inputs.memory_BMD.shape[1], len(inputs.hidden_BTD)
+        enough_BT = ((inputs.visible.mask_TK[..., first:, :] == 0).sum(dim=-1) >= reach).expand(B, -1)
+        queries += int(enough_BT.sum()) if n == 0 else 0
+        for name, chosen in terms.items():
+            weights_HBTK = attention.logits(*inputs, terms=chosen).softmax(-1)[:, :, first:]
+            weights_HBTK = weights_HBTK * enough_BT[:, :, None]
+            weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
+            of_distance_HS = with_distances(weights_HTK, n_memory + first).sum(dim=1)
+            sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
+            if name == ALL_TERMS:
+                entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
+                in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
+
     memory, read = None, 0
-    for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
-        segment = streams[index]
-        tokens_BT = segment.tokens.to(device)
-        T = tokens_BT.shape[1]
-        # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
-        extended = T - segment.targets.shape[1]
-        first = min(T, max(extended, reach - 1 - min(read, config.mem_len)))
-        with watched(model, partial(sums.add, first, reach)):
+    with watched(model, add):
+        for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
+            tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
+            T = tokens_BT.shape[1]
+            # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
+            first = min(T, max(T - n_targets, reach - 1 - min(read, config.mem_len)))
             _, memory = model(tokens_BT, memory)
-        read += max(0, T - config.ext_len)
+            read += max(0, T - config.ext_len)
     allowed = f"must be shorter: no document lets a query see {reach} keys"
-    require(sums.queries > 0, "mem_len" if config.mem_len else "segment_len", config.mem_len or reach, allowed)
-    return sums.averages(reach)
+    require(queries > 0, "mem_len" if config.mem_len else "segment_len", config.mem_len or reach, allowed)
+
+    def mean(sums_NH: Tensor) -> Array:
+        return sums_NH.flatten(0, 1).cpu().numpy() / queries
+
+    means, in_memory = {name: mean(sums) for name, sums in sums_NHS.items()}, mean(in_memory_NH)
+    within, all_terms = {name: rows[:, :reach] for name, rows in means.items()}, means[ALL_TERMS]
+    averages = {
+        "entropy_bits": mean(entropy_NH) / np.log(2),
+        "mean_distance": all_terms @ np.arange(all_terms.shape[1]),
+        "in_segment": 1 - in_memory,
+        "in_memory": in_memory,
+        "beyond": all_terms[:, reach:].sum(axis=1),
+    }
+    by_distance = {name: rows / rows.sum(axis=1, keepdims=True) for name, rows in within.items()}
+    return AttentionMaps(by_distance, averages, queries)
 
 
 class AttentionInputs(NamedTuple):
@@ -131,8 +155,7 @@ class AttentionInputs(NamedTuple):
 def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs], None]) -> Iterator[None]:
     """Call `see` with layer n, its attention module and the module's inputs, whenever the model runs in the block."""
 
-    def hook(n: int, attention: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(attention, Attention)
+    def hook(n: int, attention: Attention, inputs: tuple[Any, ...]) -> None:
         see(n, attention, AttentionInputs(*inputs))
 
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
@@ -142,58 +165,7 @@ def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs
         yield
 
 
-class _AttentionSums:
-    """Sums over queries, in float64.
-
-    Args:
-        config: layers, heads and terms.
-        n_distances: S, the largest possible number of distances.
-        device: device of the model.
-    """
-
-    def __init__(self, config: TransformerXLConfig, n_distances: int, device: torch.device) -> None:
-        shape = (config.n_layer, config.n_head)
-        zeros = partial(torch.zeros, dtype=torch.float64, device=device)
-        self.terms: dict[str, str | None] = {ALL_TERMS: None}
-        self.terms |= {term: term for term in SINGLE_TERMS if term in config.active_terms}
-        self.by_distance_NHS = {name: zeros(*shape, n_distances) for name in self.terms}
-        self.entropy_NH, self.in_memory_NH = zeros(shape), zeros(shape)
-        self.queries = 0
-
-    def add(self, first: int, reach: int, n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        """Add the queries from `first` on that see `reach` keys, of one layer and segment."""
-        n_memory, B = inputs.memory_BMD.shape[1], len(inputs.hidden_BTD)
-        enough_BT = ((inputs.visible.mask_TK[..., first:, :] == 0).sum(dim=-1) >= reach).expand(B, -1)
-        self.queries += int(enough_BT.sum()) if n == 0 else 0
-        for name, terms in self.terms.items():
-            weights_HBTK = attention.logits(*inputs, terms=terms).softmax(-1)[:, :, first:]
-            weights_HBTK = weights_HBTK * enough_BT[:, :, None]
-            weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
-            of_distance_HS = by_distance(weights_HTK, n_memory + first).sum(dim=1)
-            self.by_distance_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
-            if name == ALL_TERMS:
-                self.entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
-                self.in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
-
-    def averages(self, reach: int) -> AttentionMaps:
-        """Return the averages, with rows for the distances below `reach`."""
-
-        def rows(sums: Tensor) -> Array:
-            return sums.flatten(0, 1).cpu().numpy() / self.queries
-
-        means = {name: rows(sums) for name, sums in self.by_distance_NHS.items()}
-        within = {name: mean[:, :reach] for name, mean in means.items()}
-        return AttentionMaps(
-            by_distance={name: mean / mean.sum(axis=1, keepdims=True) for name, mean in within.items()},
-            beyond={name: mean[:, reach:].sum(axis=1) for name, mean in means.items()},
-            entropy=rows(self.entropy_NH) / np.log(2),
-            mean_distance=means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
-            in_memory=rows(self.in_memory_NH),
-            queries=self.queries,
-        )
-
-
-def by_distance(weights_XTK: Tensor, n_before: int) -> Tensor:
+def with_distances(weights_XTK: Tensor, n_before: int) -> Tensor:
     """Turn columns of keys into columns of distances 0, …, K - 1: the inverse of `relative_shift`.
 
     Args:
@@ -209,20 +181,18 @@ def by_distance(weights_XTK: Tensor, n_before: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TextAttention:
-    """Attention of some heads from a piece of text to the tokens before it.
+    """Attention from a piece of text to the tokens before it.
 
     Args:
         position: position of the first target in the split.
-        weights: attention by head (layer, head; both from 0), [Q, C], of the query before each of the Q targets
-            on the C tokens before the piece.
-        marked: by head, [Q, C]: the fifth of the C tokens that each target attends to most.
+        weights: by head as `LAYER:HEAD`, from 1: [Q, C], attention of the query before each of the Q targets on the
+            C tokens before the piece.
         targets: Q symbols.
         context: C symbols, the oldest first.
     """
 
     position: int
-    weights: dict[tuple[int, int], Array]
-    marked: dict[tuple[int, int], NDArray[np.bool_]]
+    weights: dict[str, Array]
     targets: list[str]
     context: list[str]
 
@@ -234,10 +204,9 @@ def text_attention(
     vocabulary: Vocabulary,
     position: int | None,
     n_targets: int | None,
-    heads: list[tuple[int, int]],
     segment_len: int,
 ) -> TextAttention:
-    """Return the attention on the memory of the query before each target.
+    """Return the attention of every head on the memory, of the query before each target.
 
     The text before the piece is read in segments, as in evaluation, from so far back that every state of the
     memory equals that of a stream. The piece is one segment. Without memory, the context is the tokens before the
@@ -249,7 +218,6 @@ def text_attention(
         vocabulary: vocabulary of the symbols.
         position: position of the first target in the split; None for the middle, or the nearest that fits.
         n_targets: Q; None for 24, or fewer in short segments: a whole segment, or half of one without memory.
-        heads: layer and head, from 0.
         segment_len: T.
 
     Raises:
@@ -260,9 +228,8 @@ def text_attention(
     require(longest >= 1, "segment_len", segment_len, "must be >= 2 without memory: a target needs context")
     if n_targets is None:
         n_targets = min(DEFAULT_TARGETS, longest if config.mem_len else (segment_len + 1) // 2)
-    require(
-        1 <= n_targets <= longest, "text_tokens", n_targets, f"must be in 1 … {longest} (segment_len={segment_len})"
-    )
+    allowed = f"must be in 1 … {longest} (segment_len={segment_len})"
+    require(1 <= n_targets <= longest, "text_tokens", n_targets, allowed)
     n_context = config.mem_len or segment_len - n_targets
     first, last = n_context + 1, len(tokens) - n_targets
     allowed = f"must leave room for memory and piece in the {len(tokens)} tokens of the split"
@@ -273,30 +240,25 @@ def text_attention(
 
     start = position - 1  # the first query: the token before the first target
     view = model.with_lengths(ext_len=0)
-    boundaries = [start - n_context, start + n_targets]
+    boundaries = {start - n_context, start + n_targets}
     if config.mem_len:
         farthest = max(0, start - (config.n_layer + 1) * config.mem_len)
-        boundaries = [*sorted({farthest, *range(start, farthest, -segment_len)}), start + n_targets]
-    segments = [torch.from_numpy(tokens[a:b].astype(np.int64))[None].to(device) for a, b in pairwise(boundaries)]
+        boundaries = {farthest, *range(start, farthest, -segment_len), start + n_targets}
+    *earlier, piece = (torch.from_numpy(tokens[a:b].astype(np.int64)) for a, b in pairwise(sorted(boundaries)))
     memory: Memory | None = None
-    for segment_BT in segments[:-1]:
-        _, memory = view(segment_BT, memory)
+    for segment_T in earlier:
+        _, memory = view(segment_T[None].to(device), memory)
 
-    seen: dict[int, Tensor] = {}
+    weights: dict[str, Array] = {}
 
     def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        seen[n] = attention.logits(*inputs)[:, 0].softmax(-1)
+        weights_HQC = attention.logits(*inputs)[:, 0].softmax(-1)[:, -n_targets:, :n_context].double().cpu().numpy()
+        weights.update({f"{n + 1}:{h}": weights_QC for h, weights_QC in enumerate(weights_HQC, 1)})
 
     with watched(view, see):
-        view(segments[-1], memory)
-    weights = {(n, h): seen[n][h, -n_targets:, :n_context].double().cpu().numpy() for n, h in heads}
-    return TextAttention(
-        position=position,
-        weights=weights,
-        marked={head: most_attended(of_head) for head, of_head in weights.items()},
-        targets=[_symbol(vocabulary, token) for token in without_marks(tokens[position : position + n_targets])],
-        context=[_symbol(vocabulary, token) for token in without_marks(tokens[start - n_context : start])],
-    )
+        view(piece[None].to(device), memory)
+    targets, context = tokens[position : position + n_targets], tokens[start - n_context : start]
+    return TextAttention(position, weights, _symbols(vocabulary, targets), _symbols(vocabulary, context))
 
 
 def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
@@ -307,8 +269,9 @@ def most_attended(weights_QC: Array) -> NDArray[np.bool_]:
     return marked & (weights_QC > 0)
 
 
-def _symbol(vocabulary: Vocabulary, token: int) -> str:
-    """Return the symbol of a token; a byte becomes the character with its number, a token of BPE its text."""
+def _symbols(vocabulary: Vocabulary, tokens: np.ndarray) -> list[str]:
+    """Return the symbols of tokens; a byte becomes the character with its number, a token of BPE its text."""
+    numbers = without_marks(tokens)
     if vocabulary.level == "bpe":
-        return vocabulary.decode([token])
-    return vocabulary.symbols[token] if vocabulary.symbols else chr(token)
+        return [vocabulary.decode([token]) for token in numbers]
+    return [vocabulary.symbols[token] if vocabulary.symbols else chr(token) for token in numbers]

@@ -5,25 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
-from txl_lightning.config.schemas import TransformerXLModelConfig
+from txl_lightning.data.documents import close_sentences, without_marks
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
-from txl_lightning.errors import require
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.evaluation.generate.prompts import Prompt, check_prompt, read_prompts
-from txl_lightning.evaluation.scoring.option_checks import (
-    check_at_least_one,
-    check_common_options,
-    chosen_device,
-    options_as_typed,
-)
+from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.token_losses import device_of
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
@@ -32,24 +28,26 @@ from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
-from txl_lightning.runs.threads import set_threads
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.corpora import checkpoint_corpus
+from txl_lightning.runs.trained import TrainedModel
 
 FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
+MOST_SHOWN = 40  # characters of a prompt in a message
 DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
 CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+Write = Callable[[str], None]
 
 
 def show(text: str) -> None:
     """Print text at once; characters that the terminal cannot encode become `?`."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
-    sys.stdout.flush()
+    print(text.encode(encoding, errors="replace").decode(encoding), end="", flush=True)
 
 
 @options_as_typed()
-def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] = show) -> list[str]:
+def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
     """Draw and print the samples, the first one as it is drawn; write `generation.json` and `samples.txt`.
 
     Args:
@@ -64,33 +62,34 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
         UserError: an option, the checkpoint or the prompt is not usable.
     """
     _check_options(options)
-    device = chosen_device(options.accelerator)
-    precision = chosen_precision(options.precision, options.accelerator)
-    trained = load_trained(options.checkpoint)
-    set_threads(options.num_threads, trained)
-    trained.model.to(device)
+    trained = open_checkpoint(options)
+    device, precision = device_of(trained.model), chosen_precision(options.precision, options.accelerator)
     prompts = read_prompts(options, trained)
+    repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
+    seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
+    sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
     with autocast(precision, device):  # cached inference checks that it is used as it was set up
         model, context = with_context(trained, options)
-        tokens = draw(
-            model,
-            [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)],
-            options.n_tokens,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            temperature=options.temperature,
-            seed=[options.seed + sample for _ in prompts for sample in range(options.n_samples)],
-            **_reading(trained),
-        )
-        drawn, seconds = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
-    results = _describe(options, precision, trained, prompts, context, drawn, seconds)
-    results["float32_difference"] = difference = _float32_difference(options, precision, trained, prompts[0], drawn[0])
+        tokens = draw(model, repeated, **sampling, seed=seeds, **_reading(trained))
+        drawn, times = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
+    continued = _continued(prompts, drawn, trained.vocabulary, options.n_samples)
+    n_after_first = len(drawn) * (options.n_tokens - 1)
+    speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
+    difference = _float32_difference(options, precision, trained, prompts[0], drawn[0])
+    results = {
+        "checkpoint": str(options.checkpoint),
+        "step": trained.step,
+        **({"prompts": continued} if options.prompts or options.prompt_file else continued[0]),
+        "options": {**sampling, "n_samples": options.n_samples, "seed": options.seed, "precision": precision},
+        "context": context,
+        "prompt_seconds": round(times[1] - times[0], 4),
+        "tokens_per_second": speed,
+        "float32_difference": difference,
+    }
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    continued = results.get("prompts", [results])
     parts = [_layout(one, prompt.title) for one, prompt in zip(continued, prompts, strict=True)]
     write_text(directory / "samples.txt", "\n".join(parts))
-    speed, n_drawn = results["tokens_per_second"], len(drawn) * options.n_tokens
-    write(f"{n_drawn:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
     if difference is not None:
         where = f"the first {difference['tokens']} tokens of sample 1"
         write(f"{precision}: nll {difference['nll']:+.5f} beside float32 on {where}\n")
@@ -98,34 +97,32 @@ def run(options: GenerateOptions, directory: Path, write: Callable[[str], None] 
 
 
 def _check_options(options: GenerateOptions) -> None:
-    check_prompt(options)
-    check_at_least_one(options, "n_tokens", "n_samples")
+    names = ("prompt", "prompts", "prompt_file", "context")
+    given = [name for name in names if getattr(options, name) is not None] or ["prompt"]
+    chosen = getattr(options, given[-1])
+    require(len(given) == 1 and chosen is not None, given[-1], chosen, f"one of {', '.join(names)} must be given")
+    check_at_least_one(options, "context", "n_tokens", "n_samples", "mem_len")
     check_sampling(options.top_k, options.top_p, options.temperature)
-    allowed = "must be an integer >= 1: a drawn token reads the tokens before it from the memory"
-    require(options.mem_len is None or options.mem_len >= 1, "mem_len", options.mem_len, allowed)
-    check_common_options(options)
+    at_a_position = options.position is None or (options.context is not None and options.position >= 0)
+    require(at_a_position, "position", options.position, "must be an integer >= 0, with context=N")
 
 
 def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
     """Return the model with the context of its samples, and a description of that context."""
-    model, config = trained.model, trained.config
+    model, config, mem_len = trained.model, trained.config, options.mem_len
     if not isinstance(model, TransformerXL):
-        require(
-            options.mem_len is None, "mem_len", options.mem_len, f"must be null: {config.model.name} has no such length"
-        )
+        require(mem_len is None, "mem_len", mem_len, f"must be null: {config.model.name} has no such length")
         return model, "context carried in the recurrent state"
-    assert isinstance(config.model, TransformerXLModelConfig)
-    if config.memory.mem_len == 0 and options.mem_len is None:
+    if config.memory.mem_len == 0 and mem_len is None:
         window = config.data.segment_len + extended_context(config)
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
-    if options.mem_len is not None:
-        config.evaluation.mem_len = options.mem_len
+    if mem_len is not None:
+        config.evaluation.mem_len = mem_len
     lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
-    require(
-        lengths["mem_len"] >= 1, "mem_len", lengths["mem_len"], "must be given: the run was evaluated without memory"
-    )
-    words = f"memory of {lengths['mem_len']:,} tokens"
+    mem_len = lengths["mem_len"]
+    require(mem_len >= 1, "mem_len", mem_len, "must be given: the run was evaluated without memory")
+    words = f"memory of {mem_len:,} tokens"
     if can_cache(model):
         return CachedTransformerXL(model, **lengths), words
     compressed = f"{lengths['compressed_len']:,} states of {config.memory.rate} tokens each"
@@ -160,43 +157,31 @@ def _float32_difference(
 
 
 def _write_samples(
-    tokens: Iterator[Tensor],
-    prompts: list[Prompt],
-    vocabulary: Vocabulary,
-    n_samples: int,
-    write: Callable[[str], None],
-) -> tuple[list[list[int]], tuple[float, float]]:
+    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, write: Write
+) -> tuple[list[list[int]], list[float]]:
     """Draw the samples and write them: the first while it is drawn, the others afterwards.
 
     Returns:
-        Tokens of every sample, prompt by prompt; seconds until the first token, and seconds after it.
+        Tokens of every sample, prompt by prompt; times, in seconds, before the first and after every token.
     """
-    decoder = StreamDecoder(vocabulary)
     dim, normal = (DIM, NORMAL) if sys.stdout.isatty() else ("", "")
-
-    def layout(prompt: Prompt, decoder: StreamDecoder) -> str:
-        return f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.numbers))}{normal}\n"
-
-    write(f"{layout(prompts[0], decoder)}--- sample 1\n")
     drawn: list[list[int]] = [[] for _ in range(len(prompts) * n_samples)]
-    started = first = time.perf_counter()
-    for i, token_B in enumerate(tokens):
-        if i == 0:
-            first = time.perf_counter()
-        for sample, token in zip(drawn, token_B.tolist(), strict=True):
-            sample.append(token)
-        if piece := decoder.feed(drawn[0][-1:]):
-            write(visible(piece))
-    seconds = (first - started, time.perf_counter() - first)
-    write(f"{visible(decoder.finish())}\n")
-    for row, sample in enumerate(drawn[1:], 1):
+    times = [time.perf_counter()]
+    for row, sample in enumerate(drawn):
         prompt, number = prompts[row // n_samples], row % n_samples + 1
         decoder = StreamDecoder(vocabulary)
-        before = layout(prompt, decoder)
-        after = f"--- sample {number}\n{visible(decoder.feed(sample) + decoder.finish())}\n"
-        write(before + after if number == 1 else after)
+        before = f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.numbers))}{normal}\n"
+        write(f"{before if number == 1 else ''}--- sample {number}\n")
+        if row > 0:
+            write(visible(decoder.feed(sample)))
+        for token_B in tokens:  # in the first row; it has ended in the others
+            times.append(time.perf_counter())
+            for of_row, token in zip(drawn, token_B.tolist(), strict=True):
+                of_row.append(token)
+            write(visible(decoder.feed(sample[-1:])))
+        write(f"{visible(decoder.finish())}\n")
     write("---\n")
-    return drawn, seconds
+    return drawn, times
 
 
 def visible(text: str) -> str:
@@ -204,37 +189,19 @@ def visible(text: str) -> str:
     return text.translate(CONTROL)
 
 
-def _describe(
-    options: GenerateOptions,
-    precision: str,
-    trained: TrainedModel,
-    prompts: list[Prompt],
-    context: str,
-    drawn: list[list[int]],
-    seconds: tuple[float, float],
-) -> dict[str, Any]:
-    """Return the contents of `generation.json`; with `prompts` or `prompt_file`, a list of prompts and samples."""
-    vocabulary, names = trained.vocabulary, ("n_tokens", "n_samples", "top_k", "top_p", "temperature", "seed")
-    n_after_first, samples = len(drawn) * (options.n_tokens - 1), iter(drawn)
-    continued = [
+def _continued(
+    prompts: list[Prompt], drawn: list[list[int]], vocabulary: Vocabulary, n_samples: int
+) -> list[dict[str, Any]]:
+    """Return the entries `prompt`, `continuation` and `samples` of `generation.json`, for every prompt."""
+    samples = iter(drawn)
+    return [
         {
             "prompt": {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers},
             "continuation": None if prompt.continuation is None else vocabulary.decode(prompt.continuation),
-            "samples": [
-                {"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in islice(samples, options.n_samples)
-            ],
+            "samples": [{"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in islice(samples, n_samples)],
         }
         for prompt in prompts
     ]
-    return {
-        "checkpoint": str(options.checkpoint),
-        "step": trained.step,
-        **({"prompts": continued} if options.prompts or options.prompt_file else continued[0]),
-        "options": {**{name: getattr(options, name) for name in names}, "precision": precision},
-        "context": context,
-        "prompt_seconds": round(seconds[0], 4),
-        "tokens_per_second": n_after_first / seconds[1] if n_after_first else None,
-    }
 
 
 def _layout(results: dict[str, Any], title: str) -> str:
@@ -244,3 +211,104 @@ def _layout(results: dict[str, Any], title: str) -> str:
         parts.append(("true continuation", results["continuation"]))
     parts += [(f"sample {i}", sample["text"]) for i, sample in enumerate(results["samples"], 1)]
     return "\n".join(f"=== {name}\n{text}\n" for name, text in parts)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens to continue.
+
+    Args:
+        tokens: tokens, at least one; marked where a document begins, for a run with `memory.reset=document`.
+        title: description, for printing.
+        source: origin of the tokens, as `generation.json` states it.
+        continuation: tokens that follow in the corpus; None for a typed text.
+    """
+
+    tokens: list[int]
+    title: str
+    source: dict[str, Any]
+    continuation: list[int] | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """Token numbers without marks."""
+        return without_marks(np.array(self.tokens)).tolist()
+
+
+def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt]:
+    """Return the tokens to continue, of one prompt or several.
+
+    Raises:
+        UserError: `prompt_file` cannot be read or has no prompt, a prompt has a symbol that is not in the vocabulary,
+            the corpus is not usable, or the position is not in it.
+    """
+    if options.context is not None:
+        return [_context_prompt(options, trained)]
+    vocabulary, closed = trained.vocabulary, trained.closed_sentences
+    if options.prompt is not None:
+        return [typed_prompt(options.prompt, vocabulary, closed=closed)]
+    if options.prompts is not None:
+        option, texts = "prompts", options.prompts
+    else:
+        option, texts = "prompt_file", _lines(str(options.prompt_file))
+    require(bool(texts), option, getattr(options, option), "must have at least one prompt")
+    prompts = [typed_prompt(text, vocabulary, option, closed) for text in texts]
+    return [replace(prompt, title=f"{prompt.title}, {number}") for number, prompt in enumerate(prompts, 1)]
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of `prompt_file` that are not empty."""
+    try:
+        return [line for line in Path(path).expanduser().read_text(encoding="utf-8").split("\n") if line]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise OptionError("prompt_file", path, f"cannot be read ({reason})") from error
+
+
+def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", closed: bool = False) -> Prompt:
+    """Encode a text; words that are not in the vocabulary become `<unk>`.
+
+    Args:
+        text: the prompt.
+        vocabulary: vocabulary of the checkpoint.
+        option: option that gave it, for errors.
+        closed: put `<S>` at the ends of sentences too. The last one is continued, unless a line break ends it.
+
+    Raises:
+        OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
+    """
+    shown = f"{text!r:.{MOST_SHOWN}}"
+    try:
+        tokens = vocabulary.of_known_characters().encode(text.encode())
+    except UserError as error:
+        raise OptionError(option, shown, str(error)) from error
+    if closed:
+        tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
+    ended = closed or (vocabulary.level == "word" and not vocabulary.starts_sentences)
+    if ended and not text.endswith("\n"):
+        tokens = tokens[:-1]  # drop the end of the line, which the sample continues
+    require(len(tokens) >= 1, option, shown, "must have at least one token of the checkpoint's vocabulary")
+    words = dict.fromkeys(text.split()) if vocabulary.level == "word" else ()
+    unknown = [word for word in words if word not in vocabulary.numbers]
+    named = f" ({', '.join(map(repr, unknown))} read as {vocabulary.symbols[vocabulary.unknown]})" if unknown else ""
+    return Prompt(tokens.tolist(), f"prompt{named}", {"prompt": text, "unknown": unknown})
+
+
+def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
+    """Return `context` consecutive tokens of a split, and the tokens that follow."""
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
+    tokens, n = corpus.splits[options.split], options.context or 0
+    allowed = f"must be in 1 … {len(tokens)}, the tokens of {options.split} in {corpus.name}"
+    require(n <= len(tokens), "context", n, allowed)
+    last = len(tokens) - n
+    position = options.position
+    if position is None:
+        # Leave room for the whole continuation if the split is long enough.
+        position = int(np.random.default_rng(options.seed).integers(max(last - options.n_tokens, 0) + 1))
+    require(position <= last, "position", position, f"must be in 0 … {last} with context={n}")
+    return Prompt(
+        tokens[position : position + n].tolist(),
+        f"context: {n} tokens of {corpus.name} ({options.split}) from token {position:,} on",
+        {"corpus": corpus.name, "sha256": corpus.checksum, "split": options.split, "position": position, "context": n},
+        without_marks(tokens[position + n : position + n + options.n_tokens]).tolist(),
+    )

@@ -1,7 +1,8 @@
-"""Attention lengths: the sweep of Table 6, and a length chosen on one split and scored on the others."""
+"""Attention lengths: the sweep of Table 6, its tables and figure, and a length chosen on one split for the others."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,24 @@ import numpy as np
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.documents import without_marks
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
-from txl_lightning.evaluation.scoring.standard_errors import TextUnits, errors_by_unit, standard_error, text_units
+from txl_lightning.evaluation.scoring.standard_errors import (
+    TextUnits,
+    errors_by_unit,
+    standard_error,
+    text_units,
+    unit_name,
+)
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
+from txl_lightning.files import write_text
+from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
+from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
-HALF_A_PRINTED_DIGIT = {"ppl": 0.005, "bpc": 0.0005}
+DIGITS = {"ppl": 2, "bpc": 3}  # printed
+AtLength = tuple[int | None, ScoringProtocol]
+"""Attention length, None for a recurrent model, and the protocol that has it."""
 
 
 class SplitScores:
@@ -31,35 +44,41 @@ class SplitScores:
     """
 
     def __init__(self, corpus: Corpus, split: str, block_len: int) -> None:
-        self.split, self.level = split, corpus.vocabulary.level
+        self.corpus, self.split, self.level = corpus, split, corpus.vocabulary.level
         self.units = text_units(corpus.sentences.get(split), block_len)
-        self._known: list[tuple[dict[str, Any], TokenLosses]] = []
+        self._known: dict[str, TokenLosses] = {}
 
     def losses(self, protocol: ScoringProtocol) -> TokenLosses:
         """Score the split, unless it was scored with these settings before."""
-        settings = protocol.settings()
-        for earlier, losses in self._known:
-            if earlier == settings:
-                return losses
-        self._known.append((settings, protocol.losses(self.split)))
-        return self._known[-1][1]
+        settings = str(protocol.settings())
+        if settings not in self._known:
+            self._known[settings] = protocol.losses(self.split)
+        return self._known[settings]
+
+    def values(self, losses: TokenLosses) -> dict[str, Any]:
+        """Return the values of losses that `evaluation.json` has for every split and length."""
+        vocabulary, tokens = self.corpus.vocabulary, self.corpus.splits[self.split]
+        has_bytes = vocabulary.byte_lengths is not None
+        n_bytes = vocabulary.count_bytes(without_marks(tokens[losses.positions])) if has_bytes else None
+        error, n_units = standard_error(losses.nll, self.units.of_positions(losses.positions))
+        errors = errors_by_unit(error, losses.mean, self.level)
+        return {
+            **loss_metrics(losses.mean, self.level, None if n_bytes is None else n_bytes / len(losses.nll)),
+            "standard_error": {**errors, "over": self.units.name, "units": n_units},
+            "tokens": len(losses.nll),
+            "bytes": n_bytes,
+            "left_out": losses.left_out,
+            "seconds": round(losses.seconds, 2),
+        }
 
     def row(self, length: int | None, protocol: ScoringProtocol) -> dict[str, Any]:
         """Return the values of a protocol, whose attention length is `length`."""
-        losses = self.losses(protocol)
-        error, _ = standard_error(losses.nll, self.units.of_positions(losses.positions))
-        return {
-            "attention_length": length,
-            **loss_metrics(losses.mean, self.level),
-            "standard_error": errors_by_unit(error, losses.mean, self.level),
-            "tokens": len(losses.nll),
-            "seconds": round(losses.seconds, 2),
-            "evaluation": protocol.settings(),
-        }
+        values = self.values(self.losses(protocol))
+        return {"attention_length": length, **values, "evaluation": protocol.settings()}
 
-    def below(self, init: ScoringProtocol, best: ScoringProtocol) -> dict[str, Any] | None:
-        """Return the difference of the losses of two protocols; see `difference`."""
-        return difference(self.losses(init), self.losses(best), self.units, self.level)
+    def below(self, init: AtLength, best: AtLength) -> dict[str, Any] | None:
+        """Return the difference of the losses at two lengths; see `difference`."""
+        return difference(self.losses(init[1]), self.losses(best[1]), self.units, self.level)
 
     def write(self, protocol: ScoringProtocol, path: Path) -> str:
         """Write the losses of a protocol, in text order, with their positions; return the name of the file."""
@@ -85,107 +104,88 @@ def difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Protocols to score in a sweep.
+    """Attention lengths to score.
 
     Args:
-        protocol: chosen protocol; lengths that the sweep does not vary come from it.
-        init: protocol at the lengths of training.
-        at_lengths: protocols by attention length, ascending.
-        unclamped: the same lengths beyond the longest trained distance, without clamp; empty unless asked for.
+        init: that of training.
+        lengths: the others, ascending.
+        unclamped: those beyond the longest trained distance again, without clamp; empty unless asked for.
     """
 
-    protocol: ScoringProtocol
-    init: ScoringProtocol
-    at_lengths: dict[int, ScoringProtocol]
-    unclamped: dict[int, ScoringProtocol]
-
-
-@dataclass(frozen=True)
-class ChosenLengths:
-    """Attention lengths at which a split is scored: those of training, and those with the lowest loss on a split.
-
-    Args:
-        init: protocol at the lengths of training.
-        best: protocol with the lowest loss; may be `init`.
-        init_length: attention length of `init`; None for a recurrent model.
-        best_length: attention length of `best`; None for a recurrent model.
-    """
-
-    init: ScoringProtocol
-    best: ScoringProtocol
-    init_length: int | None = None
-    best_length: int | None = None
+    init: AtLength
+    lengths: Sequence[AtLength]
+    unclamped: Sequence[AtLength]
 
 
 def plan_sweep(protocol: ScoringProtocol, lengths: list[int], unclamped: bool = False) -> Sweep:
     """Plan the sweep of these attention lengths; a length beyond the protocol's limit is replaced by the limit.
 
     Args:
-        protocol: chosen protocol.
+        protocol: chosen protocol; lengths that the sweep does not vary come from it.
         lengths: attention lengths.
         unclamped: score clamped lengths without clamp too.
 
     Raises:
         OptionError: the model has no attention, or a length is not allowed.
     """
-    limit = protocol.limit
-    grid = sorted({length if limit is None else min(length, limit) for length in lengths})
-    at_lengths = {n: protocol.at_attention_length(n) for n in grid}
-    without = {n: of_length.unclamped() for n, of_length in at_lengths.items()} if unclamped else {}
-    free = {n: of_length for n, of_length in without.items() if of_length is not None}
-    sweep = Sweep(protocol, protocol.at_training_lengths(), at_lengths, free)
-    for planned in (*sweep.at_lengths.values(), sweep.init):
-        planned.settings()  # raises for a length that is not allowed, before anything is scored
-    return sweep
+
+    def possible(length: int) -> int:
+        return length if protocol.limit is None else min(length, protocol.limit)
+
+    init = (possible(protocol.training_attention_length), protocol.at_training_lengths())
+    swept = [(length, protocol.at_attention_length(length)) for length in sorted({*map(possible, lengths)})]
+    for _, at_length in (*swept, init):
+        at_length.settings()  # raises for a length that is not allowed, before anything is scored
+    free = [(length, copy) for length, at_length in swept if unclamped and (copy := at_length.unclamped())]
+    return Sweep(init, swept, free)
 
 
-def sweep_lengths(sweep: Sweep, scores: SplitScores, tolerance: float | None) -> tuple[dict[str, Any], ChosenLengths]:
+def sweep_lengths(
+    sweep: Sweep, scores: SplitScores, tolerance: float | None
+) -> tuple[dict[str, Any], tuple[AtLength, AtLength]]:
     """Score a split at every attention length and derive the columns of Table 6.
 
         init                 loss at the lengths of training
         best                 lowest loss of init and all lengths
         attention length     shortest length that is worse than the best by at most `tolerance`
 
-    The attention length of init is `training_attention_length`.
-
     Args:
-        sweep: protocols to score.
+        sweep: lengths to score.
         scores: scores of the split.
         tolerance: in the unit of the level; None for half of the last digit printed: 0.005 ppl or 0.0005 bpc.
 
     Returns:
         The entry `sweep` of `evaluation.json` (see `perplexity.command`), and the lengths of init and best.
     """
-    limit, unit = sweep.protocol.limit, loss_unit(scores.level)
-    init_length = sweep.protocol.training_attention_length
-    planned = [*sweep.at_lengths.items(), (init_length if limit is None else min(init_length, limit), sweep.init)]
-    *rows, init = [scores.row(*of_length) for of_length in planned]
-    tolerance = HALF_A_PRINTED_DIGIT[unit] if tolerance is None else tolerance
-    number, best = min(enumerate([*rows, init]), key=lambda candidate: candidate[1][unit])
-    best_length, best_protocol = planned[number]
-    reaching = [r["attention_length"] for r in (*rows, init) if r[unit] <= best[unit] + tolerance]
-    example = next(iter(sweep.at_lengths.values()))
+    unit, varied = loss_unit(scores.level), sweep.lengths[0][1]
+    tolerance = 0.5 * 10 ** -DIGITS[unit] if tolerance is None else tolerance
+    planned = [*sweep.lengths, sweep.init]
+    rows = [scores.row(*at_length) for at_length in planned]
+    best, best_length = min(zip(rows, planned, strict=True), key=lambda scored: scored[0][unit])
     entry = {
-        "knob": sweep.protocol.length_option,
-        "same_length": example.settings()["same_length"] if isinstance(example, StateReuse) else False,
-        "limit": limit,
+        "knob": varied.length_option,
+        "same_length": varied.settings().get("same_length", False),
+        "limit": varied.limit,
         "unit": unit,
         "tolerance": tolerance,
-        "init": init,
-        "best": {**best, "below_init": scores.below(sweep.init, best_protocol)},
-        "attention_length": min(reaching),
-        "lengths": rows,
-        "unclamped": [scores.row(*of_length) for of_length in sweep.unclamped.items()],
+        "init": rows[-1],
+        "best": {**best, "below_init": scores.below(sweep.init, best_length)},
+        "attention_length": min(row["attention_length"] for row in rows if row[unit] <= best[unit] + tolerance),
+        "lengths": rows[:-1],
+        "unclamped": [scores.row(*at_length) for at_length in sweep.unclamped],
     }
-    return entry, ChosenLengths(sweep.init, best_protocol, init["attention_length"], best_length)
+    return entry, (sweep.init, best_length)
 
 
-def score_chosen(chosen: ChosenLengths, chosen_on: str, scores: SplitScores, files: Path | None) -> dict[str, Any]:
-    """Score a split at both lengths.
+def score_chosen(
+    init: AtLength, best: AtLength, chosen_on: str, scores: SplitScores, files: Path | None
+) -> dict[str, Any]:
+    """Score a split at two lengths.
 
     Args:
-        chosen: the lengths.
-        chosen_on: split that chose them.
+        init: length of training.
+        best: length with the lowest loss on the split `chosen_on`; may be `init`.
+        chosen_on: name of that split.
         scores: scores of the split.
         files: folder for the losses of all tokens; None to write none.
 
@@ -194,15 +194,15 @@ def score_chosen(chosen: ChosenLengths, chosen_on: str, scores: SplitScores, fil
     """
     entry: dict[str, Any] = {
         "chosen_on": chosen_on,
-        "attention_length": chosen.best_length,
-        "init": scores.row(chosen.init_length, chosen.init),
-        "best": scores.row(chosen.best_length, chosen.best),
-        "below_init": scores.below(chosen.init, chosen.best),
+        "attention_length": best[0],
+        "init": scores.row(*init),
+        "best": scores.row(*best),
+        "below_init": scores.below(init, best),
     }
     if files is not None:
-        name = entry["init"]["losses"] = scores.write(chosen.init, files / f"losses_{scores.split}_init.npz")
-        if scores.losses(chosen.best) is not scores.losses(chosen.init):
-            name = scores.write(chosen.best, files / f"losses_{scores.split}_best.npz")
+        name = entry["init"]["losses"] = scores.write(init[1], files / f"losses_{scores.split}_init.npz")
+        if scores.losses(best[1]) is not scores.losses(init[1]):
+            name = scores.write(best[1], files / f"losses_{scores.split}_best.npz")
         entry["best"]["losses"] = name
     return entry
 
@@ -215,22 +215,127 @@ def memory_at_evaluation(protocol: ScoringProtocol, length: int | None, scores: 
         distances, and for models that were trained with memory.
     """
     config = protocol.trained.config
-    if length is None or not isinstance(protocol, StateReuse) or not isinstance(config.model, TransformerXLModelConfig):
-        return None
-    if config.memory.mem_len or encoding_kind(config).absolute:
+    has_attention = isinstance(config.model, TransformerXLModelConfig)
+    can_have_memory = has_attention and not config.memory.mem_len and not encoding_kind(config).absolute
+    if length is None or not can_have_memory or not isinstance(protocol, StateReuse):
         return None
     return scores.row(length, protocol.with_memory(length))
 
 
 def first_tokens(corpus: Corpus, split: str, n: int | None) -> Corpus:
     """Return the corpus with only the first n tokens of a split, or whole sentences of at most n tokens in all."""
-    tokens = corpus.splits[split]
+    tokens, sentences = corpus.splits[split], corpus.sentences
     if n is None or n >= len(tokens):
         return corpus
-    sentences = dict(corpus.sentences)
     if split in sentences:
         starts = np.asarray(sentences[split])
         kept = max(1, int(np.searchsorted(starts, n, side="right")) - 1)
-        n = int(starts[kept])
-        sentences[split] = starts[:kept]
+        n, sentences = int(starts[kept]), {**sentences, split: starts[:kept]}
     return replace(corpus, splits={**corpus.splits, split: tokens[:n]}, sentences=sentences)
+
+
+def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) -> list[str]:
+    """Write `attention_lengths.md` and, for every swept split, `attention_lengths_SPLIT.svg|png`.
+
+    Returns:
+        Lines to print: the tables and their notes.
+    """
+    sweeps = swept_splits(results, splits)
+    lines = markdown_table(*table_6(results, splits)).splitlines()
+    for split, sweep in sweeps.items():
+        unit = sweep["unit"]
+        noted = [(row, "") for row in sweep["lengths"]] + [(row, ", no clamp") for row in sweep["unclamped"]]
+        rows = [
+            [f"{row['attention_length']}{note}", _with_error(row, unit, DIGITS[unit]), f"{row['tokens']:,}"]
+            for row, note in noted
+        ]
+        lines += ["", *markdown_table(["attention length", f"{unit}, {split}", "tokens"], rows).splitlines()]
+        y_label = f"{unit_name(results['corpus']['level'])}, {results['corpus']['name']}, {split}"
+        attention_length_figure(directory / f"attention_lengths_{split}", sweep, y_label)
+    over = results[splits[0]]["standard_error"]["over"]
+    lines += ["", *_notes(next(iter(sweeps.values())), results["streams_start"], over)]
+    write_text(directory / "attention_lengths.md", "\n".join(lines) + "\n")
+    return lines
+
+
+def swept_splits(results: dict[str, Any], splits: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the sweeps of `evaluation.json` by split."""
+    return {split: results[split]["sweep"] for split in splits if results[split].get("sweep") is not None}
+
+
+def table_6(results: dict[str, Any], splits: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, one for each split: init, best, and the shortest attention length that reaches it.
+
+    A split without sweep has the loss at the length that was chosen on another split, and that length.
+    """
+    sweeps = swept_splits(results, splits)
+    unit = next(iter(sweeps.values()))["unit"]
+    rows = []
+    for split in splits:
+        if split in sweeps:
+            scores, below, chosen_on = sweeps[split], sweeps[split]["best"]["below_init"], ""
+        else:
+            scores = results[split]["selected"]
+            below, chosen_on = scores["below_init"], f" (best on {scores['chosen_on']})"
+        cells = [_with_error(scores[name], unit, DIGITS[unit]) for name in ("init", "best")]
+        gain = "–" if below is None else _with_error(below, unit, DIGITS[unit] + 1)
+        rows.append([split, *cells, gain, f"{scores['attention_length']}{chosen_on}"])
+    return ["split", f"{unit} init", f"{unit} best", "best below init", "attention length"], rows
+
+
+def _with_error(row: dict[str, Any], unit: str, digits: int) -> str:
+    error = row["standard_error"][unit]
+    return f"{row[unit]:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def _notes(sweep: dict[str, Any], streams_start: str, over: str) -> list[str]:
+    """Explain the varied option and the columns."""
+    init = sweep["init"]["evaluation"]
+    names = ("segment_len", "mem_len", "compressed_len", "ext_len", "window", "stride")
+    lengths = ", ".join(f"{name} {init[name]}" for name in names if name in init)
+    lines = [
+        f"The attention length is set by {sweep['knob']}, with same_length={str(sweep['same_length']).lower()}.",
+        f"Init: lengths of training ({lengths}). Attention length: the shortest at most {sweep['tolerance']:g} "
+        f"{sweep['unit']} above the best. Streams start {streams_start}.",
+    ]
+    if "compressed_len" in init:
+        lines.append("Of the memory, mem_len is at most that of training; the rest is compressed_len.")
+    for clamp_len in sorted({row["evaluation"]["clamp_len"] for row in sweep["lengths"]} - {init["clamp_len"]}):
+        lines.append(f"Longer distances than in training have the position of distance {clamp_len} (clamp_len).")
+    if sweep["limit"] is not None:
+        lines.append(f"The model has {sweep['limit']} trained positions and cannot use longer attention.")
+    return [*lines, f"±: standard error over {over}; for differences, of the token-by-token differences."]
+
+
+def attention_length_figure(stem: Path, sweep: dict[str, Any], y_label: str) -> None:
+    """Draw loss by attention length, the sweep of a row of Table 6, as SVG and PNG.
+
+    Args:
+        stem: path of the files without suffix.
+        sweep: entry `sweep` of `evaluation.json`.
+        y_label: label of the y axis, with its unit.
+    """
+    unit, init, best_length = sweep["unit"], sweep["init"], sweep["attention_length"]
+    figure = new_figure()
+    axes = figure.add_subplot()
+    x, y = _points(sweep["lengths"], unit)
+    errors = [row["standard_error"][unit] or 0 for row in sweep["lengths"]]
+    if any(errors):
+        band = (np.subtract(y, errors), np.add(y, errors))
+        axes.fill_between(x, *band, color=COLOURS[0], alpha=0.12, linewidth=0, label="standard error")
+    axes.plot(x, y, color=COLOURS[0], marker=MARKERS[0], markersize=3.5, linewidth=1.4, label="by attention length")
+    if sweep["unclamped"]:
+        style: dict[str, Any] = {"color": COLOURS[2], "marker": MARKERS[2], "markersize": 3.5, "linewidth": 1.1}
+        axes.plot(*_points(sweep["unclamped"], unit), **style, linestyle=":", label="without clamp")
+    label = f"init, lengths of training ({init['attention_length']})"
+    axes.plot(*_points([init], unit), color=COLOURS[1], marker=MARKERS[1], linestyle="", label=label)
+    lines: dict[str, Any] = {"color": "0.35", "linewidth": 1.1}
+    axes.axhline(sweep["best"][unit], **lines, linestyle="--", label=f"best, reached at {best_length}")
+    axes.axvline(best_length, **lines, linestyle=":")
+    axes.set(xlabel="attention length (tokens)", ylabel=y_label, title="Loss by attention length")
+    save_with_legend(figure, axes, stem)
+
+
+def _points(rows: list[dict[str, Any]], unit: str) -> tuple[list[int], list[float]]:
+    """Return attention lengths and losses."""
+    return [row["attention_length"] for row in rows], [row[unit] for row in rows]

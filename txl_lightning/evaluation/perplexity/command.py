@@ -25,8 +25,8 @@ and a sweep
     knob                option that sets the attention length: mem_len, ext_len or window
     same_length, limit  mask of the sweep; longest possible attention length, or null
     unit, tolerance     bpc or ppl; distance from the best that counts as reaching it
-    lengths             for each length: attention_length, nll, bpc or ppl, standard_error, tokens, seconds, and all
-                        lengths (evaluation)
+    lengths             for each length: attention_length, the values of SPLIT from nll to left_out, and all lengths
+                        (evaluation)
     init                these values at the lengths of training
     best                these values where the loss is lowest; below_init: difference from init on the same tokens,
                         and its standard_error
@@ -49,16 +49,14 @@ A recurrent model has no sweep (null) and no attention lengths (null): init and 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, Corpus
-from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import require
 from txl_lightning.evaluation.perplexity.attention_lengths import (
-    ChosenLengths,
+    AtLength,
     SplitScores,
     Sweep,
     first_tokens,
@@ -66,33 +64,28 @@ from txl_lightning.evaluation.perplexity.attention_lengths import (
     plan_sweep,
     score_chosen,
     sweep_lengths,
+    swept_splits,
+    table_6,
+    write_sweeps,
 )
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
-from txl_lightning.evaluation.perplexity.report import log_results, precision_lines, split_line, write_sweeps
-from txl_lightning.evaluation.scoring.option_checks import (
-    check_at_least_one,
-    check_common_options,
-    chosen_device,
-    options_as_typed,
-)
+from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
     SlidingWindowProtocol,
     StateReuse,
     with_segment_len,
 )
-from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error
-from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.corpora import checkpoint_corpus
-from txl_lightning.runs.metrics import loss_metrics
-from txl_lightning.runs.threads import set_threads
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.metrics import loss_unit, shown_units
+from txl_lightning.runs.trained import TrainedModel
 
-ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
-ONLY_SLIDING = ("window", "stride")
+MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
+OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
 SAMPLE_TOKENS = 5_000  # of the difference to float32
+REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
 
 @options_as_typed()
@@ -106,38 +99,63 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     _check_options(options)
-    device = chosen_device(options.accelerator)
-    trained = load_trained(options.checkpoint)
-    set_threads(options.num_threads, trained)
-    trained.model.to(device)
+    trained = open_checkpoint(options)
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
     if options.select_on is not None:
         corpus = first_tokens(corpus, options.select_on, options.sweep_tokens)
     protocol = _make_protocol(trained, corpus, options)
     sweep = _plan(protocol, options)
+    shown = protocol if options.select_on is None else protocol.at_training_lengths()
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": {"name": corpus.name, "sha256": corpus.checksum, "level": trained.vocabulary.level},
         "protocol": options.protocol,
-        "evaluation": protocol.settings(),
+        "evaluation": shown.settings(),
         "streams_start": protocol.streams_start,
     }
-    shown = protocol if options.select_on is None else protocol.at_training_lengths()
-    lines = _score_splits(results, protocol, shown, sweep, options, directory)
-    results["float32_difference"] = float32_difference(shown, options.splits[0])
-    lines += precision_lines(results)
+    scored = _score_splits(protocol, shown, sweep, options, directory)
+    difference = float32_difference(shown, options.splits[0])
+    results |= {**scored, "float32_difference": difference}
     write_json(directory / "evaluation.json", results)
+    lines = [split_line(split, results[split], corpus.name, shown.description()) for split in scored]
+    if difference is not None:
+        sample = f"the first {difference['tokens']:,} tokens of {difference['split']}"
+        lines.append(f"{shown.precision}: nll {difference['nll']:+.5f} beside float32 on {sample}")
     if sweep is not None:
         lines += write_sweeps(results, options.splits, directory)
     if options.logger.name == "wandb":
-        log_results(results, options.splits, directory, options.logger, plain(options))
+        log_results(results, options, directory)
     return lines
+
+
+def _check_options(options: EvaluateOptions) -> None:
+    known = bool(options.splits) and set(options.splits) <= set(SPLITS)
+    require(known, "splits", options.splits, f"must be of {', '.join(SPLITS)}, at least one")
+    check_at_least_one(options, "batch_size", "segment_len", "max_segments", "window", "stride", "block_len")
+    check_at_least_one(options, "sweep_tokens", "memory_at_evaluation")
+    require(options.protocol in OF_PROTOCOL, "protocol", options.protocol, f"must be {' or '.join(OF_PROTOCOL)}")
+    for protocol, names in OF_PROTOCOL.items():
+        for name in names:
+            value = getattr(options, name)
+            require(value is None or options.protocol == protocol, name, value, f"is for protocol={protocol}")
+    lengths, split = options.attention_lengths, options.select_on
+    valid = lengths is None or (len(lengths) > 0 and min(lengths) >= 1)
+    require(valid, "attention_lengths", lengths, "must be integers >= 1, at least one")
+    require(lengths is not None or not options.unclamped, "unclamped", True, "is for a sweep of attention_lengths")
+    valid = options.tolerance is None or options.tolerance >= 0
+    require(valid, "tolerance", options.tolerance, "must be null or a number >= 0")
+    allowed = f"must be null, or valid or train and among splits={options.splits}"
+    require(split is None or split in {"valid", "train"}.intersection(options.splits), "select_on", split, allowed)
+    for name in ("sweep_tokens", "memory_at_evaluation"):
+        value = getattr(options, name)
+        require(value is None or split is not None, name, value, "is for select_on=valid")
 
 
 def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
     """Plan the sweep; None without attention lengths, and with `select_on` for a model without attention."""
-    if options.select_on is not None and options.protocol == "memory" and _is_recurrent(protocol):
+    recurrent = not isinstance(protocol.trained.config.model, TransformerXLModelConfig)
+    if options.select_on is not None and options.protocol == "memory" and recurrent:
         return None
     lengths = options.attention_lengths
     allowed = "must be given with select_on: lengths to choose from"
@@ -146,71 +164,26 @@ def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
 
 
 def _score_splits(
-    results: dict[str, Any],
-    protocol: ScoringProtocol,
-    shown: ScoringProtocol,
-    sweep: Sweep | None,
-    options: EvaluateOptions,
-    directory: Path,
-) -> list[str]:
-    """Score the splits as `shown`; sweep each, or choose the attention length on one. Return a line for each split."""
-    corpus, chosen_on, lines = protocol.corpus, options.select_on, []
-    chosen = ChosenLengths(shown, shown)
+    protocol: ScoringProtocol, shown: ScoringProtocol, sweep: Sweep | None, options: EvaluateOptions, directory: Path
+) -> dict[str, Any]:
+    """Score the splits as `shown`; sweep each, or choose the attention length on one. Return their entries."""
+    chosen_on, files = options.select_on, directory if options.losses else None
+    chosen: tuple[AtLength, AtLength] = ((None, shown), (None, shown))
+    results: dict[str, Any] = {}
     for split in sorted(options.splits, key=lambda split: split != chosen_on):
-        scores = SplitScores(corpus, split, options.block_len)
-        result = results[split] = _split_result(scores.losses(shown), scores, corpus)
-        lines.append(split_line(split, result, corpus.name, shown.description()))
-        if chosen_on is None and options.losses:
-            result["losses"] = scores.write(shown, directory / f"losses_{split}.npz")
+        scores = SplitScores(protocol.corpus, split, options.block_len)
+        result = results[split] = scores.values(scores.losses(shown))
         if sweep is not None and chosen_on in (None, split):
             result["sweep"], chosen = sweep_lengths(sweep, scores, options.tolerance)
         if chosen_on is not None:
-            result["selected"] = score_chosen(chosen, chosen_on, scores, directory if options.losses else None)
-            if split == chosen_on:
-                result.setdefault("sweep", None)
-            else:
-                result["memory_at_evaluation"] = memory_at_evaluation(protocol, options.memory_at_evaluation, scores)
-    results["evaluation"] = shown.settings()
-    return lines
-
-
-def _is_recurrent(protocol: ScoringProtocol) -> bool:
-    return not isinstance(protocol.trained.config.model, TransformerXLModelConfig)
-
-
-def _check_options(options: EvaluateOptions) -> None:
-    known = bool(options.splits) and set(options.splits) <= set(SPLITS)
-    require(known, "splits", options.splits, f"must be of {', '.join(SPLITS)}, at least one")
-    check_at_least_one(options, "batch_size", "segment_len", "max_segments", "window", "stride", "block_len")
-    require(options.protocol in ("memory", "sliding"), "protocol", options.protocol, "must be memory or sliding")
-    foreign, other, own = {
-        "memory": (ONLY_SLIDING, "sliding", "memory has segment_len, mem_len and ext_len"),
-        "sliding": (ONLY_MEMORY, "memory", "sliding has window and stride, and one stream"),
-    }[options.protocol]
-    for name in foreign:
-        value = getattr(options, name)
-        require(value is None, name, value, f"is for protocol={other}; protocol={own}")
-    lengths = options.attention_lengths
-    valid = lengths is None or (len(lengths) > 0 and min(lengths) >= 1)
-    require(valid, "attention_lengths", lengths, "must be integers >= 1, at least one")
-    _check_selection(options)
-    valid = options.tolerance is None or options.tolerance >= 0
-    require(valid, "tolerance", options.tolerance, "must be null or a number >= 0")
-    check_common_options(options)
-
-
-def _check_selection(options: EvaluateOptions) -> None:
-    split, check = options.select_on, partial(require, option="select_on", value=options.select_on)
-    check(split in (None, "valid", "train"), allowed="must be null, valid or train")
-    check(split is None or split in options.splits, allowed=f"must be among splits={options.splits}")
-    for name in ("sweep_tokens", "memory_at_evaluation"):
-        value = getattr(options, name)
-        require(value is None or value >= 1, name, value, "must be null or an integer >= 1")
-        require(value is None or split is not None, name, value, "is for select_on=valid")
-    memory = options.memory_at_evaluation
-    require(memory is None or options.protocol == "memory", "memory_at_evaluation", memory, "is for protocol=memory")
-    free = options.unclamped and options.attention_lengths is None
-    require(not free, "unclamped", options.unclamped, "is for a sweep of attention_lengths")
+            result["selected"] = score_chosen(*chosen, chosen_on, scores, files)
+        elif files is not None:
+            result["losses"] = scores.write(shown, files / f"losses_{split}.npz")
+        if split == chosen_on:
+            result.setdefault("sweep", None)
+        elif chosen_on is not None:
+            result["memory_at_evaluation"] = memory_at_evaluation(protocol, options.memory_at_evaluation, scores)
+    return results
 
 
 def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptions) -> ScoringProtocol:
@@ -220,7 +193,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     if options.protocol == "sliding":
         sizes = (options.window, options.stride, options.clamp_len, options.max_segments)
         return SlidingWindowProtocol(trained, corpus, *sizes, **common)
-    given = {name: getattr(options, name) for name in (*ONLY_MEMORY, "clamp_len", "max_segments")}
+    given = {name: getattr(options, name) for name in (*MEMORY_LENGTHS, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
     own = trained.config.evaluation
     limited = with_segment_len(own, chosen.get("segment_len", own.segment_len))
@@ -230,23 +203,6 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     evaluation = replace(limited, **chosen)
     clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
     return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
-
-
-def _split_result(losses: TokenLosses, scores: SplitScores, corpus: Corpus) -> dict[str, Any]:
-    """Return the entry of a split in `evaluation.json`."""
-    vocabulary, level, units = corpus.vocabulary, scores.level, scores.units
-    scored = None if vocabulary.byte_lengths is None else without_marks(corpus.splits[scores.split][losses.positions])
-    n_bytes = None if scored is None else vocabulary.count_bytes(scored)
-    error, n_units = standard_error(losses.nll, units.of_positions(losses.positions))
-    errors = errors_by_unit(error, losses.mean, level)
-    return {
-        **loss_metrics(losses.mean, level, None if n_bytes is None else n_bytes / len(losses.nll)),
-        "standard_error": {**errors, "over": units.name, "units": n_units},
-        "tokens": len(losses.nll),
-        "bytes": n_bytes,
-        "left_out": losses.left_out,
-        "seconds": round(losses.seconds, 2),
-    }
 
 
 def float32_difference(protocol: ScoringProtocol, split: str) -> dict[str, Any] | None:
@@ -264,3 +220,44 @@ def float32_difference(protocol: ScoringProtocol, split: str) -> dict[str, Any] 
     sample = protocol.first(SAMPLE_TOKENS)
     ours, exact = sample.losses(split), replace(sample, precision="32-true").losses(split)
     return {"nll": ours.mean - exact.mean, "tokens": len(ours.nll), "split": split}
+
+
+def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) -> str:
+    """Return one line: loss with its standard error, tokens scored, lengths, and tokens left out."""
+    unit = "ppl" if "ppl" in result else "bpc"
+    error, margin, over = result["standard_error"], "", ""
+    if error[unit] is not None:
+        margin, over = f" ± {error[unit]:.4f}", f"; ± over {error['units']:,} {error['over']}"
+    by_bytes = f", bpb {result['bpb']:.4f}" if "bpb" in shown_units(result) else ""
+    reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in result["left_out"].items() if n)
+    return (
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{by_bytes} over "
+        f"{result['tokens']:,} tokens of {corpus} ({lengths}; left out: {reasons}{over})"
+    )
+
+
+def log_results(results: dict[str, Any], options: EvaluateOptions, directory: Path) -> None:
+    """Log a W&B run: the scores as summary and table; for a sweep also its table and curves.
+
+    Args:
+        results: contents of `evaluation.json`.
+        options: options of the command.
+        directory: folder for the files of the run.
+    """
+    from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
+
+    splits, unit = options.splits, loss_unit(results["corpus"]["level"])
+    scored = {split: results[split] for split in splits}
+    rows = [[split, r["nll"], r[unit], r["standard_error"][unit], r["tokens"]] for split, r in scored.items()]
+    known = {**plain(options), "corpus": results["corpus"], "evaluation": results["evaluation"]}
+    with wandb_run(directory, options.logger, "evaluate", known) as run:
+        for split, result in scored.items():
+            shown = ("nll", *shown_units(result), "tokens")
+            run.summary.update({f"{split}/{name}": result[name] for name in shown})
+        log_table(run, "evaluate/table", ["split", "nll", unit, f"{unit} standard error", "tokens"], rows)
+        if sweeps := swept_splits(results, splits):
+            log_table(run, "evaluate/table_6", *table_6(results, splits))
+            lengths = [row["attention_length"] for row in next(iter(sweeps.values()))["lengths"]]
+            curves = {split: [row[unit] for row in sweep["lengths"]] for split, sweep in sweeps.items()}
+            title = f"{unit} by attention length"
+            log_line_series(run, "evaluate/attention_lengths", lengths, curves, "attention length", title)

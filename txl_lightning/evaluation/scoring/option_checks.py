@@ -13,6 +13,8 @@ from txl_lightning.config.schemas import check_logger, check_seed
 from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, require
 from txl_lightning.runs.bfloat16 import chosen_precision
+from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.trained import TrainedModel, load_trained
 
 
 def check_common_options(options: Any) -> None:
@@ -64,3 +66,16 @@ def chosen_device(accelerator: str) -> torch.device:
         return torch.device("cpu")
     require(torch.cuda.is_available(), "accelerator", accelerator, "no GPU is visible")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def open_checkpoint(options: Any) -> TrainedModel:
+    """Load `checkpoint` onto the device of the command, and set the threads that it uses.
+
+    Raises:
+        OptionError: an option of `check_common_options`, or the checkpoint cannot be read.
+    """
+    check_common_options(options)
+    trained = load_trained(options.checkpoint)
+    set_threads(options.num_threads, trained)
+    trained.model.to(chosen_device(options.accelerator))
+    return trained

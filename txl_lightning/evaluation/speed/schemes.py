@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.language_model import LanguageModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
-SCHEMES = ("vanilla", "vanilla_fused", "hidden", "cached")
-RATIOS = (("vanilla", "hidden"), ("vanilla", "cached"), ("vanilla_fused", "cached"))
+RATIOS = ("vanilla/hidden", "vanilla/cached", "vanilla_fused/cached")
 TURN_SECONDS, MOST_SEGMENTS = 0.3, 64  # a turn is one segment, or as many as take TURN_SECONDS
 RANK_OFFSET = 2.7  # Mandelbrot's correction of Zipf's law for the most frequent words
 
@@ -33,6 +32,7 @@ class TimedScheme:
         position: position of the next token to read.
         segments: segments in a turn.
         clock: function that returns seconds.
+        seconds: seconds per token in every recorded turn.
     """
 
     model: LanguageModel
@@ -42,6 +42,7 @@ class TimedScheme:
     position: int = 0
     segments: int = 1
     clock: Callable[[], float] = time.perf_counter
+    seconds: list[float] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -59,8 +60,7 @@ class TimedScheme:
 
     def warm_up(self) -> float:
         """Take an unrecorded turn, choose the number of segments of later turns, and estimate the seconds of one."""
-        if self.text_1n.is_cuda:
-            self.read()  # the first call of a product on a GPU loads its kernel
+        self.read()  # the first call of a product on a GPU loads its kernel
         seconds = self.turn() * self.segment_len
         self.segments = max(1, min(MOST_SEGMENTS, round(TURN_SECONDS / seconds)))
         return (self.segments + (self.segment_len > 1)) * seconds
@@ -97,18 +97,13 @@ def make_schemes(
     start = {"memory_start": "zeros", "memory_reset": "never", "extra_key": False}
     lengths = {"mem_len": attention_len, "same_length": True, "ext_len": 0, **start}
     vanilla = vanilla.with_lengths(memory_reset="never")
-    segmented: Mapping[str, LanguageModel] = {
-        "hidden": model.with_lengths(**lengths),
-        "cached": CachedTransformerXL(model, **lengths),
-    }
+    window_1L = text_1n[:, torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]]
     schemes = {}
-    for name in SCHEMES:
-        if name in segmented:
-            schemes[name] = TimedScheme(segmented[name], text_1n, segment_len)
-        else:
-            window = SlidingWindow(vanilla, attention_len, fused=name == "vanilla_fused")
-            places = torch.arange(attention_len, device=text_1n.device) % text_1n.shape[1]
-            schemes[name] = TimedScheme(window, text_1n, 1, state=text_1n[:, places], position=attention_len)
+    for name, fused in (("vanilla", False), ("vanilla_fused", True)):
+        sliding = SlidingWindow(vanilla, attention_len, fused=fused)
+        schemes[name] = TimedScheme(sliding, text_1n, 1, state=window_1L, position=attention_len)
+    schemes["hidden"] = TimedScheme(model.with_lengths(**lengths), text_1n, segment_len)
+    schemes["cached"] = TimedScheme(CachedTransformerXL(model, **lengths), text_1n, segment_len)
     return schemes
 
 
