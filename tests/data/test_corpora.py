@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data import cache
+from txl_lightning.data import corpus as cache
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import vocabulary
 from txl_lightning.data.download import fetch
-from txl_lightning.data.reading import SPLITS, Format, Part, Parts, by_split, cut_into_splits
+from txl_lightning.data.reading import SPLITS, Format, Part, Parts, by_split, cut_into_splits, mapped
 from txl_lightning.data.sources import ALIGNMENT, OPEN_VOCABULARY, MakeVocabulary, Published, Source
 from txl_lightning.errors import OptionError, UserError, require
 
@@ -24,15 +24,9 @@ PREFIXES = {
     "lm1b": "some of the shards, with those that are held out, or heldout-*.tokens",
 }
 TRAIN_SHARDS_OF_LM1B = 99
-# Longer than any line of WikiText.
-LONGEST_LINE = 1 << 20
 
 
-def _splits(train: int, valid: int, test: int) -> dict[str, int]:
-    return {"train": train, "valid": valid, "test": test}
-
-
-CHARACTERS = _splits(90_000_000, 5_000_000, 5_000_000)
+CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
 
 PUBLISHED: dict[str, Published] = {
@@ -45,7 +39,7 @@ PUBLISHED: dict[str, Published] = {
     "wikitext-103.prefix": Published(None, WIKITEXT_EVALUATION),
     "wikitext-103.prefix, counted words": Published(267_735, WIKITEXT_EVALUATION),
     "wikitext-2": Published(33_278, {"train": 2_088_628, **WIKITEXT_EVALUATION}),
-    "ptb": Published(10_000, _splits(929_589, 73_760, 82_430)),
+    "ptb": Published(10_000, {"train": 929_589, "valid": 73_760, "test": 82_430}),
     "lm1b": Published(793_471),
 }
 
@@ -108,11 +102,9 @@ def wikitext(config: DataConfig) -> Source:
         paths = [folder / f"wiki.{name}.tokens" for name in ("train.prefix", "valid", "test")]
         if not all(path.is_file() for path in paths):
             return None
-        size = paths[0].stat().st_size
-        with paths[0].open("rb") as file:
-            file.seek(-min(size, LONGEST_LINE), os.SEEK_END)
-            last_line = file.read().rpartition(b"\n")[2]
-        return by_split([Part(paths[0], 0, size - len(last_line)), Part(paths[1]), Part(paths[2])])
+        with mapped(paths[0]) as text:
+            stop = text.rfind(b"\n") + 1
+        return by_split([Part(paths[0], 0, stop), Part(paths[1]), Part(paths[2])])
 
     parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"), prefix)
     cutoffs, counts = CUTOFFS.get(config.name, ()), folder / "train-word-counts.txt"

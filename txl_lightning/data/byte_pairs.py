@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,7 +15,7 @@ from txl_lightning.errors import OptionError, UserError
 N_BYTES = 256
 LEAST_COUNT = 2  # a pair that occurs once is not merged
 LONGEST_PIECE = 1 << 16
-BYTES_AT_ONCE = 1 << 20
+PIECES_AT_ONCE = 1 << 10
 LINE_START = re.compile(rb"(?<=\n)(?=\S)")
 # Bytes that are not UTF-8, as Python's `surrogateescape` decodes them.
 NOT_UTF_8 = re.compile("([\udc80-\udcff]+)")
@@ -62,15 +63,8 @@ class BytePairs:
         Raises:
             UserError: the tokens do not give back the text, since the tokenizer changes it (normalizer, added spaces).
         """
-        held: list[bytes] = []
-        size = 0
-        for piece in pieces(chunks):
-            held.append(piece)
-            size += len(piece)
-            if size >= BYTES_AT_ONCE:
-                yield self._encode(held)
-                held, size = [], 0
-        if held:
+        texts = pieces(chunks)
+        while held := list(islice(texts, PIECES_AT_ONCE)):
             yield self._encode(held)
 
     def _encode(self, texts: list[bytes]) -> np.ndarray:

@@ -7,8 +7,9 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,11 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import benchmarks, sources
 from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern
-from txl_lightning.data.reading import SPLITS, fingerprint, read
+from txl_lightning.data.reading import SPLITS, read
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.files import sync_folder, write_json
-
-__all__ = ["CORPORA", "SPLITS", "Corpus", "load_corpus", "split_bytes"]
+from txl_lightning.files import file_checksum, sync_folder, write_json
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
@@ -87,26 +86,25 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
     directory = Path(config.cache_dir).expanduser()
     if vocabulary is None and config.level == "bpe":
         vocabulary = _tokenizer(config, source, checksum, directory)
-    key = cache_key(checksum, f"{source.vocabulary.__name__} {source.marks}", source.published)
+    marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
+    key = cache_key(checksum, f"{source.vocabulary.__name__} {marks}", source.published)
     if vocabulary is not None:
         sentences = " of sentences" if source.documents and vocabulary.starts_sentences else ""
-        key = cache_key(checksum, f"given vocabulary{sentences}{source.marks}", vocabulary)
-    pattern = start_pattern(config.document_start) if marked else None
-    if marked:
+        key = cache_key(checksum, f"given vocabulary{sentences}{marks}", vocabulary)
+    if pattern := start_pattern(config.document_start) if marked else None:
         key = cache_key(key, "marked", config.document_start)
     try:
-        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, marked, pattern))
+        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, pattern))
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from error
     vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
-    large = bool(source.cutoffs) and len(vocabulary) > source.cutoffs[-1]
     starts = {split: arrays[f"{split}.starts"] for split in SPLITS}
     return Corpus(
         name=source.name,
         splits={split: arrays[split] for split in SPLITS},
         vocabulary=vocabulary,
         checksum=checksum,
-        cutoffs=source.cutoffs if large else (),
+        cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
         sentences=starts if vocabulary.starts_sentences else {},
         documents=starts if (source.documents or marked) and not vocabulary.starts_sentences else {},
     )
@@ -134,12 +132,15 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     for option, value in (("data.vocab_size", config.vocab_size), ("data.tokenizer", config.tokenizer)):
         require(value is None or config.level == "bpe", option, value, f"is for data.level=bpe, not {config.level}")
-    source, known = source_of(config), Path(config.cache_dir).expanduser() / "fingerprints"
-    digest = hashlib.sha256()
-    for name, parts in {**source.parts, "vocabulary": source.listed}.items():
-        for part in parts:
-            cuts = (name, fingerprint(part.path, known), part.start, part.stop, part.alignment, part.format)
-            digest.update(repr(cuts).encode())
+    source, digest = source_of(config), hashlib.sha256()
+    checksum_of = cache(file_checksum)
+    try:
+        for name, parts in {**source.parts, "vocabulary": source.listed}.items():
+            for part in parts:
+                cuts = (name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format)
+                digest.update(repr(cuts).encode())
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     return source, digest.hexdigest()
 
 
@@ -159,26 +160,28 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Pat
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     size = BPE_VOCAB_SIZE if size is None else size
 
-    def train(folder: Path) -> dict[str, Any]:
+    def train(_: Path) -> dict[str, Any]:
         return {"tokenizer": train_byte_pairs(read(source.parts["train"]), size)}
 
-    return Vocabulary.of_tokenizer(cached(directory, cache_key(checksum, "byte pairs", size), train)[1]["tokenizer"])
+    _, description = cached(directory, cache_key(checksum, "byte pairs", size), train)
+    return Vocabulary.of_tokenizer(description["tokenizer"])
 
 
-def _prepare(
-    source: Source, given: Vocabulary | None, marked: bool, pattern: Pattern | None, folder: Path
-) -> dict[str, Any]:
-    """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
+def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, folder: Path) -> dict[str, Any]:
+    """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
+
+    With a pattern the first tokens of documents are marked.
+    """
     if given is None:
         encoder = vocabulary = source.vocabulary(read(source.listed or source.parts["train"]))
     else:
         encoder, vocabulary = given.of_known_characters(), given
-    apart = (source.documents or marked) and not encoder.starts_sentences
+    apart = (source.documents or pattern) and not encoder.starts_sentences
     counts: dict[str, int] = {}
     for split in SPLITS:
         parts = source.parts[split]
         documents = split_documents(parts, pattern) if apart else [read(parts)]
-        counts[split] = _write_split(encoder, documents, folder, split, source.closed_sentences, marked)
+        counts[split] = _write_split(encoder, documents, folder, split, source.closed_sentences, pattern is not None)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -232,32 +235,21 @@ def cached(
         UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
     """
     folder = directory / key
-    if not folder.is_dir():
-        try:
+    try:
+        if not folder.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=directory) as scratch:
                 unfinished = Path(scratch, "unfinished")
                 unfinished.mkdir()
                 write_json(unfinished / "description.json", prepare(unfinished))
-                _name_when_complete(unfinished, folder)
-        except OSError as error:
-            raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
-    description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
-    return {path.stem: _mapped(path) for path in folder.iterdir() if path.suffix != ".json"}, description
-
-
-def _name_when_complete(unfinished: Path, folder: Path) -> None:
-    for path in unfinished.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # unless another process was faster
-            raise
-    sync_folder(folder.parent)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    dtype = np.dtype(path.suffix[1:])
-    return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+                for path in unfinished.iterdir():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                with suppress(OSError):  # another process was faster
+                    unfinished.rename(folder)
+            sync_folder(directory)
+        description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
+    arrays = (path for path in folder.iterdir() if path.suffix != ".json")
+    return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in arrays}, description

@@ -63,7 +63,7 @@ class StreamsDataModule(L.LightningDataModule):
         place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if split != "train":
             return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
-        return _streams(self.corpus, split, self.data, self.ext_len, *place, seed=self.data.seed)
+        return _streams(self.corpus, split, self.data, self.ext_len, *place)
 
     def on_before_batch_transfer(self, batch: Segment, dataloader_idx: int) -> Segment:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
@@ -84,12 +84,7 @@ class StreamsDataModule(L.LightningDataModule):
 
 
 def evaluation_streams(
-    corpus: Corpus,
-    split: str,
-    evaluation: EvaluationConfig,
-    model_ext_len: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
+    corpus: Corpus, split: str, evaluation: EvaluationConfig, model_ext_len: int = 0, rank: int = 0, world_size: int = 1
 ) -> Streams:
     """Return streams of any split at evaluation lengths, in the order of the text.
 
@@ -105,20 +100,15 @@ def evaluation_streams(
         OptionError: the split is too short for an option of `evaluation`.
     """
     ext_len = evaluation_extended_context(evaluation, model_ext_len)
-    return _streams(corpus, split, evaluation, ext_len, rank, world_size, shuffle=False)
+    return _streams(corpus, split, evaluation, ext_len, rank, world_size)
 
 
 def _streams(
-    corpus: Corpus,
-    split: str,
-    group: DataConfig | EvaluationConfig,
-    ext_len: int,
-    rank: int,
-    world_size: int,
-    **order: Any,
+    corpus: Corpus, split: str, group: DataConfig | EvaluationConfig, ext_len: int, rank: int, world_size: int
 ) -> Streams:
-    """Return the streams of a split in sizes of `group`; `order` is for unordered sentences."""
+    """Return the streams of a split in the sizes of `group`; in training unordered sentences are shuffled."""
     tokens, sizes = corpus.splits[split], (group.batch_size, group.segment_len, ext_len, rank, world_size)
+    order: dict[str, Any] = {"seed": group.seed} if isinstance(group, DataConfig) else {"shuffle": False}
     try:
         if corpus.sentences:
             return ShuffledStreams(tokens, *sizes, starts=corpus.sentences[split], **order)

@@ -17,11 +17,12 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from txl_lightning.data.reading import CHUNK_BYTES
+from txl_lightning.data.reading import CHUNK_BYTES, SPLITS, mapped
 from txl_lightning.errors import UserError
 
 SECONDS_TO_ANSWER = 15
 WIKITEXT = "Salesforce/wikitext"
+LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 
 
 # Archives, and the names of the needed files in any of their folders.
@@ -29,19 +30,14 @@ ADDRESSES = {
     "enwik8": ("http://mattmahoney.net/dc/enwik8.zip", "enwik8"),
     "text8": ("http://mattmahoney.net/dc/text8.zip", "text8"),
     "ptb": ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt"),
-    "lm1b": (
-        "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
-        "news.en*-of-*",
-    ),
+    "lm1b": (f"http://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*"),
 }
 # Of archives and of files in them, as ALGORITHM:HEXADECIMAL.
 CHECKSUMS = {
     "enwik8": "md5:a1fa5ffddb56f4953e226637dabbb36a",
     "text8": "md5:3bea1919949baf155f99411df5fada7e",
     "simple-examples.tgz": "md5:30177ea32e27c525793142b6bf2c8e2d",
-    "1-billion-word-language-modeling-benchmark-r13output.tar.gz": (
-        "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
-    ),
+    LM1B: "sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
 }
 FILES = {
     "enwik8": "the file enwik8 (100,000,000 bytes)",
@@ -63,17 +59,15 @@ def fetch(corpus: str, folder: Path) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
-            new = Path(name) / "new"
-            new.mkdir()
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
             if corpus in ADDRESSES:
-                from_archive(*ADDRESSES[corpus], new)
+                paths = from_archive(*ADDRESSES[corpus], Path(scratch))
             elif corpus.startswith("wikitext"):
-                from_datasets(corpus, new)
+                paths = from_datasets(corpus, Path(scratch))
             else:
                 raise UserError("there is no official address to download it from")
             folder.mkdir(exist_ok=True)
-            for path in new.iterdir():
+            for path in paths:
                 path.replace(folder / path.name)
     except (UserError, OSError) as error:
         raise UserError(
@@ -82,42 +76,29 @@ def fetch(corpus: str, folder: Path) -> None:
         ) from error
 
 
-def from_archive(url: str, pattern: str, folder: Path) -> None:
-    """Download an archive and move its needed files to a folder, beside which it is unpacked.
+def from_archive(url: str, pattern: str, folder: Path) -> list[Path]:
+    """Download an archive, unpack it into a folder and return the files that match the pattern.
 
     Raises:
         UserError: the download fails, the archive is damaged, or a file is missing or not as expected.
     """
-    archive, unpacked = folder.with_name(url.rsplit("/", 1)[-1]), folder.with_name("unpacked")
-    download(url, archive)
+    archive = folder / url.rsplit("/", 1)[-1]
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response, archive.open("wb") as file:
+            shutil.copyfileobj(response, file, CHUNK_BYTES)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise UserError(f"{url} cannot be downloaded ({error})") from error
     check(archive)
     try:
-        shutil.unpack_archive(archive, unpacked, filter=None if archive.suffix == ".zip" else "data")
+        shutil.unpack_archive(archive, folder / "unpacked", filter=None if archive.suffix == ".zip" else "data")
     except (shutil.ReadError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
-        raise UserError(f"{archive.name} is a damaged archive ({error})") from error
-    paths = list(unpacked.rglob(pattern))
+        raise UserError(f"{url} gave a damaged archive ({error})") from error
+    paths = list((folder / "unpacked").rglob(pattern))
     if not paths:
         raise UserError(f"{archive.name} lacks {pattern}")
     for path in paths:
         check(path)
-        path.replace(folder / path.name)
-
-
-def download(url: str, target: Path) -> None:
-    """Download a file.
-
-    Raises:
-        UserError: the server cannot be reached, the download stops early or is an HTML page.
-    """
-    try:
-        with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response, target.open("wb") as file:
-            if response.headers.get_content_type() == "text/html":
-                raise UserError(f"{url} gave an HTML page instead of the file")
-            shutil.copyfileobj(response, file, CHUNK_BYTES)
-            if response.length:
-                raise UserError(f"{url} stopped {response.length:,} bytes early (truncated download)")
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise UserError(f"{url} cannot be downloaded ({error})") from error
+    return paths
 
 
 def check(path: Path) -> None:
@@ -128,16 +109,14 @@ def check(path: Path) -> None:
     """
     algorithm, _, expected = CHECKSUMS.get(path.name, "").partition(":")
     if expected:
-        digest = hashlib.new(algorithm, usedforsecurity=False)
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-        if digest.hexdigest() != expected:
-            raise UserError(f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}")
+        with mapped(path) as content:
+            found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
+        if found != expected:
+            raise UserError(f"{path.name} has the {algorithm} {found}, expected is {expected}")
 
 
-def from_datasets(corpus: str, folder: Path) -> None:
-    """Download WikiText through `datasets`; every row is a line.
+def from_datasets(corpus: str, folder: Path) -> list[Path]:
+    """Download WikiText through `datasets` and return its files; every row is a line.
 
     Raises:
         UserError: the hub cannot be reached, or cannot deliver the data.
@@ -153,6 +132,8 @@ def from_datasets(corpus: str, folder: Path) -> None:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"datasets cannot load {WIKITEXT} ({reason})") from error
-    for split, hub_split in {"train": "train", "valid": "validation", "test": "test"}.items():
-        with (folder / f"wiki.{split}.tokens").open("w", encoding="utf-8", newline="\n") as file:
+    paths = [folder / f"wiki.{split}.tokens" for split in SPLITS]
+    for path, hub_split in zip(paths, ("train", "validation", "test"), strict=True):
+        with path.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(row["text"].rstrip("\n") + "\n" for row in splits[hub_split])
+    return paths

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
-import json
 import lzma
+import mmap
 import os
 import shutil
 import tempfile
@@ -14,17 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 
 from txl_lightning.errors import UserError
-from txl_lightning.files import file_checksum, write_text
 
 SPLITS = ("train", "valid", "test")
 CHUNK_BYTES = 1 << 22
-# Hashing a smaller file is as fast as looking up its stored checksum.
-STORED_FROM_BYTES = 1 << 24
 UNDERSCORE_TO_SPACE = bytes.maketrans(b"_", b" ")
 
 Alignment = Literal["byte", "char", "line"]
@@ -71,7 +67,11 @@ def cut_into_splits(paths: Sequence[Path], fractions: Sequence[float], alignment
     shares = np.cumsum(fractions)[:-1].tolist()
     if len(paths) == 1:
         return by_split(Part(paths[0], start, stop, alignment) for start, stop in pairwise([0, *shares, None]))
-    ends = np.cumsum([_size(path) for path in paths]).tolist()
+    sizes = []
+    for path in paths:
+        with mapped(path) as text:
+            sizes.append(len(text))
+    ends = np.cumsum(sizes).tolist()
     cuts = [0, *(int(share * ends[-1]) for share in shares), ends[-1]]
     files = list(zip(paths, [0, *ends], ends, strict=False))
     return {
@@ -85,23 +85,17 @@ def cut_into_splits(paths: Sequence[Path], fractions: Sequence[float], alignment
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Yield an open file, unpacked if it is an `.xz` file."""
+def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
+    """Yield the bytes of a file, memory-mapped; an `.xz` file is unpacked into a temporary one."""
     try:
-        with path.open("rb") as file:
-            if path.suffix != ".xz":
-                yield file
-            else:
-                with lzma.open(file) as packed, tempfile.TemporaryFile() as unpacked:
-                    shutil.copyfileobj(packed, unpacked, CHUNK_BYTES)
-                    yield unpacked
+        with path.open("rb") as given, tempfile.TemporaryFile() if path.suffix == ".xz" else given as file:
+            if file is not given:
+                with lzma.open(given) as unpacked:
+                    shutil.copyfileobj(unpacked, file, CHUNK_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
     except (OSError, lzma.LZMAError, EOFError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-
-
-def _size(path: Path) -> int:
-    with _opened(path) as file:
-        return file.seek(0, os.SEEK_END)
 
 
 def read(parts: Iterable[Part]) -> Iterator[bytes]:
@@ -112,8 +106,9 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
     """
     for part in parts:
         last = b"\n"
-        with _opened(part.path) as file:
-            chunks = _between(file, _cut(file, part.start, part), _cut(file, part.stop, part))
+        with mapped(part.path) as text:
+            start, stop = _cut(text, part.start, part.alignment), _cut(text, part.stop, part.alignment)
+            chunks = (text[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES))
             for chunk in _undo_preparation(chunks, part):
                 last = chunk or last
                 yield chunk
@@ -121,28 +116,15 @@ def read(parts: Iterable[Part]) -> Iterator[bytes]:
             yield b"\n"  # otherwise the next part would continue the line
 
 
-def _cut(file: IO[bytes], position: int | float | None, part: Part) -> int:
+def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Alignment) -> int:
     """Return the byte position of a cut, moved forward to the start of a character or line."""
-    size = file.seek(0, os.SEEK_END)
-    if position is None:
-        return size
-    start = min(int(position * size) if isinstance(position, float) else position, size)
-    if part.alignment == "line" and start > 0:
-        file.seek(start - 1)
-        file.readline()
-        start = file.tell()
-    elif part.alignment == "char":
-        file.seek(start)
-        while (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
-            start += 1
+    size = len(text)
+    start = size if position is None else int(position * size) if isinstance(position, float) else min(position, size)
+    if alignment == "line" and start > 0:
+        return text.find(b"\n", start - 1) + 1 or size
+    while alignment == "char" and start < size and text[start] & 0xC0 == 0x80:
+        start += 1
     return start
-
-
-def _between(file: IO[bytes], start: int, stop: int) -> Iterator[bytes]:
-    file.seek(start)
-    while start < stop and (chunk := file.read(min(CHUNK_BYTES, stop - start))):
-        start += len(chunk)
-        yield chunk
 
 
 def _undo_preparation(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
@@ -178,42 +160,9 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
     """Decode UTF-8 from chunks that may end inside a character.
 
     Raises:
-        UserError: the bytes are not UTF-8; the message has the position of the first wrong byte.
+        UserError: the bytes are not UTF-8.
     """
-    n_read = 0
-
-    def counted() -> Iterator[bytes]:
-        nonlocal n_read
-        for chunk in chunks:
-            n_read += len(chunk)
-            yield chunk
-
     try:
-        yield from codecs.iterdecode(counted(), "utf-8")
+        yield from codecs.iterdecode(chunks, "utf-8")
     except UnicodeDecodeError as error:
-        position = n_read - len(error.object) + error.start
-        raise UserError(f"not UTF-8 text (byte {position}): use data.level=byte, or convert the file") from error
-
-
-def fingerprint(path: Path, known: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal; large files are hashed once.
-
-    Args:
-        path: path of the file.
-        known: folder of stored checksums, by path, size and modification time.
-
-    Raises:
-        UserError: the file cannot be read, or its checksum cannot be stored.
-    """
-    try:
-        status = path.stat()
-        if status.st_size < STORED_FROM_BYTES:
-            return file_checksum(path)
-        name = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns])
-        stored = known / hashlib.sha256(name.encode()).hexdigest()
-        if not stored.is_file():
-            known.mkdir(parents=True, exist_ok=True)
-            write_text(stored, file_checksum(path))
-        return stored.read_text()
-    except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror or error}") from error
+        raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file") from error

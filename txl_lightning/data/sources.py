@@ -51,13 +51,13 @@ class Published:
         Raises:
             UserError: a size differs; the message has both.
         """
-        wrong = [
+        differs = self.vocabulary not in (None, vocabulary)
+        wrong = [f"a vocabulary of {vocabulary:,} where {self.vocabulary:,} are published"] if differs else []
+        wrong += [
             f"{tokens[split]:,} tokens in {split} where {published:,} are published"
             for split, published in self.tokens.items()
             if not published - self.slack <= tokens[split] <= published
         ]
-        if self.vocabulary not in (None, vocabulary):
-            wrong.insert(0, f"a vocabulary of {vocabulary:,} where {self.vocabulary:,} are published")
         if wrong:
             raise UserError(f"the preparation has {', '.join(wrong)}: it is not the published text, or not all of it")
 
@@ -85,11 +85,6 @@ class Source:
     cutoffs: tuple[int, ...] = ()
     closed_sentences: bool = False
     documents: bool = False
-
-    @property
-    def marks(self) -> str:
-        """Part of the cache's key: which marks and positions the tokens have."""
-        return " closed sentences" * self.closed_sentences + " documents" * self.documents
 
 
 def python_stdlib(config: DataConfig) -> Source:

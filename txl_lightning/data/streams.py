@@ -55,9 +55,10 @@ class Streams(ABC):
     ext_len: int = 0
     rank: int = 0
     world_size: int = 1
+    column_starts: NDArray[np.int64] = field(init=False, repr=False)
+    text_len: int = field(init=False)
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "must be an integer >= 1")
         require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
         require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
@@ -67,7 +68,7 @@ class Streams(ABC):
 
     @abstractmethod
     def _measure(self) -> int:
-        """Return the number of targets of a column.
+        """Set `column_starts`, [B], and `text_len`, and return the number of targets of a column.
 
         Raises:
             OptionError: it is too short.
@@ -79,34 +80,38 @@ class Streams(ABC):
         return len(self.columns) * self.n_targets_of_column
 
     @property
-    @abstractmethod
     def left_out(self) -> dict[str, int]:
         """Number of tokens of the split that are not a target on any rank, by reason.
 
-        `first_of_streams`: first tokens of columns; `trimmed`: tokens that do not fill all columns evenly.
+        `first_of_streams`: first tokens of columns that are in no other column; `trimmed`: ends of columns, and tokens
+        that do not fill all columns evenly.
         """
-
-    @abstractmethod
-    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions in the split of places in this rank's columns, [B, number of places]."""
+        n_targets, starts = self.n_targets_of_column, self.column_starts
+        firsts = 1 + int((starts[1:] != starts[:-1] + n_targets).sum())
+        return {"first_of_streams": firsts, "trimmed": self.text_len - self.batch_size * n_targets - firsts}
 
     def positions(self, index: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's targets, [B, T]."""
+        return self._positions(index, 0)[:, 1:]
+
+    def _positions(self, index: int, ext_len: int) -> NDArray[np.int64]:
+        """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
         start = index * self.segment_len
-        return self._in_split(np.arange(start, min(start + self.segment_len, self.n_targets_of_column)) + 1)
+        places = np.arange(max(0, start - ext_len), min(start + self.segment_len, self.n_targets_of_column) + 1)
+        return self._in_split(self.column_starts[self.columns][:, None] + places)
+
+    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions in the split of places in the order of reading."""
+        return places
 
     def __len__(self) -> int:
         return -(-self.n_targets_of_column // self.segment_len)
 
     def __getitem__(self, index: int) -> Segment:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        start = index * self.segment_len
-        first = max(0, start - self.ext_len)
-        positions = self._in_split(np.arange(first, min(start + self.segment_len, self.n_targets_of_column) + 1))
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
-        window = torch.from_numpy(self.tokens.take(positions, mode="wrap").astype(np.int64))
-        return Segment(tokens=window[:, :-1], targets=window[:, start - first + 1 :], number=index)
+        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(np.int64)
+        window_BT, n_targets = torch.from_numpy(window), self.n_targets_of_column - index * self.segment_len
+        return Segment(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
 
     def __iter__(self) -> Iterator[Segment]:
         """Yield all segments of the epoch, or once those from a restored position on."""
@@ -142,17 +147,11 @@ class OrderedStreams(Streams):
     """
 
     def _measure(self) -> int:
-        self.column_len = len(self.tokens) // self.batch_size
-        allowed = f"gives {self.column_len} of {len(self.tokens)} tokens per stream; at least 2 are needed"
-        require(self.column_len >= 2, "batch_size", self.batch_size, allowed)
-        return self.column_len - 1
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        return {"first_of_streams": self.batch_size, "trimmed": len(self.tokens) % self.batch_size}
-
-    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.columns[:, None] * self.column_len + places
+        self.text_len, column_len = len(self.tokens), len(self.tokens) // self.batch_size
+        allowed = f"gives {column_len} of {self.text_len} tokens per stream; at least 2 are needed"
+        require(column_len >= 2, "batch_size", self.batch_size, allowed)
+        self.column_starts = np.arange(self.batch_size) * column_len
+        return column_len - 1
 
 
 @dataclass(eq=False)
@@ -185,29 +184,17 @@ class ShuffledStreams(Streams):
     shuffle: bool = field(default=True, kw_only=True)
 
     def _measure(self) -> int:
-        self.epoch = 0
+        self.epoch, self.text_len = 0, len(self.tokens) + 1  # with the <S> after the last sentence
         self.lengths = np.diff(self.starts, append=len(self.tokens))
         self._order()
-        n_targets = int(np.diff(self._column_starts).min())
+        n_targets = int(np.diff(self.column_starts, append=len(self.tokens)).min())
         if self.shuffle:
-            longest = int(self.lengths.max(initial=0))
-            shortest = len(self.tokens) // self.batch_size - longest + 1
+            shortest = len(self.tokens) // self.batch_size - int(self.lengths.max(initial=0)) + 1
             n_targets = shortest // self.segment_len * self.segment_len
         allowed = f"gives too few of {len(self.starts):,} sentences ({len(self.tokens):,} tokens) to each stream "
         allowed += f"for one segment of {self.segment_len}"
         require(n_targets >= 1, "batch_size", self.batch_size, allowed)
         return n_targets
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Number of tokens of the current epoch that are not a target on any rank, by reason.
-
-        `first_of_streams`: `<S>` at the starts of columns that no other column predicts; `trimmed`: ends of columns.
-        One `<S>` after the last sentence is counted in addition to the tokens of the split.
-        """
-        targets, starts = self.batch_size * self.n_targets_of_column, self._column_starts[: self.batch_size]
-        firsts = 1 + int((starts[1:] != starts[:-1] + self.n_targets_of_column).sum())
-        return {"first_of_streams": firsts, "trimmed": len(self.tokens) + 1 - targets - firsts}
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the position in it."""
@@ -229,15 +216,14 @@ class ShuffledStreams(Streams):
         if self.shuffle:
             np.random.default_rng([self.seed, self.epoch]).shuffle(self._sentences)
         self._ends = np.cumsum(self.lengths[self._sentences])
-        even = np.arange(self.batch_size + 1) * len(self.tokens) // self.batch_size
         begins = np.concatenate([[0], self._ends])
-        self._column_starts = begins[np.searchsorted(begins, even)]
+        even = np.arange(self.batch_size) * len(self.tokens) // self.batch_size
+        self.column_starts = begins[np.searchsorted(begins, even)]
 
     def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""
-        ordered = self._column_starts[self.columns][:, None] + places
-        sentence = np.minimum(np.searchsorted(self._ends, ordered, side="right"), len(self._ends) - 1)
-        before_end = self._ends[sentence] - ordered
+        sentence = np.minimum(np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1)
+        before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]
         inside = self.starts[chosen] + self.lengths[chosen] - before_end
         return np.where(before_end <= 0, len(self.tokens), inside).astype(np.int64)

@@ -78,12 +78,16 @@ class Vocabulary:
         """
         if self.level == "word":
             return None
-        if not self.symbols:
-            return np.ones(len(self), dtype=np.int64)
-        lengths = [len(symbol if self.consists_of_bytes else symbol.encode()) for symbol in self.symbols]
+        lengths = np.array([len(content) for content in self._bytes], dtype=np.int64)
         if self.level == "char" and self.unknown >= 0:
             lengths[self.unknown] = -1
-        return np.array(lengths, dtype=np.int64)
+        return lengths
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """Bytes of every token, in UTF-8 for characters and words."""
+        encoding = "latin-1" if self.consists_of_bytes else "utf-8"
+        return [symbol.encode(encoding) for symbol in self.symbols or map(chr, range(256))]
 
     def count_bytes(self, tokens: np.ndarray) -> int | None:
         """Return the number of bytes that tokens stand for; None if it is not known (words, unknown characters)."""
@@ -126,7 +130,7 @@ class Vocabulary:
         if self.level == "bpe":
             return (tokens.astype(self.dtype) for tokens in self._byte_pairs.encode_chunks(chunks))
         if self.level == "byte":
-            return (self._encode_bytes(np.frombuffer(chunk, np.uint8)) for chunk in chunks)
+            return map(self._encode_bytes, chunks)
         if self.level == "char":
             return (self._look_up(code_points(text)) for text in decoded(chunks))
         return (self._encode_lines(text) for text in _lines(chunks))
@@ -139,10 +143,8 @@ class Vocabulary:
         return decoder.feed(tokens) + decoder.finish()
 
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
-        """Return the bytes of token numbers at levels byte and bpe: those that were encoded, UTF-8 or not."""
-        if not self.symbols:
-            return bytes(int(token) for token in tokens)
-        return "".join(self.symbols[int(token)] for token in tokens).encode("latin-1")
+        """Return the bytes of token numbers: those that were encoded, UTF-8 or not."""
+        return b"".join(self._bytes[int(token)] for token in tokens)
 
     def of_known_characters(self) -> Vocabulary:
         """Return a vocabulary in which an unknown character is an error instead of `<unk>`; others are unchanged."""
@@ -172,12 +174,11 @@ class Vocabulary:
         table[list(characters)] = list(characters.values())
         return table
 
-    def _encode_bytes(self, values: np.ndarray) -> np.ndarray:
+    def _encode_bytes(self, chunk: bytes) -> np.ndarray:
         if not self.symbols:
-            return values
-        if "\n" not in self.numbers:
-            values = values[values != ord("\n")]
-        return self._look_up(values)
+            return np.frombuffer(chunk, np.uint8)
+        kept = chunk if "\n" in self.numbers else chunk.replace(b"\n", b"")
+        return self._look_up(np.frombuffer(kept, np.uint8))
 
     def _look_up(self, values: np.ndarray) -> np.ndarray:
         # In int64, since the index of the last entry may not fit into a byte.
@@ -241,15 +242,10 @@ def words_of_lines(text: str, mark: str) -> list[str]:
         text: complete lines.
         mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
     """
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
     if mark == END_OF_LINE:
-        text += "" if text.endswith("\n") or not text else "\n"
-        return text.replace("\n", f" {mark} ").split()
-    words = f"{mark} {text}".replace("\n", f" {mark} ").split()
-    # Drop marks that no word follows: of blank lines and of the end of the text.
-    following = [*words[1:], mark]
-    return [word for word, next_word in zip(words, following, strict=True) if not word == next_word == mark]
+        return [word for line in lines for word in (*line.split(), mark)]
+    return [word for line in lines if line.strip() for word in (mark, *line.split())]
 
 
 def code_points(text: str) -> np.ndarray:
@@ -304,14 +300,8 @@ def words_of_count_file(chunks: Iterable[bytes]) -> Vocabulary:
     """Read WikiText-103's vocabulary from a list with a word and its count on every line, most frequent first.
 
     The list has neither `<eos>` nor `<unk>`, and ends with padding words that never occur.
-
-    Raises:
-        UserError: a line is not a word and a count.
     """
     lines = [line.rpartition(" ") for text in _lines(chunks) for line in text.removesuffix("\n").split("\n")]
-    for word, _, count in lines:
-        if not word or not count.isdigit():
-            raise UserError(f"train-word-counts.txt: {word + count!r} is not a word and its count")
     listed = [word for word, _, count in lines if not (word.startswith(PADDING) and count == "0")]
     place = sum(int(count) >= UNKNOWN_IN_WIKITEXT_103 for _, _, count in lines)
     return Vocabulary("word", (END_OF_LINE, *listed[:place], UNKNOWN, *listed[place:]))
