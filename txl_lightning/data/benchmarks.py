@@ -15,6 +15,7 @@ from txl_lightning.data.reading import SPLITS, Format, Part, Parts, by_split, cu
 from txl_lightning.data.sources import ALIGNMENT, OPEN_VOCABULARY, MakeVocabulary, Published, Source
 from txl_lightning.errors import OptionError, UserError, require
 
+Find = Callable[[], Parts | None]
 PREFIX_FRACTIONS = (0.9, 0.05, 0.05)
 # Files of a part of a corpus, for `data.prefix`.
 PREFIXES = {
@@ -215,12 +216,7 @@ def _files(folder: Path, *patterns: str, form: Format = "plain") -> Parts | None
     return None
 
 
-def _find(
-    config: DataConfig,
-    folder: Path,
-    whole: Callable[[], Parts | None],
-    prefix: Callable[[], Parts | None] = lambda: None,
-) -> Parts:
+def _find(config: DataConfig, folder: Path, whole: Find, prefix: Find = lambda: None) -> Parts:
     """Return the files of a corpus, which is downloaded if it is missing, or with `data.prefix` those of its part.
 
     Raises:
