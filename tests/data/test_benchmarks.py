@@ -222,9 +222,7 @@ def test_wikipedia_2015_may_be_packed(root: Path, level: str, packed: bool) -> N
     assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == ARTICLES
 
 
-def test_a_root_that_is_not_there_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"data.root=.*nowhere: must be a folder"):
-        load(root / "nowhere", "enwik8")
+def test_the_variable_txl_data_is_a_folder_of_corpora(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(name="enwik8", cache_dir=str(root))
     monkeypatch.setenv("TXL_DATA", str(root / "nowhere"))
     with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: must be a folder"):
@@ -232,21 +230,6 @@ def test_a_root_that_is_not_there_is_named(root: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TXL_DATA", str(root))
     write(root, {"enwik8/enwik8": ENWIK8})
     assert len(load_corpus(config).vocabulary) == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("enwik", {}, "data=enwik: must be one of python-stdlib, file"),
-        ("enwik8", {"level": "char"}, "data.level=char: must be byte for data=enwik8"),
-        ("lm1b", {"level": "word", "sentence_marks": "none"}, "sentence_marks=none: must be start or both"),
-        ("enwik8", {"newlines": "yes"}, "data.newlines=yes: must be dropped"),
-        ("ptb", {"level": "byte"}, "data.level=byte: must be word or char for data=ptb"),
-    ],
-)
-def test_impossible_choices_are_named(root: Path, name: str, options: dict[str, str], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        load(root, name, **options)
 
 
 def test_every_corpus_is_a_choice() -> None:

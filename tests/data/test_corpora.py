@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,21 +74,45 @@ def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
         assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == text
 
 
+BPE = {"level": "bpe"}
+
+
 @pytest.mark.parametrize(
-    ("content", "options", "words"),
+    ("options", "words"),
     [
-        (b"", {}, "must not be empty"),
-        (None, {}, "cannot be read"),
-        (b"caf\xe9 " * 50, {"level": "char"}, "not UTF-8"),
-        (b"text" * 50, {"level": "letters"}, "data.level=letters"),
-        (b"text" * 50, {"fractions": [0.5, 0.5]}, "data.fractions"),
-        (b"text" * 50, {"fractions": [0.9, 0.1, 0.1]}, "data.fractions"),
-        (b"text" * 50, {"fractions": [1.0, 0.0, 0.0]}, "data.fractions"),
+        ({"path": "empty.txt"}, "data.path=empty.txt: must not be empty"),
+        ({"path": "folder"}, "data.path=folder: must not be empty"),
+        ({"path": "nowhere"}, "data.path=nowhere: .*cannot be read"),
+        ({"path": []}, "must be a file, a folder or a list"),
+        ({"path": 3}, "must be a file, a folder or a list"),
+        ({"path": "latin.txt", "level": "char"}, "latin.txt: not UTF-8"),
+        ({"level": "letters"}, "data.level=letters: must be byte or char or word or bpe"),
+        ({"fractions": [0.5, 0.5]}, "data.fractions"),
+        ({"fractions": [0.9, 0.1, 0.1]}, "data.fractions"),
+        ({"fractions": [1.0, 0.0, 0.0]}, "data.fractions"),
+        ({**BPE, "vocab_size": 100_000}, r"data.vocab_size=100000: must be in 256 … \d+: no other pair"),
+        ({**BPE, "vocab_size": 255}, "data.vocab_size=255: must be an integer >= 256"),
+        ({**BPE, "vocab_size": 300, "tokenizer": "x.json"}, "must not be given together"),
+        ({**BPE, "tokenizer": "missing.json"}, "data.tokenizer=missing.json: cannot be read"),
+        ({"level": "char", "vocab_size": 300}, "data.vocab_size=300: is for data.level=bpe"),
+        ({"tokenizer": "x.json"}, "data.tokenizer=x.json: is for data.level=bpe"),
+        ({"name": "enwik"}, "data=enwik: must be one of python-stdlib, file"),
+        ({"name": "enwik8", "level": "char"}, "data.level=char: must be byte for data=enwik8"),
+        ({"name": "enwik8", "newlines": "yes"}, "data.newlines=yes: must be dropped"),
+        ({"name": "enwik8", "root": "nowhere"}, "data.root=nowhere: must be a folder"),
+        ({"name": "lm1b", "level": "word", "sentence_marks": "no"}, "sentence_marks=no: must be start or both"),
+        ({"name": "ptb"}, "data.level=byte: must be word or char for data=ptb"),
     ],
 )
-def test_bad_files_are_named(tmp_path: Path, content: bytes | None, options: dict[str, object], words: str) -> None:
+def test_bad_options_and_files_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for name, content in {"text.txt": b"text" * 50, "latin.txt": b"caf\xe9 " * 50, "empty.txt": b""}.items():
+        Path(name).write_bytes(content)
     with pytest.raises(UserError, match=words):
-        corpus_of(tmp_path / "corpus.txt", content, **options)
+        load_corpus(DataConfig(**{"name": "file", "path": "text.txt", "cache_dir": "cache", **options}))
     assert not list(tmp_path.glob("cache/*"))
 
 

@@ -56,16 +56,6 @@ def test_a_list_of_files_is_sorted_and_one_file_is_one_document(folder: Path, tm
     assert all(np.array_equal(alone.documents[split], [0]) for split in SPLITS)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [([], "must be a file"), (3, "must be a file"), ("nowhere", "cannot be read"), ("empty", "must not be empty")],
-)
-def test_paths_without_a_text_are_refused(tmp_path: Path, given: object, words: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(OptionError, match=words):
-        corpus_of(str(tmp_path / given) if isinstance(given, str) else given, tmp_path / "cache")
-
-
 WIKITEXT = (
     " \n = Title {i} é = \n \n The <unk> text of {i} . \n = 1 and k = \n 1 . \n \n = = Section = = \n \n More . \n"
 )

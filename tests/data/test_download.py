@@ -4,7 +4,6 @@ import hashlib
 import io
 import shutil
 import socket
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -45,21 +44,20 @@ def serve(monkeypatch: pytest.MonkeyPatch, corpus: str, archive: Path, content: 
 
 
 def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for split in SPLITS:
-            # "characters" of the archive are words and spaces written apart, as in the real one.
-            for name, content in ((f"{split}", b" a b <unk> \n b a \n" * 9), (f"char.{split}", b"a _ b \n" * 9)):
-                info = tarfile.TarInfo(f"./simple-examples/data/ptb.{name}.txt")
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    serve(monkeypatch, "ptb", tmp_path / "server/simple-examples.tgz", buffer.getvalue())
+    folder = tmp_path / "made/simple-examples/data"
+    folder.mkdir(parents=True)
+    for split in SPLITS:
+        (folder / f"ptb.{split}.txt").write_bytes(b" a b <unk> \n b a \n" * 9)
+        # "characters" of the archive are words and spaces written apart, as in the real one.
+        (folder / f"ptb.char.{split}.txt").write_bytes(b"a _ b \n" * 9)
+    content = Path(shutil.make_archive(str(tmp_path / "made/packed"), "gztar", tmp_path / "made")).read_bytes()
+    serve(monkeypatch, "ptb", tmp_path / "server/simple-examples.tgz", content)
     config = DataConfig(name="ptb", level="char", cache_dir=str(tmp_path))
     with pytest.raises(
         UserError, match=r"simple-examples.tgz has the md5 .*, expected is 30177ea32e27c525793142b6bf2c8"
     ):
         load_corpus(config)
-    checksum = f"sha256:{hashlib.sha256(buffer.getvalue()).hexdigest()}"
+    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
     monkeypatch.setitem(download.CHECKSUMS, "simple-examples.tgz", checksum)
     corpus = load_corpus(config)
     assert corpus.name == "ptb, characters"

@@ -104,14 +104,6 @@ def test_bytes_that_are_not_utf8_are_an_error(sizes: list[int], content: bytes) 
         counting.characters(chunks(content, sizes))
 
 
-def test_published_lists_of_words() -> None:
-    counted = "the 900000\nof 441958\n＆ 3\nmadeupword0000 0\n"
-    assert counting.words_of_count_file([counted.encode()]).symbols == ("<eos>", "the", "<unk>", "of", "＆")
-    assert counting.words_of_list([b"<S> 1\n<UNK> 2\nthe 3\n"]).symbols == ("<S>", "<UNK>", "the")
-    with pytest.raises(UserError, match="<UNK>"):
-        counting.words_of_list([b"<S>\nthe\n"])
-
-
 VOCABULARIES = {
     "bytes": Vocabulary("byte"),
     "some bytes": Vocabulary("byte", tuple(map(chr, [10, 65, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xFF]))),
