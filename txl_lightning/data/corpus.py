@@ -82,6 +82,8 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         UserError: a file is missing, empty or damaged, the text is not UTF-8, `vocabulary` lacks a symbol, or
             the sizes are not the published ones.
     """
+    for option, value in (("data.vocab_size", config.vocab_size), ("data.tokenizer", config.tokenizer)):
+        require(value is None or config.level == "bpe", option, value, f"is for data.level=bpe, not {config.level}")
     source, checksum = _source(config)
     directory = Path(config.cache_dir).expanduser()
     if vocabulary is None and config.level == "bpe":
@@ -130,8 +132,6 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
-    for option, value in (("data.vocab_size", config.vocab_size), ("data.tokenizer", config.tokenizer)):
-        require(value is None or config.level == "bpe", option, value, f"is for data.level=bpe, not {config.level}")
     source, digest = source_of(config), hashlib.sha256()
     checksum_of = cache(file_checksum)
     try:
