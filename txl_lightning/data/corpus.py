@@ -28,7 +28,7 @@ from txl_lightning.files import file_checksum, sync_folder, write_json
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
 
-# Levels and source of every corpus.
+# Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
     "python-stdlib": (LEVELS, sources.python_stdlib),
     "file": (LEVELS, sources.file),

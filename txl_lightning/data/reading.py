@@ -21,7 +21,6 @@ from txl_lightning.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 CHUNK_BYTES = 1 << 22
-UNDERSCORE_TO_SPACE = bytes.maketrans(b"_", b" ")
 
 Alignment = Literal["byte", "char", "line"]
 Format = Literal["plain", "numbers", "spaced"]
@@ -135,7 +134,7 @@ def _undo_preparation(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
         if part.format == "plain":
             yield chunk
         elif part.format == "spaced":
-            yield chunk.replace(b" ", b"").translate(UNDERSCORE_TO_SPACE)
+            yield chunk.replace(b" ", b"").replace(b"_", b" ")
         else:
             try:
                 yield bytes(map(int, chunk.replace(b"\n", b" 10 ").split()))

@@ -137,7 +137,8 @@ def _documents(given: Any) -> tuple[str, list[Path]]:
     try:
         filled = [path for path in sorted(paths) if path.stat().st_size]
     except OSError as error:
-        raise OptionError("data.path", given, f"{error.filename} cannot be read ({error.strerror})") from error
+        which = f"{error.filename} " if len(paths) > 1 else ""
+        raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
     require(bool(filled), "data.path", given, "must not be empty")
     others = f" and {len(filled) - 1} more" if len(roots) > 1 and len(filled) > 1 else ""
     return (roots[0].name or roots[0].resolve().name) + others, filled
