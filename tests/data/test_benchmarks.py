@@ -4,6 +4,7 @@ import lzma
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from txl_lightning import files
 from txl_lightning.config.schemas import CONF, DataConfig, EvaluationConfig
-from txl_lightning.data import benchmarks, download, reading
+from txl_lightning.data import benchmarks, reading
 from txl_lightning.data.benchmarks import PUBLISHED
 from txl_lightning.data.corpus import CORPORA, SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
@@ -19,24 +20,27 @@ from txl_lightning.data.sources import Published
 from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import OptionError, UserError
 
-WORDS = b" = A = \n\n the cat <unk> the \n"
-ORDER_OF_WORDS = ("<eos>", "=", "the", "A", "cat", "<unk>")
+SIZES = {"train": 900, "valid": 50, "test": 50}
+EACH_10 = dict.fromkeys(SPLITS, 10)
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder; published sizes are those of the texts that these tests write."""
+    """An empty data folder without a network; published sizes are those of the texts that these tests write."""
     monkeypatch.delenv("TXL_DATA", raising=False)
-    sizes = {"train": 900, "valid": 50, "test": 50}
-    monkeypatch.setattr(benchmarks, "CHARACTERS", sizes)
-    monkeypatch.setitem(PUBLISHED, "enwik8, newlines kept", Published(5, sizes))
-    monkeypatch.setitem(PUBLISHED, "enwik8, newlines dropped", Published(4))
-    monkeypatch.setitem(PUBLISHED, "text8", Published(3, sizes, slack=2))
-    for name in ("wikitext-2", "wikitext-103", "ptb"):
-        monkeypatch.setitem(PUBLISHED, name, Published(6, dict.fromkeys(SPLITS, 10)))
-    for corpus in download.ADDRESSES:
-        monkeypatch.setitem(download.ADDRESSES, corpus, "http://127.0.0.1:1/archive.zip")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(benchmarks, "CHARACTERS", SIZES)
+    published = {
+        "enwik8, newlines kept": Published(5, SIZES),
+        "enwik8, newlines dropped": Published(4),
+        "text8": Published(3, SIZES, slack=2),
+        **dict.fromkeys(("wikitext-2", "wikitext-103", "ptb"), Published(6, EACH_10)),
+        "wikitext-103.prefix": Published(None, EACH_10),
+        "wikitext-103.prefix, counted words": Published(7, EACH_10),
+        "lm1b": Published(6),
+    }
+    for name, sizes in published.items():
+        monkeypatch.setitem(PUBLISHED, name, sizes)
+    monkeypatch.setattr(benchmarks, "fetch", lambda name, folder: None)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -47,84 +51,108 @@ def write(root: Path, files: dict[str, bytes]) -> None:
         (root / name).write_bytes(content)
 
 
-def load(root: Path, name: str, level: str = "byte", **options: object) -> Corpus:
-    cache_dir = str(root.parent / "cache")
-    return load_corpus(DataConfig(name=name, level=level, root=str(root), cache_dir=cache_dir, **options))
+def config_of(root: Path, name: str, level: str = "byte", **options: Any) -> DataConfig:
+    return DataConfig(name=name, level=level, root=str(root), cache_dir=str(root.parent / "cache"), **options)
 
 
-ENWIK8 = "aé\nb\n".encode() * 200  # 1200 bytes of 5 kinds
-ENWIK8 = ENWIK8[:1000]
+def load(root: Path, name: str, level: str = "byte", **options: Any) -> Corpus:
+    return load_corpus(config_of(root, name, level, **options))
 
 
-def enwik8_layouts() -> dict[str, dict[str, bytes]]:
-    parts = {"train": ENWIK8[:900], "valid": ENWIK8[900:950], "test": ENWIK8[950:]}
-    numbers = {s: " ".join("\n" if b == 10 else str(b) for b in part).encode() for s, part in parts.items()}
-    return {
-        "raw": {"enwik8/enwik8": ENWIK8},
-        "prepared": {f"enwik8/{split}.txt": numbers[split] for split in SPLITS},
-        "both": {f"enwik8/{s}.txt": b"not read" for s in SPLITS} | {f"enwik8/{s}.txt.raw": parts[s] for s in SPLITS},
-    }
+def in_splits(text: bytes) -> list[bytes]:
+    return [text[:900], text[900:950], text[950:]]
 
 
-@pytest.mark.parametrize("layout", ["raw", "prepared", "both"])
+def split_files(pattern: str, contents: list[bytes]) -> dict[str, bytes]:
+    return {pattern.format(split): content for split, content in zip(SPLITS, contents, strict=True)}
+
+
+def latin(contents: list[bytes]) -> list[str]:
+    return [content.decode("latin-1") for content in contents]
+
+
+# A corpus is its name, its symbols in the order of their numbers, and the symbols of each split's tokens, joined.
+ENWIK8 = ("aé\nb\n".encode() * 200)[:1000]
+NUMBERS = [" ".join("\n" if byte == 10 else str(byte) for byte in part).encode() for part in in_splits(ENWIK8)]
+KEPT = ("enwik8, newlines kept", "\na\xc3\xa9b", latin(in_splits(ENWIK8)))
+DROPPED = ("enwik8, newlines dropped", "a\xc3\xa9b", [text.replace("\n", "") for text in KEPT[2]])
+TEXT8 = (b" ab" * 334)[:1000]
+# The original's script strips spaces at both ends of every split.
+STRIPPED = [text.strip() for text in latin(in_splits(TEXT8))]
+APART = [" ".join(text.replace(" ", "_")).encode() for text in STRIPPED]
+WORDS = b" = A = \n\n the cat <unk> the \n"
+SIX_WORDS = ("<eos>", "=", "the", "A", "cat", "<unk>")
+WORD_TOKENS = ["= A = <eos> <eos> the cat <unk> the <eos>"] * 3
+PREFIX = {f"wikitext-103/wiki.{split}.tokens": WORDS for split in ("valid", "test")}
+PREFIX["wikitext-103/wiki.train.prefix.tokens"] = WORDS + b" the c"
+COUNTS = {"wikitext-103/train-word-counts.txt": b"the 500000\n= 9\nA 8\ncat 7\ndog 7\nmadeupword0000 0\n"}
+COUNTED_WORDS = ("<eos>", "the", "<unk>", "=", "A", "cat", "dog")
+PTB_CHARACTERS = split_files("pennchar/{}.txt", [b"a _ b \n"] * 3)
+SHARDS = {f"lm1b/1b/training/news.en-{i:05d}-of-00100": b"the cat\nthe dog sat\n\n" for i in range(1, 100)}
+HELD_OUT = {"lm1b/1b/held-out/news.en.heldout-00000-of-00050": b"a dog sat\nthe cat\n"}
+SOME = dict(list(SHARDS.items())[:2]) | HELD_OUT
+LISTED = {"lm1b/1b_word_vocab.txt": b"<S>\n<UNK>\ncat\na\nb\nc\n"}
+SIX_OF_LM1B, LISTED_SYMBOLS = ("<S>", "<UNK>", "the", "cat", "dog", "sat"), ("<S>", "<UNK>", "cat", "a", "b", "c")
+NAME = "valid = test = heldout-00000"
+STARTS = [" ".join(["<S> the cat <S> the dog sat"] * 99), *["<S> <UNK> dog sat <S> the cat"] * 2]
+BOTH = [" ".join(["<S> the cat <S> <S> the dog sat <S>"] * 99), *["<S> <UNK> dog sat <S> <S> the cat <S>"] * 2]
+ONE_FILE = split_files("lm1b/{}.txt", [b"the cat dog sat\n" * 3, b"a\n", b"the\n"])
+WHOLE = [" ".join(["<S> the cat dog sat"] * 3), "<S> <UNK>", "<S> the"]
+LISTED_TOKENS = [" ".join(["<S> <UNK> cat <S> <UNK> <UNK> <UNK>"] * 2), *["<S> a <UNK> <UNK> <S> <UNK> cat"] * 2]
+ARTICLES = '<doc title="Ä">\nÄ b c\n</doc>\n' * 40
+LEVELS = {"enwik8": "byte", "text8": "char"}
+Expected = tuple[str, str | tuple[str, ...], list[str]]
+LAYOUTS: list[tuple[str, dict[str, bytes], Expected, dict[str, str | bool]]] = [
+    ("enwik8", {"enwik8/enwik8": ENWIK8}, KEPT, {"newlines": "kept"}),
+    ("enwik8", split_files("enwik8/{}.txt", NUMBERS), KEPT, {"newlines": "kept"}),
+    ("enwik8", split_files("enwik8/{}.txt", NUMBERS), DROPPED, {}),
+    ("enwik8", {"enwik8/train.txt": b"-"} | split_files("enwik8/{}.txt.raw", in_splits(ENWIK8)), DROPPED, {}),
+    ("enwik8", {"enwik8/enwik8.prefix": ENWIK8}, ("enwik8.prefix, newlines dropped", *DROPPED[1:]), {"prefix": True}),
+    ("text8", {"text8/text8": TEXT8}, ("text8", " ab", latin(in_splits(TEXT8))), {}),
+    ("text8", split_files("text8/{}.txt", APART), ("text8", "ab ", STRIPPED), {}),
+    ("text8", {"text8/text8.prefix": TEXT8}, ("text8.prefix", " ab", latin(in_splits(TEXT8))), {"prefix": True}),
+    *(
+        (name, split_files(f"{name}/{pattern}", [WORDS] * 3), (name, SIX_WORDS, WORD_TOKENS), {})
+        for name in ("wikitext-2", "wikitext-103", "ptb")
+        for pattern in ("{}.txt", "ptb.{}.txt" if name == "ptb" else "wiki.{}.tokens")
+    ),
+    ("ptb", PTB_CHARACTERS, ("ptb, characters", "a b\n", ["a b\n"] * 3), {"level": "char"}),
+    ("wikitext-103", PREFIX, ("wikitext-103.prefix", SIX_WORDS, WORD_TOKENS), {"prefix": True}),
+    ("wikitext-103", PREFIX | COUNTS, ("wikitext-103.prefix", COUNTED_WORDS, WORD_TOKENS), {"prefix": True}),
+    ("lm1b", SHARDS | HELD_OUT, (f"lm1b, {NAME}", SIX_OF_LM1B, STARTS), {}),
+    ("lm1b", SHARDS | HELD_OUT, (f"lm1b, {NAME}, <S> at both ends", SIX_OF_LM1B, BOTH), {"sentence_marks": "both"}),
+    ("lm1b", ONE_FILE, ("lm1b", SIX_OF_LM1B, WHOLE), {}),
+    ("lm1b", SOME | LISTED, (f"lm1b.2-of-99-shards, {NAME}", LISTED_SYMBOLS, LISTED_TOKENS), {"prefix": True}),
+]
+
+
 @pytest.mark.parametrize("chunk_bytes", [7, 1 << 22])
-def test_enwik8_is_the_same_from_every_layout(
-    root: Path, layout: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "layout", "expected", "options"), LAYOUTS)
+def test_a_corpus_has_the_same_tokens_in_every_layout(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    layout: dict[str, bytes],
+    expected: Expected,
+    options: dict[str, Any],
+    chunk_bytes: int,
 ) -> None:
     monkeypatch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
-    write(root, enwik8_layouts()[layout])
-    kept, dropped = load(root, "enwik8", newlines="kept"), load(root, "enwik8")
-    assert (kept.name, dropped.name) == ("enwik8, newlines kept", "enwik8, newlines dropped")
-    assert kept.vocabulary.symbols == ("\n", "a", "\xc3", "\xa9", "b")
-    assert dropped.vocabulary.symbols == ("a", "\xc3", "\xa9", "b")
-    train = "".join(kept.vocabulary.symbols[t] for t in kept.splits["train"])
-    assert train.encode("latin-1") == ENWIK8[:900]
-    assert [len(kept.splits[split]) for split in SPLITS] == [900, 50, 50]
-    for split in SPLITS:
-        plain = kept.vocabulary.decode(kept.splits[split])
-        assert dropped.vocabulary.decode(dropped.splits[split]) == plain.replace("\n", "")
-
-
-TEXT8 = (b" ab" * 334)[:1000]
-
-
-@pytest.mark.parametrize("layout", ["raw", "prepared"])
-def test_text8_is_the_same_from_both_layouts_but_for_the_spaces_that_the_script_strips(root: Path, layout: str) -> None:
-    parts = {"train": TEXT8[:900], "valid": TEXT8[900:950], "test": TEXT8[950:]}
-    apart = {s: " ".join(part.decode().strip().replace(" ", "_")).encode() for s, part in parts.items()}
-    write(root, {"text8/text8": TEXT8} if layout == "raw" else {f"text8/{s}.txt": apart[s] for s in SPLITS})
-    corpus = load(root, "text8", "char")
-    assert len(corpus.vocabulary) == 3
-    assert corpus.vocabulary.unknown == -1
-    for split in SPLITS:
-        text = parts[split].decode()
-        assert corpus.vocabulary.decode(corpus.splits[split]) == (text if layout == "raw" else text.strip())
-
-
-@pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103", "ptb"])
-@pytest.mark.parametrize("pattern", ["{}.txt", "wiki.{}.tokens"])
-def test_word_corpora_from_both_namings(root: Path, name: str, pattern: str) -> None:
-    pattern = "ptb.{}.txt" if name == "ptb" and pattern != "{}.txt" else pattern
-    write(root, {f"{name}/{pattern.format(split)}": WORDS for split in SPLITS})
-    corpus = load(root, name, "word")
-    assert corpus.name == name
-    assert corpus.vocabulary.symbols == ORDER_OF_WORDS
-    assert corpus.splits["test"].tolist() == [1, 3, 1, 0, 0, 2, 4, 5, 2, 0]
-    assert isinstance(corpus.splits["train"], np.memmap)
-    assert corpus.splits["train"].dtype == np.int32
-
-
-def test_sizes_that_are_not_the_published_ones_are_an_error_that_shows_both(root: Path) -> None:
-    write(root, {f"wikitext-2/{split}.txt": WORDS for split in SPLITS} | {"wikitext-2/valid.txt": WORDS * 2})
-    with pytest.raises(UserError, match=r"wikitext-2: .* has 20 tokens in valid where 10 are published"):
-        load(root, "wikitext-2", "word")
-    write(root, {"wikitext-2/train.txt": WORDS.replace(b"cat", b"the"), "wikitext-2/valid.txt": WORDS})
-    with pytest.raises(UserError, match="has a vocabulary of 5 where 6 are published"):
-        load(root, "wikitext-2", "word")
-    write(root, {"enwik8/enwik8": ENWIK8[:-1]})
-    with pytest.raises(UserError, match=r"enwik8 has 999 bytes where 1,000 are published"):
-        load(root, "enwik8")
-    assert list((root.parent / "cache").iterdir()) == []
+    write(root, layout)
+    options = {"level": LEVELS.get(name, "word"), **options}
+    corpus = load(root, name, **options)
+    own_name, symbols, texts = expected
+    assert (corpus.name, corpus.vocabulary.symbols) == (own_name, tuple(symbols))
+    space, given = " " * (options["level"] == "word"), load_corpus(config_of(root, name, **options), corpus.vocabulary)
+    for split, text in zip(SPLITS, texts, strict=True):
+        tokens = corpus.splits[split]
+        assert space.join(symbols[token] for token in tokens) == text
+        assert np.array_equal(given.splits[split], tokens)
+        if name == "lm1b":
+            every = 2 if options.get("sentence_marks") == "both" else 1
+            assert np.array_equal(corpus.sentences[split], np.flatnonzero(tokens == 0)[::every])
+    assert tokens.dtype == np.dtype(np.int32 if options["level"] == "word" else np.uint8)
+    assert corpus.cutoffs == (), "the standard ones are beyond these vocabularies"
 
 
 def test_what_is_published() -> None:
@@ -132,164 +160,76 @@ def test_what_is_published() -> None:
     assert PUBLISHED["wikitext-103"] == Published(267_735, {"train": 103_227_021, **wikitext})
     assert PUBLISHED["wikitext-2"] == Published(33_278, {"train": 2_088_628, **wikitext})
     assert PUBLISHED["ptb"] == Published(10_000, {"train": 929_589, "valid": 73_760, "test": 82_430})
-    assert PUBLISHED["enwik8, newlines dropped"].vocabulary == 204
     characters = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
     assert PUBLISHED["enwik8, newlines kept"] == Published(205, characters)
     assert PUBLISHED["text8"] == Published(27, characters, slack=2)
-    assert PUBLISHED["lm1b"].vocabulary == 793_471
+    assert [PUBLISHED[name].vocabulary for name in ("enwik8, newlines dropped", "lm1b")] == [204, 793_471]
 
 
-def test_a_prefix_is_used_only_on_request_and_is_named(root: Path) -> None:
-    shard = b"the cat sat\nthe dog sat\nthe end\n" * 20
-    write(root, {"enwik8/enwik8.prefix": ENWIK8, "text8/text8.prefix": TEXT8, "lm1b/heldout-00010-00011.tokens": shard})
-    write(root, {"wikitext-103/wiki.train.prefix.tokens": WORDS + b" the c"})
-    write(root, {f"wikitext-103/wiki.{split}.tokens": WORDS for split in ("valid", "test")})
-    levels = {"enwik8": "byte", "text8": "char", "wikitext-103": "word", "lm1b": "word"}
-    for name, level in levels.items():
-        with pytest.raises(OptionError, match=rf"data={name}: .* only a part of it .*: data.prefix=true uses that"):
-            load(root, name, level)
-    corpora = {
-        name: load(root, name, level, prefix=True) for name, level in levels.items() if not name.startswith("wikitext")
-    }
-    assert [corpus.name for corpus in corpora.values()] == [
-        "enwik8.prefix, newlines dropped",
-        "text8.prefix",
-        "lm1b.heldout-00010-00011",
-    ]
-    assert [len(corpora["text8"].splits[split]) for split in SPLITS] == [900, 50, 50]
-    with pytest.raises(UserError, match="10 tokens in valid where 217,646 are published"):
-        load(root, "wikitext-103", "word", prefix=True)
-    for name in ("ptb", "wikitext-2"):
-        with pytest.raises(OptionError, match=rf"data.prefix=True: must be false for data={name}"):
-            load(root, name, "word", prefix=True)
-    (root / "text8/text8.prefix").unlink()
-    with pytest.raises(OptionError, match=r"data.prefix=True: there is no .*text8.prefix"):
-        load(root, "text8", "char", prefix=True)
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("wikitext-2", [WORDS, WORDS * 2, WORDS], "wikitext-2: .* has 20 tokens in valid where 10 are published"),
+        ("wikitext-2", [WORDS.replace(b"cat", b"the"), WORDS, WORDS], "has a vocabulary of 5 where 6 are published"),
+        ("enwik8", {"enwik8/enwik8": ENWIK8[:-1]}, "enwik8 has 999 bytes where 1,000 are published"),
+        ("enwik8", {"enwik8/train.txt": b"-"}, "data=enwik8: the download in .*enwik8 is not complete"),
+        (
+            "wikipedia-2015",
+            {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(b"a b" * 99)[:-20]},
+            "txt.xz: cannot be read",
+        ),
+    ],
+)
+def test_a_corpus_that_is_not_the_published_one_is_refused(root: Path, name: str, layout: Any, words: str) -> None:
+    write(root, layout if isinstance(layout, dict) else split_files(f"{name}/{{}}.txt", layout))
+    with pytest.raises(UserError, match=words):
+        load(root, name, LEVELS.get(name, "word"))
+    assert list((root.parent / "cache").glob("*")) == []
 
 
-def test_the_wikitext_prefix_ends_with_its_last_whole_line_and_may_have_the_counted_words(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = {"valid": 10, "test": 10}
-    monkeypatch.setitem(PUBLISHED, "wikitext-103.prefix", Published(None, sizes))
-    monkeypatch.setitem(PUBLISHED, "wikitext-103.prefix, counted words", Published(7, sizes))
-    write(root, {"wikitext-103/wiki.train.prefix.tokens": WORDS + b" the c"})
-    write(root, {f"wikitext-103/wiki.{split}.tokens": WORDS for split in ("valid", "test")})
-    corpus = load(root, "wikitext-103", "word", prefix=True)
-    assert (len(corpus.splits["train"]), corpus.vocabulary.symbols) == (10, ORDER_OF_WORDS)
-    write(root, {"wikitext-103/train-word-counts.txt": b"the 500000\n= 9\nA 8\ncat 7\ndog 7\nmadeupword0000 0\n"})
-    corpus = load(root, "wikitext-103", "word", prefix=True)
-    assert corpus.name == "wikitext-103.prefix"
-    assert corpus.vocabulary.symbols == ("<eos>", "the", "<unk>", "=", "A", "cat", "dog")
-    assert corpus.splits["train"].tolist() == [3, 4, 3, 0, 0, 1, 5, 2, 1, 0]
+def test_a_prefix_is_used_only_on_request(root: Path) -> None:
+    pieces = {"lm1b/heldout-00010-00011.tokens": b"the cat sat\nthe dog sat\nthe end\n" * 20}
+    write(root, {"enwik8/enwik8.prefix": ENWIK8, **PREFIX, **pieces})
+    for name in ("enwik8", "wikitext-103", "lm1b"):
+        with pytest.raises(OptionError, match=rf"data={name}: .* only a part of it: data.prefix=true uses that"):
+            load(root, name, LEVELS.get(name, "word"))
+    assert load(root, "lm1b", "word", prefix=True).name == "lm1b.heldout-00010-00011"
+    for name, words in {"ptb": "must be false for data=ptb", "text8": "needs text8.prefix in .*text8"}.items():
+        with pytest.raises(OptionError, match=f"data.prefix=True: {words}"):
+            load(root, name, LEVELS.get(name, "word"), prefix=True)
 
 
-def lm1b_files(n_shards: int) -> dict[str, bytes]:
-    folder = "lm1b/1-billion-word-language-modeling-benchmark-r13output"
-    shards = {
-        f"{folder}/training-monolingual.tokenized.shuffled/news.en-{i:05d}-of-00100": b"the cat\nthe dog sat\n\n"
-        for i in range(1, n_shards + 1)
-    }
-    held_out = f"{folder}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
-    return shards | {held_out: b"a dog sat\nthe cat\n" * 30}
-
-
-def test_lm1b_from_its_shards_streams_sentences(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PUBLISHED, "lm1b", Published(6))
-    write(root, lm1b_files(99))
-    corpus = load(root, "lm1b", "word")
-    assert corpus.name == "lm1b, valid = test = heldout-00000"
-    assert corpus.vocabulary.symbols == ("<S>", "<UNK>", "the", "cat", "dog", "sat")
-    assert corpus.splits["valid"][:7].tolist() == [0, 1, 4, 5, 0, 2, 3]
-    assert corpus.sentences["train"].tolist() == sorted([*range(0, 99 * 7, 7), *range(3, 99 * 7, 7)])
-    assert corpus.cutoffs == (), "the standard ones are beyond this vocabulary"
-
-    data = DataConfig(name="lm1b", level="word", root=str(root), cache_dir=str(root.parent / "cache"))
-    lengths = EvaluationConfig(batch_size=2, segment_len=5)
-    module = StreamsDataModule(replace(data, batch_size=4, segment_len=5), lengths)
+def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
+    write(root, SHARDS | {name: text * 30 for name, text in HELD_OUT.items()})
+    data, lengths = config_of(root, "lm1b", "word", batch_size=4, segment_len=5), EvaluationConfig(2, 5)
+    module = StreamsDataModule(data, lengths)
     train, valid = module.train_dataloader(), module.val_dataloader()
     assert isinstance(train, ShuffledStreams)
     assert isinstance(valid, ShuffledStreams)
     assert (train.shuffle, valid.shuffle) == (True, False)
-    other_seed = StreamsDataModule(replace(data, batch_size=4, segment_len=5, seed=2), lengths).train_dataloader()
+    other_seed = StreamsDataModule(replace(data, seed=2), lengths).train_dataloader()
     assert not torch.equal(other_seed[0].tokens, train[0].tokens)
     with pytest.raises(OptionError, match=r"data.batch_size=200: .*(too few|shorter than one segment)"):
         StreamsDataModule(replace(data, batch_size=200, segment_len=2), lengths)
 
 
-def test_sentences_of_lm1b_can_be_marked_at_both_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PUBLISHED, "lm1b", Published(6))
-    write(root, lm1b_files(99))
-    corpus = load(root, "lm1b", "word", sentence_marks="both")
-    assert corpus.name == "lm1b, valid = test = heldout-00000, <S> at both ends"
-    one_shard = [0, 2, 3, 0, 0, 2, 4, 5, 0]  # <S> the cat <S> <S> the dog sat <S>
-    assert corpus.splits["train"].tolist() == one_shard * 99
-    assert corpus.sentences["train"].tolist() == sorted([*range(0, 99 * 9, 9), *range(4, 99 * 9, 9)])
-    data = {"name": "lm1b", "level": "word", "root": str(root), "cache_dir": str(root.parent / "cache")}
-    for marks, expected in (("start", [0, 1, 4, 5, 0, 2]), ("both", [0, 1, 4, 5, 0, 0])):
-        given = load_corpus(DataConfig(**data, sentence_marks=marks), corpus.vocabulary)
-        assert given.splits["valid"][:6].tolist() == expected
-    with pytest.raises(OptionError, match="sentence_marks=none: must be start or both"):
-        load(root, "lm1b", "word", sentence_marks="none")
-
-
-def test_some_shards_of_lm1b_are_named_as_such_and_its_list_is_the_vocabulary(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(PUBLISHED, "lm1b", Published(4))
-    write(root, lm1b_files(3) | {"lm1b/1b_word_vocab.txt": b"<S>\n<UNK>\ncat\na\n"})
-    with pytest.raises(OptionError, match=r"only a part of it \(news.en-00001-of-00100\)"):
-        load(root, "lm1b", "word")
-    corpus = load(root, "lm1b", "word", prefix=True)
-    assert corpus.name == "lm1b.3-of-99-shards, valid = test = heldout-00000"
-    assert corpus.splits["valid"][:4].tolist() == [0, 3, 1, 1]
-    write(root, {f"lm1b/{split}.txt": split.encode() * 9 + b"\na\n" for split in SPLITS})
-    assert load(root, "lm1b", "word").name == "lm1b"
-
-
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
-def test_wikipedia_2015_is_unpacked_and_leaves_no_copy(root: Path, level: str) -> None:
-    text = '<doc title="Ä">\nÄ b c\n</doc>\n' * 40
-    write(root, {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(text.encode())})
+@pytest.mark.parametrize("packed", [True, False])
+def test_wikipedia_2015_may_be_packed(root: Path, level: str, packed: bool) -> None:
+    text = ARTICLES.encode()
+    write(root, {f"wikipedia-2015/wikipedia-2015.txt{'.xz' * packed}": lzma.compress(text) if packed else text})
     corpus = load(root, "wikipedia-2015", level)
-    assert corpus.name == "wikipedia-2015"
-    assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == text
-    assert not list((root.parent / "cache").rglob("*.unpacked"))
-    write(root, {"wikipedia-2015/wikipedia-2015.txt.xz": lzma.compress(text.encode())[:-20]})
-    with pytest.raises(UserError, match=r"wikipedia-2015.txt.xz: is damaged"):
-        load(root, "wikipedia-2015", level)
-    assert len(list((root.parent / "cache").iterdir())) == 1
+    assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == ARTICLES
 
 
-def test_a_root_that_is_not_there_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"data.root=.*nowhere: must be a folder"):
-        load(root / "nowhere", "enwik8")
+def test_the_variable_txl_data_is_a_folder_of_corpora(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig(name="enwik8", cache_dir=str(root))
     monkeypatch.setenv("TXL_DATA", str(root / "nowhere"))
     with pytest.raises(OptionError, match=r"TXL_DATA=.*nowhere: must be a folder"):
-        load_corpus(DataConfig(name="enwik8", cache_dir=str(root)))
+        load_corpus(config)
     monkeypatch.setenv("TXL_DATA", str(root))
     write(root, {"enwik8/enwik8": ENWIK8})
-    assert len(load_corpus(DataConfig(name="enwik8", cache_dir=str(root))).vocabulary) == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("enwik8", {"level": "char"}, "data.level=char: must be byte for data=enwik8"),
-        ("enwik8", {"newlines": "yes"}, "data.newlines=yes: must be dropped"),
-        ("ptb", {"level": "byte"}, "data.level=byte: must be word or char for data=ptb"),
-    ],
-)
-def test_impossible_choices_are_named(root: Path, name: str, options: dict[str, str], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        load(root, name, **options)
-
-
-def test_characters_that_are_not_utf8_leave_nothing(root: Path) -> None:
-    write(root, {f"pennchar/{split}.txt": b"a _ b \n c\xff d\n" for split in SPLITS})
-    with pytest.raises(UserError, match=r"ptb, characters: not UTF-8 text \(byte 5\)"):
-        load(root, "ptb", "char")
-    assert list((root.parent / "cache").iterdir()) == []
+    assert len(load_corpus(config).vocabulary) == 4
 
 
 def test_every_corpus_is_a_choice() -> None:
@@ -311,17 +251,3 @@ def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch:
     # The table of all characters, 9 bytes for each of 1.1 million, does not depend on the text.
     assert peaks[0] < 16 << 20
     assert peaks[1] < peaks[0] + (1 << 19)
-
-
-def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "STORED_FROM_BYTES", 4)
-    path, known = tmp_path / "large", tmp_path / "known"
-    path.write_bytes(b"first")
-    first = reading.fingerprint(path, known)
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "file_checksum", lambda path: pytest.fail("hashed again"))
-        assert reading.fingerprint(path, known) == first
-    path.write_bytes(b"second")
-    assert reading.fingerprint(path, known) != first
-    (tmp_path / "a file").touch()
-    assert reading.fingerprint(path, tmp_path / "a file" / "known") == reading.fingerprint(path)

@@ -16,11 +16,12 @@ from txl_lightning.errors import OptionError
 TEXTS = {"b/second.txt": "zwei\nacht", "a.txt": "eins drei ", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}
 
 
-def folder_of(texts: dict[str, str], root: Path) -> Path:
-    for name, text in texts.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {**TEXTS, ".hidden": "nothing", "empty.txt": ""}.items():
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(text)
+    return tmp_path / "texts"
 
 
 def corpus_of(path: object, cache: Path, **options: object) -> Corpus:
@@ -28,13 +29,12 @@ def corpus_of(path: object, cache: Path, **options: object) -> Corpus:
 
 
 def documents_of(corpus: Corpus, split: str) -> list[str]:
-    tokens, starts = corpus.splits[split], corpus.documents[split].tolist()
+    tokens, starts = without_marks(corpus.splits[split]), corpus.documents[split].tolist()
     return [corpus.vocabulary.decode(tokens[a:b]) for a, b in pairwise([*starts, len(tokens)])]
 
 
 @pytest.mark.parametrize("level", ["byte", "char"])
-def test_files_of_a_folder_are_documents_in_the_order_of_their_paths(tmp_path: Path, level: str) -> None:
-    folder = folder_of({**TEXTS, ".hidden": "nothing", "empty.txt": ""}, tmp_path / "texts")
+def test_files_of_a_folder_are_documents_in_the_order_of_their_paths(folder: Path, tmp_path: Path, level: str) -> None:
     corpus = corpus_of(str(folder), tmp_path / "cache", level=level)
     documents = [document for split in SPLITS for document in documents_of(corpus, split)]
     assert documents[:2] == [TEXTS["a.txt"], TEXTS["b/second.txt"]]
@@ -43,15 +43,12 @@ def test_files_of_a_folder_are_documents_in_the_order_of_their_paths(tmp_path: P
     assert corpus.name == "texts"
 
 
-def test_words_of_two_documents_are_never_joined(tmp_path: Path) -> None:
-    folder = folder_of(TEXTS, tmp_path / "texts")
+def test_words_of_two_documents_are_never_joined(folder: Path, tmp_path: Path) -> None:
     corpus = corpus_of(str(folder), tmp_path / "cache", level="word")
     assert documents_of(corpus, "train")[:2] == ["eins drei\n", "zwei\nacht\n"]
-    assert {"drei", "acht"} <= set(corpus.vocabulary.symbols)
 
 
-def test_a_list_of_files_is_sorted_and_one_file_is_one_document(tmp_path: Path) -> None:
-    folder = folder_of(TEXTS, tmp_path / "texts")
+def test_a_list_of_files_is_sorted_and_one_file_is_one_document(folder: Path, tmp_path: Path) -> None:
     listed = corpus_of([str(folder / "c.txt"), str(folder / "a.txt")], tmp_path / "cache")
     assert documents_of(listed, "train")[0] == TEXTS["a.txt"]
     assert listed.name == "c.txt and 1 more"
@@ -59,45 +56,37 @@ def test_a_list_of_files_is_sorted_and_one_file_is_one_document(tmp_path: Path) 
     assert all(np.array_equal(alone.documents[split], [0]) for split in SPLITS)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [([], "must be a file"), (3, "must be a file"), ("nowhere", "cannot be read"), ("empty", "must not be empty")],
+WIKITEXT = (
+    " \n = Title {i} é = \n \n The <unk> text of {i} . \n = 1 and k = \n 1 . \n \n = = Section = = \n \n More . \n"
 )
-def test_paths_without_a_text_are_refused(tmp_path: Path, given: object, words: str) -> None:
-    (tmp_path / "empty").mkdir()
-    path = str(tmp_path / given) if isinstance(given, str) else given
-    with pytest.raises(OptionError, match=words):
-        corpus_of(path, tmp_path / "cache")
+ENWIK8 = "  <page>\n    <title>{i}</title>\n  </page>\n"
+CASES = {
+    "wikitext-103": (WIKITEXT, " = Title"),
+    "enwik8": (ENWIK8, "  <page>"),
+    "wikipedia-2015": ('<doc id="{i}">\nText é\n</doc>\n', "<doc"),
+}
 
 
-WIKITEXT = "".join(
-    f" \n = Title {i} é = \n \n The <unk> text of {i} . \n = 1 and k = \n 1 . \n \n = = Section = = \n \n More . \n"
-    for i in range(40)
-)
-ENWIK8 = "".join(f"  <page>\n    <title>{i}</title>\n  </page>\n" for i in range(40))
-WIKIPEDIA = "".join(f'<doc id="{i}">\nText é\n</doc>\n' for i in range(40))
-CASES = {"wikitext-103": (WIKITEXT, " = Title"), "enwik8": (ENWIK8, "  <page>"), "wikipedia-2015": (WIKIPEDIA, "<doc")}
-
-
-def marked_corpus(text: str, folder: Path, level: str, pattern: str | None, marked: bool = True) -> Corpus:
-    (folder / "text.txt").write_text(text)
-    config = DataConfig("file", level, path=str(folder / "text.txt"), cache_dir=str(folder / "cache"))
-    config.document_start = pattern
-    return load_corpus(config, marked=marked)
+def forty(document: str) -> str:
+    return "".join(document.replace("{i}", str(i)) for i in range(40))
 
 
 @pytest.mark.parametrize("level", ["byte", "char", "word"])
 @pytest.mark.parametrize("name", CASES)
 def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path: Path, name: str, level: str) -> None:
-    text, first = CASES[name]
+    document, first = CASES[name]
+    (tmp_path / "text.txt").write_text(forty(document))
     pattern = yaml.safe_load((CONF / f"data/{name}.yaml").read_text())["document_start"]
-    corpus, plain = (marked_corpus(text, tmp_path, level, pattern, marked) for marked in (True, False))
+    config = DataConfig(
+        "file", level, path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "cache"), document_start=pattern
+    )
+    corpus, plain = load_corpus(config, marked=True), load_corpus(config)
+    start = first.strip() if level == "word" else first
     for split in SPLITS:
-        tokens, starts = corpus.splits[split], corpus.documents[split]
+        tokens = corpus.splits[split]
         assert np.array_equal(without_marks(tokens), plain.splits[split])
-        assert np.array_equal(np.flatnonzero(tokens < 0), starts)
-        pieces = [corpus.vocabulary.decode(without_marks(tokens[a:b])) for a, b in pairwise([*starts, len(tokens)])]
-        start = first.strip() if level == "word" else first
+        assert np.array_equal(np.flatnonzero(tokens < 0), corpus.documents[split])
+        pieces = documents_of(corpus, split)
         assert all(piece.lstrip("\n").startswith(start) for piece in pieces[1:])
         assert sum(piece.count(start) for piece in pieces[1:]) == len(pieces) - 1
     assert len(corpus.documents["train"]) in (36, 37)  # the text before the first heading is one too
@@ -107,21 +96,13 @@ def test_the_sentences_of_lm1b_are_documents(tmp_path: Path) -> None:
     (tmp_path / "lm1b").mkdir()
     (tmp_path / "lm1b/heldout-1.tokens").write_text("the cat sat\na dog\n" * 40)
     config = DataConfig("lm1b", "word", root=str(tmp_path), prefix=True, cache_dir=str(tmp_path / "cache"))
-    corpus = load_corpus(config, marked=True)
-    assert (corpus.splits["valid"] < 0).sum() == len(corpus.sentences["valid"]) > 2
     config.batch_size, config.segment_len = 2, 7
     module = StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=7), marked=True)
+    assert (module.corpus.splits["valid"] < 0).sum() == len(module.corpus.sentences["valid"]) > 2
     for segment in (module.train_dataloader()[0], module.test_dataloader()[0]):
         marked = segment.tokens < 0
-        assert (without_marks(segment.tokens.numpy())[marked] == corpus.vocabulary.numbers["<S>"]).all()
+        assert (without_marks(segment.tokens.numpy())[marked] == module.corpus.vocabulary.numbers["<S>"]).all()
         assert marked.sum() >= 4
-
-
-def test_marked_and_plain_tokens_of_a_text_have_places_of_their_own_in_the_cache(tmp_path: Path) -> None:
-    splits = [marked_corpus(ENWIK8, tmp_path, "byte", p, m).splits["train"] for p, m in ((None, False), ("a", True))]
-    again = marked_corpus(ENWIK8, tmp_path, "byte", None, marked=False).splits["train"]
-    assert np.array_equal(splits[0], again)
-    assert splits[1][0] < 0 <= splits[0][0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +114,7 @@ def test_marked_and_plain_tokens_of_a_text_have_places_of_their_own_in_the_cache
     ],
 )
 def test_a_text_without_documents_is_refused(tmp_path: Path, pattern: str | None, words: str) -> None:
-    (tmp_path / "text.txt").write_text(ENWIK8)
+    (tmp_path / "text.txt").write_text(forty(ENWIK8))
     config = DataConfig("file", path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "c"), document_start=pattern)
     config.batch_size, config.segment_len = 2, 8
     with pytest.raises(OptionError, match=words):

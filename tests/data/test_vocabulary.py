@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.data import counting, reading
-from txl_lightning.data.reading import Part
-from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
+from txl_lightning.data import vocabulary as counting
+from txl_lightning.data.vocabulary import Level, StreamDecoder, Vocabulary
 from txl_lightning.errors import UserError
 
 TEXTS = st.text(alphabet=st.sampled_from("ab <unk>é\u3000\n\r𝄞"), max_size=60)
@@ -38,11 +37,11 @@ def test_words_are_those_of_the_original_in_chunks_of_any_size(train: str, valid
     vocabulary = counting.words(chunks(train.encode(), sizes))
     assert list(vocabulary.symbols) == expected
 
-    words = [
-        word if word in expected else "<unk>" for line in words_of_the_original(valid) for word in [*line, "<eos>"]
-    ]
+    words = [word for line in words_of_the_original(valid) for word in [*line, "<eos>"]]
     tokens = np.concatenate([np.empty(0, int), *vocabulary.encode_chunks(chunks(valid.encode(), sizes))])
-    assert [vocabulary.symbols[int(token)] for token in tokens] == words
+    assert [vocabulary.symbols[int(token)] for token in tokens] == [
+        word if word in expected else "<unk>" for word in words
+    ]
     assert np.array_equal(tokens, vocabulary.encode(valid.encode()))
     assert vocabulary.encode(b"").dtype == np.int32
 
@@ -88,45 +87,21 @@ def test_characters_do_not_depend_on_where_chunks_end(text: str, sizes: list[int
 
 
 def test_lines_are_restored_from_words() -> None:
-    text = " = Title = \n\n a b a\n"
-    vocabulary = counting.words([text.encode()])
-    assert vocabulary.decode(vocabulary.encode(text.encode())) == "= Title =\n\na b a\n"
+    vocabulary = counting.words([b" = Title = \n\n a b a\n"])
+    assert vocabulary.decode(vocabulary.encode(b" = Title = \n\n a b a\n")) == "= Title =\n\na b a\n"
     assert Vocabulary.from_state_dict(vocabulary.state_dict()) == vocabulary
 
 
-def test_a_symbol_that_training_lacks_is_named_where_there_is_no_unk() -> None:
-    for vocabulary, content in ((Vocabulary("char", ("a", "b")), "abc"), (Vocabulary("byte", ("a", "b")), "abc")):
-        with pytest.raises(UserError, match="'c' is not among the 2 symbols"):
-            vocabulary.encode(content.encode())
+@pytest.mark.parametrize(("level", "symbols"), [("char", ("a", " ")), ("byte", ("a", " ")), ("word", ("<eos>", "a"))])
+def test_a_symbol_that_training_lacks_is_named_where_there_is_no_unk(level: Level, symbols: tuple[str, ...]) -> None:
     with pytest.raises(UserError, match="'c' is not among the 2 symbols"):
-        Vocabulary("word", ("<eos>", "a")).encode(b"a c\n")
+        Vocabulary(level, symbols).encode(b"a c")
 
 
-@given(st.lists(st.integers(0, 9), max_size=8))
-def test_the_first_byte_that_is_not_utf8_is_named(sizes: list[int]) -> None:
-    content = "äöü".encode() + b"ab\xe9 c"
-    with pytest.raises(UserError, match=r"not UTF-8 text \(byte 8\)"):
-        list(reading.decoded(chunks(content, sizes)))
-    with pytest.raises(UserError, match=r"not UTF-8 text \(byte 6\)"):
-        list(reading.decoded(chunks("äöü€".encode()[:-1], sizes)))
-
-
-def test_a_count_file_gets_eos_and_unk_and_loses_its_padding(tmp_path) -> None:
-    path = tmp_path / "counts.txt"
-    path.write_text("the 900000\nof 441958\n＆ 3\nmadeupword0000 0\n", encoding="utf-8")
-    assert counting.words_of_count_file(Part(path)).symbols == ("<eos>", "the", "<unk>", "of", "＆")
-    path.write_text("the 900000\nof\n")
-    with pytest.raises(UserError, match="line 2: 'of' is not a word and its count"):
-        counting.words_of_count_file(Part(path))
-
-
-def test_the_published_list_of_lm1b_needs_its_marks(tmp_path) -> None:
-    path = tmp_path / "1b_word_vocab.txt"
-    path.write_text("<S> 1\n<UNK> 2\nthe 3\n")
-    assert counting.words_of_list(Part(path)).symbols == ("<S>", "<UNK>", "the")
-    path.write_text("<S>\nthe\n")
-    with pytest.raises(UserError, match="<UNK> is not in it"):
-        counting.words_of_list(Part(path))
+@given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["äöü".encode() + b"ab\xe9 c", "äöü€".encode()[:-1]]))
+def test_bytes_that_are_not_utf8_are_an_error(sizes: list[int], content: bytes) -> None:
+    with pytest.raises(UserError, match="not UTF-8 text"):
+        counting.characters(chunks(content, sizes))
 
 
 VOCABULARIES = {
@@ -148,14 +123,10 @@ def test_pieces_make_the_text_of_all_tokens(name: str, data: st.DataObject) -> N
     assert "".join([*pieces, decoder.finish()]) == vocabulary.decode(tokens)
 
 
-def test_a_character_appears_when_its_last_byte_does() -> None:
+def test_text_appears_when_its_last_byte_or_the_next_word_does() -> None:
     decoder = StreamDecoder(VOCABULARIES["bytes"])
     assert [decoder.feed([byte]) for byte in "a€".encode()] == ["a", "", "", "€"]
-    assert decoder.feed(b"\xe2\x82") == ""
-    assert decoder.feed(b"b") == "\ufffdb"
+    assert decoder.feed(b"\xe2\x82b") == "\ufffdb"
     assert decoder.feed(b"\xf0\x9f") + decoder.finish() == "\ufffd"
-
-
-def test_words_are_joined_as_the_corpus_has_them() -> None:
     decoder = StreamDecoder(VOCABULARIES["words"])
     assert [decoder.feed([token]) for token in (2, 3, 0, 0, 2, 4)] == ["the", " cat", "\n", "\n", "the", " ,"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,57 +28,40 @@ from txl_lightning.config.encoding_kinds import KINDS
 from txl_lightning.config.schemas import CONF
 from txl_lightning.model.encodings import ENCODINGS
 
-NOT_RUN = {  # a word of the command: why it is only composed
-    "trainer=gpu": "needs a GPU",
-    "trainer=ddp": "needs eight GPUs",
-    "experiment=paper/wt103_base": "needs a GPU and the corpus",
-    "data=enwik8": "needs the corpus",
-    "data=wikitext-103": "needs the corpus",
-    "source_format=tensorflow": "needs a published checkpoint; tests/runs/convert has small ones",
-    "accelerator=gpu": "needs a GPU",
-    "source_format=huggingface": "needs a checkpoint of Hugging Face's; tests/runs/convert has a small one",
-    "checkpoint=a.ckpt": "needs the checkpoint that the conversion writes",
-    "n_positions=5000": "takes minutes",
-    "models=[hf:gpt2,hf:distilgpt2]": "needs a network",
-    "trainer.devices=2": "starts processes; tests/training runs several",
-    "-m": "a multirun; tests/hydra_plugins and tests/test_multirun.py run some",
-    "--help": "tests/test_cli.py has a test of it",
+# Commands with these words are composed only: they need a GPU, a corpus, a checkpoint from elsewhere or a network, take
+# minutes, or start processes, of which tests/training, tests/hydra_plugins and tests/test_multirun.py run some.
+NOT_RUN = {
+    *("trainer=gpu", "trainer=ddp", "accelerator=gpu", "trainer.devices=2", "-m", "--help"),
+    *("experiment=paper/wt103_base", "data=enwik8", "data=wikitext-103", "n_positions=5000"),
+    *("source_format=tensorflow", "source_format=huggingface", "checkpoint=a.ckpt", "models=[hf:gpt2,hf:distilgpt2]"),
 }
-NOT_TXL = {  # the first word of a command other than txl: why it is not run
-    "benchmarks/gpu.sh": "needs a GPU; tests/benchmarks has a dry run",
-    "make": "targets and arguments are checked; tests/experiments runs a reproduction",
-    "source": "a word of the shell",
-    "export": "a word of the shell; the test sets the variable",
-    "pip": "installs packages",
-    "wandb": "needs an account",
-    "torchrun": "starts processes; the part from `txl_lightning.cli` on is composed",
-    "srun": "needs a cluster; the part from `txl` on is composed",
-    "python": "parsed by its own parser",
-}
-SHORT = (
-    *("trainer.max_steps=6", "trainer.val_every_n_steps=3"),
-    *("evaluation.max_segments=3", "trainer.val_max_segments=3"),
-)
+# First words of commands that no test runs as they stand; those of make and python are parsed.
+NOT_TXL = {"benchmarks/gpu.sh", "make", "source", "export", "pip", "wandb", "torchrun", "srun", "python"}
 SMALLER = {
-    "train": [*TINY, *SHORT, "data.path=book.txt", "data.cache_dir=cache"],
+    "train": [
+        *(*TINY, "data.path=book.txt", "data.cache_dir=cache", "trainer.max_steps=6", "trainer.val_every_n_steps=3"),
+        *("evaluation.max_segments=3", "trainer.val_max_segments=3"),
+    ],
     "evaluate": ["max_segments=3"],
-    "recl": ["first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50", "store=losses"],
-    "attention": ["max_segments=40"],
+    "recl": [
+        *("first_context=4", "step=4", "max_context=12", "n_positions=20", "bootstrap=50", "store=losses"),
+        "logger=none",
+    ],
+    "attention": ["max_segments=40", "logger=none"],
     "speed": ["rounds=3"],
     "generate": ["n_tokens=30"],
 }
-LOGGING = ("recl", "attention")
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
 REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 RUNS = ("runs/first", "runs/second", "runs/t5", "runs/kept", "runs/book")  # other commands read them
 
 
-def txl_words(command: Command) -> list[str] | None:
-    """The words after `txl`, also where a launcher stands before it; None for other programs."""
+def txl_words(command: Command) -> list[str]:
+    """The words after `txl`, also where a launcher stands before it; none for other programs."""
     words = list(command.words)
-    found = [index for index, word in enumerate(words) if word in ("txl", "txl_lightning.cli")]
-    return words[found[0] + 1 :] if found else None
+    found = [words[index + 1 :] for index, word in enumerate(words) if word in ("txl", "txl_lightning.cli")]
+    return found[0] if found else []
 
 
 def tiny(words: list[str]) -> list[str]:
@@ -88,35 +71,28 @@ def tiny(words: list[str]) -> list[str]:
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
     smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
-    return [command, *typed, *smaller, *(["logger=none"] if command in LOGGING else [])]
-
-
-def runs_here(words: Sequence[str]) -> bool:
-    """Whether a command can run here; models of Hugging Face need an extra."""
-    has_library = find_spec("transformers") is not None
-    return not any(word in NOT_RUN or ("hf:" in word and not has_library) for word in words)
+    return [command, *typed, *smaller]
 
 
 def must_run(page: str = "") -> list[list[str]]:
-    """The commands of a page or of all that run here: first the runs that others need, then in the pages' order."""
+    """The commands of a page or of all that run here: first the runs that others need, then in the pages' order.
+
+    Models of Hugging Face need an extra.
+    """
+    has_library = find_spec("transformers") is not None
     calls = [command.words[1:] for command in commands() if command.words[0] == "txl" and page in ("", command.page)]
-    here = [list(words) for words in calls if runs_here(words)]
-    needed = [words for words in here if words[-1].removeprefix("hydra.run.dir=") in RUNS]
-    return needed + [words for words in here if words not in needed]
+    here = [list(words) for words in calls if NOT_RUN.isdisjoint(words) and (has_library or "hf:" not in str(words))]
+    return sorted(here, key=lambda words: words[-1].removeprefix("hydra.run.dir=") not in RUNS)
 
 
 def test_every_command_is_a_known_one() -> None:
-    first_words = {command.words[0] for command in commands()}
-    assert first_words == {"txl", *NOT_TXL}
-    typed = {word for command in commands() for word in command.words}
-    assert set(NOT_RUN) <= typed, "a reason without a command"
+    assert {command.words[0] for command in commands()} == {"txl", *NOT_TXL}
 
 
 def test_commands_that_cannot_run_here_compose() -> None:
     cli.register_all()
     running = must_run()
-    found = [words for command in commands() if (words := txl_words(command)) is not None and words not in running]
-    found = [words for words in found if "--help" not in words]
+    found = [words for words in map(txl_words, commands()) if words and words not in running and "--help" not in words]
     assert len(found) >= 20
     for command, *words in found:
         first = [re.sub(r"(=[^,(\['}]+),.*", r"\1", word) for word in words if word != "-m"]
@@ -128,18 +104,14 @@ def test_commands_that_cannot_run_here_compose() -> None:
 
 def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    pages = "\n".join([*(" ".join(command.words) for command in commands()), (ROOT / "README.md").read_text()])
-    used = set(re.findall(r"\bmake ([a-z][\w-]*)", "\n".join(c for c in pages.splitlines() if "make " in c)))
-    assert used & targets >= {"reproduce", "test"}
-    for command in commands():
-        if command.words[0] == "make":
-            assert command.words[1] in targets, command
+    used = {command.words[1] for command in commands() if command.words[0] == "make"}
+    used |= set(re.findall(r"`make ([a-z][\w-]*)", (ROOT / "README.md").read_text()))
+    assert targets >= used >= {"reproduce", "test"}
 
 
 def test_every_reproduction_is_understood() -> None:
     n_found = 0
-    for command in commands():
-        words = list(command.words)
+    for words in (list(command.words) for command in commands()):
         if words[:2] == ["make", "reproduce"]:
             variables = dict(word.split("=", 1) for word in words[2:])
             words = ["--profile", variables.get("PROFILE", "laptop"), *shlex.split(variables.get("ARGS", ""))]

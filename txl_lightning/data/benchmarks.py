@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import filecmp
 import os
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TypeVar
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data import counting
-from txl_lightning.data.download import TRAIN_SHARDS_OF_LM1B, fetch
-from txl_lightning.data.reading import Format, Part, fractions_of
-from txl_lightning.data.sources import (
-    ALIGNMENT,
-    OPEN_VOCABULARY,
-    SPLITS,
-    Parts,
-    Published,
-    Source,
-    Split,
-    by_split,
-    level_of,
-)
+from txl_lightning.data import vocabulary
+from txl_lightning.data.download import fetch
+from txl_lightning.data.reading import SPLITS, Format, Part, Parts, by_split, cut_into_splits, mapped
+from txl_lightning.data.sources import ALIGNMENT, OPEN_VOCABULARY, MakeVocabulary, Published, Source
 from txl_lightning.errors import OptionError, UserError, require
 
-Found = TypeVar("Found")
+Find = Callable[[], Parts | None]
 PREFIX_FRACTIONS = (0.9, 0.05, 0.05)
-SHARDS_OF_LM1B = "**/news.en-?????-of-00100"
-# Longer than any line of WikiText.
-LONGEST_LINE = 1 << 20
+# Files of a part of a corpus, for `data.prefix`.
+PREFIXES = {
+    "enwik8": "enwik8.prefix",
+    "text8": "text8.prefix",
+    "wikitext-103": "wiki.train.prefix.tokens, wiki.valid.tokens and wiki.test.tokens",
+    "lm1b": "some of the shards, with those that are held out, or heldout-*.tokens",
+}
+TRAIN_SHARDS_OF_LM1B = 99
 
 
-def _splits(train: int, valid: int, test: int) -> dict[str, int]:
-    return {"train": train, "valid": valid, "test": test}
-
-
-CHARACTERS = _splits(90_000_000, 5_000_000, 5_000_000)
+CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 WIKITEXT_EVALUATION = {"valid": 217_646, "test": 245_569}
 
 PUBLISHED: dict[str, Published] = {
@@ -50,7 +40,7 @@ PUBLISHED: dict[str, Published] = {
     "wikitext-103.prefix": Published(None, WIKITEXT_EVALUATION),
     "wikitext-103.prefix, counted words": Published(267_735, WIKITEXT_EVALUATION),
     "wikitext-2": Published(33_278, {"train": 2_088_628, **WIKITEXT_EVALUATION}),
-    "ptb": Published(10_000, _splits(929_589, 73_760, 82_430)),
+    "ptb": Published(10_000, {"train": 929_589, "valid": 73_760, "test": 82_430}),
     "lm1b": Published(793_471),
 }
 
@@ -67,26 +57,37 @@ def enwik8(config: DataConfig) -> Source:
     `data.newlines=dropped` reads it as the paper did: without line breaks, 204 symbols. `kept` keeps all bytes, 205
     symbols. The corpus' name says which.
     """
-    level_of(config, ("byte",))
-    ways = {"dropped": counting.bytes_without_newlines, "kept": counting.bytes_with_newlines}
+    ways = {"dropped": vocabulary.bytes_without_newlines, "kept": vocabulary.bytes_with_newlines}
     require(config.newlines in ways, "data.newlines", config.newlines, "must be dropped (as in the paper) or kept")
-    folder, vocabulary = _Folder(config, ("enwik8",)), ways[config.newlines]
-    way = f"newlines {config.newlines}"
-    if config.prefix:
-        parts = _prefix(folder, "enwik8.prefix")
-        return Source(f"enwik8.prefix, {way}", parts, vocabulary)
-    parts = _find(folder, lambda: _hundred_mb(folder, "enwik8", "numbers"), "enwik8.prefix")
-    return Source(f"enwik8, {way}", parts, vocabulary, published=PUBLISHED[f"enwik8, {way}"])
+    return _hundred_mb(config, "numbers", ways[config.newlines], f", newlines {config.newlines}")
 
 
 def text8(config: DataConfig) -> Source:
     """First 10^8 characters of Wikipedia of 2006 without markup, in a to z and spaces: 90M, 5M and 5M."""
-    level_of(config, ("char",))
-    folder = _Folder(config, ("text8",))
+    return _hundred_mb(config, "spaced", vocabulary.characters)
+
+
+def _hundred_mb(config: DataConfig, prepared: Format, make_vocabulary: MakeVocabulary, way: str = "") -> Source:
+    """Read the 10^8 bytes in one file, or in the three files of the original's scripts (`.raw`: not prepared)."""
+    folder, name = _folder(config, config.name), config.name
+
+    def whole() -> Parts | None:
+        path = folder / name
+        if not path.is_file():
+            return _files(folder, "{}.txt.raw") or _files(folder, "{}.txt", form=prepared)
+        size, cuts = path.stat().st_size, [0, *accumulate(CHARACTERS.values())]
+        if size != cuts[-1]:
+            raise UserError(f"{path} has {size:,} bytes where {cuts[-1]:,} are published")
+        return by_split(Part(path, start, stop) for start, stop in pairwise(cuts))
+
+    def prefix() -> Parts | None:
+        path = folder / PREFIXES[name]
+        return cut_into_splits([path], PREFIX_FRACTIONS, "byte") if path.is_file() else None
+
+    parts = _find(config, folder, whole, prefix)
     if config.prefix:
-        return Source("text8.prefix", _prefix(folder, "text8.prefix"), counting.characters)
-    parts = _find(folder, lambda: _hundred_mb(folder, "text8", "spaced"), "text8.prefix")
-    return Source("text8", parts, counting.characters, published=PUBLISHED["text8"])
+        return Source(f"{name}.prefix{way}", parts, make_vocabulary)
+    return Source(f"{name}{way}", parts, make_vocabulary, published=PUBLISHED[f"{name}{way}"])
 
 
 def wikitext(config: DataConfig) -> Source:
@@ -95,36 +96,35 @@ def wikitext(config: DataConfig) -> Source:
     With `data.prefix` WikiText-103 trains on the beginning of its training split and evaluates on the whole other
     splits; the vocabulary comes from `train-word-counts.txt` if that file is present.
     """
-    level_of(config, ("word",))
-    if config.name == "wikitext-2":
-        _no_prefix(config)
-    folder, name = _Folder(config, (config.name,)), config.name
-    cutoffs = CUTOFFS.get(name, ())
-    if config.prefix:
-        parts = _wikitext_prefix(folder)
-        counts = folder.path / "train-word-counts.txt"
-        if counts.is_file():
-            listed, published = (Part(counts), counting.words_of_count_file), PUBLISHED[f"{name}.prefix, counted words"]
-            return Source(f"{name}.prefix", parts, counting.words, listed, published, cutoffs)
-        return Source(f"{name}.prefix", parts, counting.words, published=PUBLISHED[f"{name}.prefix"])
-    parts = _find(folder, lambda: _whole_files(folder, "wiki.{}.tokens", "{}.txt"), "wiki.train.prefix.tokens")
-    return Source(name, parts, counting.words, published=PUBLISHED[name], cutoffs=cutoffs)
+    folder, name = _folder(config, config.name), config.name + ".prefix" * config.prefix
+
+    def prefix() -> Parts | None:
+        """Leave out the last line of the training prefix, which is incomplete."""
+        paths = [folder / f"wiki.{name}.tokens" for name in ("train.prefix", "valid", "test")]
+        if not all(path.is_file() for path in paths):
+            return None
+        with mapped(paths[0]) as text:
+            stop = text.rfind(b"\n") + 1
+        return by_split([Part(paths[0], 0, stop), Part(paths[1]), Part(paths[2])])
+
+    parts = _find(config, folder, lambda: _files(folder, "wiki.{}.tokens", "{}.txt"), prefix)
+    cutoffs, counts = CUTOFFS.get(config.name, ()), folder / "train-word-counts.txt"
+    if config.prefix and counts.is_file():
+        published = PUBLISHED[f"{name}, counted words"]
+        return Source(name, parts, vocabulary.words_of_count_file, (Part(counts),), published, cutoffs)
+    return Source(name, parts, vocabulary.words, published=PUBLISHED[name], cutoffs=cutoffs)
 
 
 def ptb(config: DataConfig) -> Source:
     """Penn Treebank as Mikolov prepared it: 10,000 words with `<eos>`, or the characters of these words."""
-    level_of(config, ("word", "char"))
-    _no_prefix(config)
     if config.level == "word":
-        folder = _Folder(config, ("ptb", "penn"))
-        parts = _find(folder, lambda: _whole_files(folder, "{}.txt", "ptb.{}.txt"))
-        return Source("ptb", parts, counting.words, published=PUBLISHED["ptb"])
-    folder = _Folder(config, ("pennchar", "ptb-char"))
-    if not folder.path.is_dir():
-        folder = _Folder(config, ("ptb",))
-    patterns = ["ptb.char.{}.txt", *([] if folder.path.name == "ptb" else ["{}.txt"])]
-    paths = _find(folder, lambda: folder.splits(*patterns))
-    return Source("ptb, characters", by_split(Part(p, format="spaced") for p in paths.values()), counting.characters)
+        folder = _folder(config, "penn", "ptb")
+        parts = _find(config, folder, lambda: _files(folder, "{}.txt", "ptb.{}.txt"))
+        return Source("ptb", parts, vocabulary.words, published=PUBLISHED["ptb"])
+    folder = _folder(config, "pennchar", "ptb-char", "ptb")
+    patterns = ["ptb.char.{}.txt", *(["{}.txt"] if folder.name != "ptb" else [])]  # in ptb these are words
+    parts = _find(config, folder, lambda: _files(folder, *patterns, form="spaced"))
+    return Source("ptb, characters", parts, vocabulary.characters)
 
 
 def lm1b(config: DataConfig) -> Source:
@@ -135,147 +135,107 @@ def lm1b(config: DataConfig) -> Source:
     shards only (cut into splits); the corpus' name says which. `data.sentence_marks=both` has `<S>` at the ends of
     sentences too, as the TensorFlow code: the end of a sentence and the start of the next one are then two tokens.
     """
-    level_of(config, ("word",))
     marks, allowed = config.sentence_marks, "must be start or both (as in the TensorFlow code)"
     require(marks in ("start", "both"), "data.sentence_marks", marks, allowed)
-    folder = _Folder(config, ("lm1b", "one-billion-words"))
+    folder = _folder(config, "one-billion-words", "lm1b")
+    parts, name = _find(config, folder, lambda: _all_of_lm1b(folder), lambda: _some_of_lm1b(folder)), "lm1b"
     if config.prefix:
-        parts, name = _some_of_lm1b(folder)
-    else:
-        partial = ("heldout-*.tokens", SHARDS_OF_LM1B)
-        parts, name = _find(folder, lambda: _all_of_lm1b(folder), *partial), "lm1b"
-    listed = folder.path / "1b_word_vocab.txt"
-    vocabulary = (Part(listed), counting.words_of_list) if listed.is_file() else None
-    published = PUBLISHED["lm1b"] if vocabulary or not config.prefix else None
+        pieces = [part.path.stem for part in parts["train"] if part.path.suffix == ".tokens"]
+        name += "." + ("+".join(pieces) or f"{len(parts['train'])}-of-{TRAIN_SHARDS_OF_LM1B}-shards")
     if parts["valid"] == parts["test"]:
         name += ", valid = test = heldout-00000"
-    if closed := marks == "both":
+    if marks == "both":
         name += ", <S> at both ends"
-    return Source(name, parts, counting.words_of_sentences, vocabulary, published, CUTOFFS["lm1b"], closed)
+    path = folder / "1b_word_vocab.txt"
+    listed = (Part(path),) if path.is_file() else ()
+    make_vocabulary = vocabulary.words_of_list if listed else vocabulary.words_of_sentences
+    published = PUBLISHED["lm1b"] if listed or not config.prefix else None
+    return Source(name, parts, make_vocabulary, listed, published, CUTOFFS["lm1b"], marks == "both")
+
+
+def _all_of_lm1b(folder: Path) -> Parts | None:
+    one, shards, held_out = folder / "train.txt", _shards(folder), _held_out(folder)
+    train = [Part(one)] if one.is_file() else shards if len(shards) == TRAIN_SHARDS_OF_LM1B else []
+    return {"train": train, **held_out} if train and held_out else None
+
+
+def _some_of_lm1b(folder: Path) -> Parts | None:
+    shards, held_out = _shards(folder), _held_out(folder)
+    if shards and held_out:
+        return {"train": shards, **held_out}
+    pieces = [cut_into_splits([path], PREFIX_FRACTIONS, "line") for path in sorted(folder.glob("heldout-*.tokens"))]
+    return {split: [part for piece in pieces for part in piece[split]] for split in SPLITS} if pieces else None
+
+
+def _shards(folder: Path) -> list[Part]:
+    return [Part(path) for path in sorted(folder.glob("**/news.en-?????-of-00100"))]
+
+
+def _held_out(folder: Path) -> Parts | None:
+    # The original's preparation writes heldout-00000 twice, as valid and as test.
+    valid, test = folder / "valid.txt", folder / "test.txt"
+    if valid.is_file() and test.is_file():
+        same = filecmp.cmp(valid, test, shallow=False)
+        return {"valid": [Part(valid)], "test": [Part(valid if same else test)]}
+    paths = sorted(folder.glob("**/news.en.heldout-00000-of-00050"))[:1]
+    return {split: [Part(path) for path in paths] for split in ("valid", "test")} if paths else None
 
 
 def wikipedia_2015(config: DataConfig) -> Source:
     """Plain text of Wikipedia articles of 2015 (`<doc …>` lines between them), of about enwik8's size: 90/5/5 %."""
-    level = level_of(config, ("byte", "char", "word"))
-    _no_prefix(config)
-    folder = _Folder(config, ("wikipedia-2015",))
-    paths = _find(folder, lambda: folder.find("wikipedia-2015.txt") or folder.find("wikipedia-2015.txt.xz") or None)
-    parts = by_split(fractions_of(paths[0], PREFIX_FRACTIONS, ALIGNMENT[level]))
-    return Source("wikipedia-2015", parts, OPEN_VOCABULARY[level])
+    folder = _folder(config, "wikipedia-2015")
+
+    def whole() -> Parts | None:
+        paths = [path for end in ("", ".xz") if (path := folder / f"wikipedia-2015.txt{end}").is_file()]
+        return cut_into_splits(paths[:1], PREFIX_FRACTIONS, ALIGNMENT[config.level]) if paths else None
+
+    return Source("wikipedia-2015", _find(config, folder, whole), OPEN_VOCABULARY[config.level])
 
 
-class _Folder:
-    """Folder of one corpus inside the folder of all corpora.
+def _folder(config: DataConfig, *names: str) -> Path:
+    """Return the folder of a corpus: the first of `names` that exists, otherwise the last, for a download.
 
-    Args:
-        config: its `root` is the folder of all corpora, or else the variable TXL_DATA, or else a folder for downloads
-            in `cache_dir`.
-        names: possible names of the corpus' folder; the first one is used for downloads.
+    They are folders in `data.root`, or else in the folder that the variable TXL_DATA names, or else in a folder for
+    downloads in `data.cache_dir`.
 
     Raises:
-        OptionError: `root` or TXL_DATA is not a folder.
+        OptionError: `data.root` or TXL_DATA is not a folder.
     """
-
-    def __init__(self, config: DataConfig, names: Sequence[str]) -> None:
-        self.config = config
-        root = config.root or os.environ.get("TXL_DATA")
-        self.root = Path(root or Path(config.cache_dir) / "downloads").expanduser()
-        if root and not self.root.is_dir():
-            raise OptionError("data.root" if config.root else "TXL_DATA", root, "must be a folder")
-        found = [self.root / name for name in names if (self.root / name).is_dir()]
-        self.path = found[0] if found else self.root / names[0]
-
-    def splits(self, *patterns: str) -> dict[Split, Path] | None:
-        """Return the files of the three splits by the first pattern that has all; `{}` stands for the split."""
-        for pattern in patterns:
-            paths = {split: self.path / pattern.format(split) for split in SPLITS}
-            if all(path.is_file() for path in paths.values()):
-                return paths
-        return None
-
-    def find(self, pattern: str) -> list[Path]:
-        """Return the files that match a glob pattern, sorted by name."""
-        return sorted(self.path.glob(pattern))
+    given = config.root or os.environ.get("TXL_DATA")
+    root = Path(given or Path(config.cache_dir, "downloads")).expanduser()
+    require(not given or root.is_dir(), "data.root" if config.root else "TXL_DATA", given, "must be a folder")
+    return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 
 
-def _find(folder: _Folder, find: Callable[[], Found | None], *partial: str) -> Found:
-    """Return what `find` finds; download the corpus first if it is missing, unless a part of it is present."""
-    found, name = find(), folder.config.name
+def _files(folder: Path, *patterns: str, form: Format = "plain") -> Parts | None:
+    """Return the files of the three splits by the first pattern that has all; `{}` stands for the split."""
+    for pattern in patterns:
+        paths = [folder / pattern.format(split) for split in SPLITS]
+        if all(path.is_file() for path in paths):
+            return by_split(Part(path, format=form) for path in paths)
+    return None
+
+
+def _find(config: DataConfig, folder: Path, whole: Find, prefix: Find = lambda: None) -> Parts:
+    """Return the files of a corpus, which is downloaded if it is missing, or with `data.prefix` those of its part.
+
+    Raises:
+        OptionError: `data.prefix` is needed, is not for this corpus, or its files are missing.
+        UserError: the corpus cannot be downloaded.
+    """
+    name = config.name
+    if config.prefix:
+        part = prefix() if name in PREFIXES else None
+        if part is None:
+            allowed = f"needs {PREFIXES[name]} in {folder}" if name in PREFIXES else f"must be false for data={name}"
+            raise OptionError("data.prefix", True, allowed)
+        return part
+    found = whole()
     if found is None:
-        for part in (path for pattern in partial for path in folder.find(pattern)[:1]):
-            there = f"{folder.path} has only a part of it ({part.name})"
-            raise OptionError("data", name, f"{there}: data.prefix=true uses that, under its own name")
-        fetch(name, folder.path)
-        found = find()
+        there = f"{folder} has only a part of it: data.prefix=true uses that, under its own name"
+        require(name not in PREFIXES or prefix() is None, "data", name, there)
+        fetch(name, folder)
+        found = whole()
     if found is None:
-        raise UserError(f"data={name}: the download in {folder.path} is not complete")
+        raise UserError(f"data={name}: the download in {folder} is not complete")
     return found
-
-
-def _prefix(folder: _Folder, name: str) -> Parts:
-    path = folder.path / name
-    require(path.is_file(), "data.prefix", True, f"there is no {path}")
-    return by_split(fractions_of(path, PREFIX_FRACTIONS, "byte"))
-
-
-def _no_prefix(config: DataConfig) -> None:
-    require(not config.prefix, "data.prefix", config.prefix, f"must be false for data={config.name}")
-
-
-def _hundred_mb(folder: _Folder, name: str, prepared: Format) -> Parts | None:
-    """Find the 10^8 bytes in one file, or in the three files of the original's scripts (`.raw`: not prepared)."""
-    whole = folder.path / name
-    if whole.is_file():
-        size, ends = whole.stat().st_size, list(accumulate(CHARACTERS.values()))
-        if size != ends[-1]:
-            raise UserError(f"{whole} has {size:,} bytes where {ends[-1]:,} are published")
-        return by_split([Part(whole, 0, ends[0]), Part(whole, ends[0], ends[1]), Part(whole, ends[1])])
-    if raw := folder.splits("{}.txt.raw"):
-        return by_split(map(Part, raw.values()))
-    files = folder.splits("{}.txt")
-    return by_split(Part(path, format=prepared) for path in files.values()) if files else None
-
-
-def _whole_files(folder: _Folder, *patterns: str) -> Parts | None:
-    files = folder.splits(*patterns)
-    return by_split(map(Part, files.values())) if files else None
-
-
-def _wikitext_prefix(folder: _Folder) -> Parts:
-    """Find the training prefix, without its last incomplete line, and the whole evaluation splits."""
-    paths = [folder.path / f"wiki.{name}.tokens" for name in ("train.prefix", "valid", "test")]
-    for path in paths:
-        require(path.is_file(), "data.prefix", True, f"there is no {path}")
-    with paths[0].open("rb") as file:
-        file.seek(-min(paths[0].stat().st_size, LONGEST_LINE), os.SEEK_END)
-        last_line = file.read().rpartition(b"\n")[2]
-    stop = paths[0].stat().st_size - len(last_line)
-    return by_split([Part(paths[0], 0, stop), Part(paths[1]), Part(paths[2])])
-
-
-def _all_of_lm1b(folder: _Folder) -> Parts | None:
-    train = folder.find("train.txt") or folder.find(SHARDS_OF_LM1B)
-    held_out = _held_out(folder)
-    complete = len(train) == TRAIN_SHARDS_OF_LM1B or train[:1] == [folder.path / "train.txt"]
-    return {"train": list(map(Part, train)), **held_out} if complete and held_out else None
-
-
-def _held_out(folder: _Folder) -> Parts | None:
-    # The original's preparation writes heldout-00000 twice, as valid and as test.
-    valid, test = folder.path / "valid.txt", folder.path / "test.txt"
-    if valid.is_file() and test.is_file():
-        same = filecmp.cmp(valid, test, shallow=False)
-        return {"valid": [Part(valid)], "test": [Part(valid if same else test)]}
-    paths = folder.find("**/news.en.heldout-00000-of-00050")
-    return {"valid": [Part(paths[0])], "test": [Part(paths[0])]} if paths else None
-
-
-def _some_of_lm1b(folder: _Folder) -> tuple[Parts, str]:
-    shards, held_out, pieces = folder.find(SHARDS_OF_LM1B), _held_out(folder), folder.find("heldout-*.tokens")
-    if shards and held_out:
-        name = f"lm1b.{len(shards)}-of-{TRAIN_SHARDS_OF_LM1B}-shards"
-        return {"train": list(map(Part, shards)), **held_out}, name
-    require(bool(pieces), "data.prefix", True, f"there are no shards of lm1b in {folder.path}")
-    cut = [by_split(fractions_of(path, PREFIX_FRACTIONS, "line")) for path in pieces]
-    parts = {split: [part for one in cut for part in one[split]] for split in SPLITS}
-    return parts, f"lm1b.{'+'.join(path.stem for path in pieces)}"

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import islice
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError
 
 N_BYTES = 256
 LEAST_COUNT = 2  # a pair that occurs once is not merged
 LONGEST_PIECE = 1 << 16
-BYTES_AT_ONCE = 1 << 20
+PIECES_AT_ONCE = 1 << 10
 LINE_START = re.compile(rb"(?<=\n)(?=\S)")
 # Bytes that are not UTF-8, as Python's `surrogateescape` decodes them.
 NOT_UTF_8 = re.compile("([\udc80-\udcff]+)")
+# Byte-level tokenizers write a byte as the character of its number if that is printable, others as these from 256 on.
+PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
+BYTE_OF_CHARACTER = {chr(byte if byte in PRINTABLE else N_BYTES + OTHERS.index(byte)): byte for byte in range(N_BYTES)}
 
 
 class BytePairs:
@@ -29,25 +34,28 @@ class BytePairs:
     Args:
         tokenizer: contents of a `tokenizer.json`.
 
+    Attributes:
+        contents: bytes of every token, by number.
+
     Raises:
-        UserError: it is not a byte-level tokenizer with a token for every byte.
+        UserError: it is not a byte-level tokenizer with a token for every byte and all numbers from 0 on.
     """
 
     def __init__(self, tokenizer: str) -> None:
         try:
-            self._tokenizer: Any = _library().Tokenizer.from_str(tokenizer)
-            self.contents = tuple(_contents(json.loads(tokenizer)))
-        except UserError:
-            raise
+            self._tokenizer = Tokenizer.from_str(tokenizer)
+            description = json.loads(tokenizer)
+            found = {int(token["id"]): str(token["content"]).encode() for token in description["added_tokens"]}
+            for text, number in dict(description["model"]["vocab"]).items():
+                if number not in found:
+                    found[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
+            self.contents = tuple(found[number] for number in range(len(found)))
+            numbers = {content: number for number, content in enumerate(self.contents)}
+            self._of_byte = np.array([numbers[bytes([byte])] for byte in range(N_BYTES)])
         except Exception as error:  # the library raises a plain Exception for a file that it cannot read
-            raise UserError(f"is not a tokenizer.json of the library tokenizers ({error})") from error
+            raise UserError(f"is not a tokenizer.json of a byte-level tokenizer, like GPT-2's ({error!r})") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        numbers = {content: number for number, content in enumerate(self.contents)}
-        missing = [byte for byte in range(N_BYTES) if bytes([byte]) not in numbers]
-        if missing:
-            raise UserError(f"is not a byte-level tokenizer: it has no token for byte {missing[0]}")
-        self._of_byte = np.array([numbers[bytes([byte])] for byte in range(N_BYTES)])
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the token numbers of a text in chunks, which may end anywhere.
@@ -55,15 +63,8 @@ class BytePairs:
         Raises:
             UserError: the tokens do not give back the text, since the tokenizer changes it (normalizer, added spaces).
         """
-        held: list[bytes] = []
-        size = 0
-        for piece in pieces(chunks):
-            held.append(piece)
-            size += len(piece)
-            if size >= BYTES_AT_ONCE:
-                yield self._encode(held)
-                held, size = [], 0
-        if held:
+        texts = pieces(chunks)
+        while held := list(islice(texts, PIECES_AT_ONCE)):
             yield self._encode(held)
 
     def _encode(self, texts: list[bytes]) -> np.ndarray:
@@ -85,16 +86,15 @@ def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
     out. Equal texts give equal merges.
 
     Raises:
-        UserError: the text has fewer merges.
+        OptionError: the text has fewer merges.
     """
-    library = _library()
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=LEAST_COUNT,
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=[],
         show_progress=False,
     )
@@ -102,7 +102,8 @@ def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
     tokenizer.train_from_iterator(valid, trainer)
     if tokenizer.get_vocab_size() < vocab_size:
         allowed = f"must be in {N_BYTES} … {tokenizer.get_vocab_size()}"
-        raise UserError(f"{allowed}: no other pair of tokens occurs {LEAST_COUNT} times in the training split")
+        allowed += f": no other pair of tokens occurs {LEAST_COUNT} times in the training split"
+        raise OptionError("data.vocab_size", vocab_size, allowed)
     return str(tokenizer.to_str())
 
 
@@ -137,36 +138,3 @@ def runs(piece: bytes) -> Iterator[str | bytes]:
     for part in NOT_UTF_8.split(piece.decode("utf-8", errors="surrogateescape")):
         if part:
             yield part.encode("utf-8", errors="surrogateescape") if NOT_UTF_8.match(part) else part
-
-
-def _contents(description: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the bytes of every token of a `tokenizer.json`, by number.
-
-    Raises:
-        UserError: a token is not written in the alphabet of byte-level tokenizers, or a number is missing.
-    """
-    values = {character: byte for byte, character in enumerate(_alphabet())}
-    found = {number: text for text, number in dict(description["model"]["vocab"]).items()}
-    added = {int(token["id"]): str(token["content"]) for token in description["added_tokens"]}
-    for number in range(len(found | added)):
-        if number in added:
-            yield added[number].encode()
-        elif number not in found:
-            raise UserError(f"must number its tokens from 0 without gaps: {number} is missing")
-        elif foreign := set(found[number]) - values.keys():
-            raise UserError(f"is not a byte-level tokenizer: token {found[number]!r} has {min(foreign)!r}")
-        else:
-            yield bytes(values[character] for character in found[number])
-
-
-def _alphabet() -> list[str]:
-    """Return the character by which byte-level tokenizers write each byte: a printable one for every byte."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(N_BYTES) if byte not in printable]
-    return [chr(byte if byte in printable else N_BYTES + others.index(byte)) for byte in range(N_BYTES)]
-
-
-def _library() -> Any:
-    import tokenizers
-
-    return tokenizers

@@ -1,12 +1,15 @@
-"""Load a corpus: memory-mapped tokens of its three splits, and its vocabulary."""
+"""Load a corpus: memory-mapped tokens of its three splits, and its vocabulary; encoded once and cached."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +18,27 @@ import numpy as np
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import benchmarks, sources
 from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
-from txl_lightning.data.cache import array_writer, cache_key, cached
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern
-from txl_lightning.data.reading import Part, fingerprint, read, unpacked
-from txl_lightning.data.sources import SPLITS, Source, Split
-from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
+from txl_lightning.data.reading import SPLITS, read
+from txl_lightning.data.sources import Source
+from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
-
-__all__ = ["CORPORA", "SPLITS", "Corpus", "Split", "load_corpus", "split_bytes"]
+from txl_lightning.files import file_checksum, sync_folder, write_json
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
+PREPARATION_VERSION = 3
 
-CORPORA: dict[str, Callable[[DataConfig], Source]] = {
-    "python-stdlib": sources.python_stdlib,
-    "file": sources.file,
-    "enwik8": benchmarks.enwik8,
-    "text8": benchmarks.text8,
-    "wikitext-103": benchmarks.wikitext,
-    "wikitext-2": benchmarks.wikitext,
-    "lm1b": benchmarks.lm1b,
-    "ptb": benchmarks.ptb,
-    "wikipedia-2015": benchmarks.wikipedia_2015,
+# Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
+CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
+    "python-stdlib": (LEVELS, sources.python_stdlib),
+    "file": (LEVELS, sources.file),
+    "enwik8": (("byte",), benchmarks.enwik8),
+    "text8": (("char",), benchmarks.text8),
+    "wikitext-103": (("word",), benchmarks.wikitext),
+    "wikitext-2": (("word",), benchmarks.wikitext),
+    "lm1b": (("word",), benchmarks.lm1b),
+    "ptb": (("word", "char"), benchmarks.ptb),
+    "wikipedia-2015": (LEVELS, benchmarks.wikipedia_2015),
 }
 
 
@@ -79,32 +82,31 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         UserError: a file is missing, empty or damaged, the text is not UTF-8, `vocabulary` lacks a symbol, or
             the sizes are not the published ones.
     """
+    for option, value in (("data.vocab_size", config.vocab_size), ("data.tokenizer", config.tokenizer)):
+        require(value is None or config.level == "bpe", option, value, f"is for data.level=bpe, not {config.level}")
     source, checksum = _source(config)
     directory = Path(config.cache_dir).expanduser()
-    check_tokenizer_options(config)
     if vocabulary is None and config.level == "bpe":
-        vocabulary = tokenizer_vocabulary(config, source, checksum)
-    key = cache_key(checksum, source.recipe, source.published)
+        vocabulary = _tokenizer(config, source, checksum, directory)
+    marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
+    key = cache_key(checksum, f"{source.vocabulary.__name__} {marks}", source.published)
     if vocabulary is not None:
         sentences = " of sentences" if source.documents and vocabulary.starts_sentences else ""
-        key = cache_key(checksum, f"given vocabulary{sentences}{source.marks}", vocabulary)
-    prepare = partial(_prepare, source, vocabulary)
-    if marked:
-        prepare = partial(prepare, marked=True, pattern=start_pattern(config.document_start))
+        key = cache_key(checksum, f"given vocabulary{sentences}{marks}", vocabulary)
+    if pattern := start_pattern(config.document_start) if marked else None:
         key = cache_key(key, "marked", config.document_start)
     try:
-        arrays, description = cached(directory, key, prepare)
+        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, pattern))
     except UserError as error:
         raise UserError(f"{source.name}: {error}") from error
     vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
-    large = bool(source.cutoffs) and len(vocabulary) > source.cutoffs[-1]
-    starts: dict[str, np.ndarray] = {split: arrays[f"{split}.starts"] for split in SPLITS}
+    starts = {split: arrays[f"{split}.starts"] for split in SPLITS}
     return Corpus(
         name=source.name,
         splits={split: arrays[split] for split in SPLITS},
         vocabulary=vocabulary,
         checksum=checksum,
-        cutoffs=source.cutoffs if large else (),
+        cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
         sentences=starts if vocabulary.starts_sentences else {},
         documents=starts if (source.documents or marked) and not vocabulary.starts_sentences else {},
     )
@@ -118,48 +120,72 @@ def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
         UserError: a file is missing or damaged.
     """
     source, checksum = _source(config)
-    with tempfile.TemporaryDirectory() as folder:
-        (parts,) = (parts for name, parts in source.parts.items() if name == split)
-        return source.name, checksum, b"".join(read(unpacked(parts, Path(folder))))
+    return source.name, checksum, b"".join(read(source.parts[split]))
 
 
 def _source(config: DataConfig) -> tuple[Source, str]:
-    """Return the source of a corpus and its checksum, which depends on contents, not on names or times of files."""
+    """Return the source of a corpus and its checksum, which depends on contents, not on names or times of files.
+
+    Raises:
+        OptionError: an option of `config` is not allowed.
+    """
     require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
-    source, known = CORPORA[config.name](config), Path(config.cache_dir).expanduser() / "fingerprints"
-    digest = hashlib.sha256()
-    listed = [source.vocabulary_file[0]] if source.vocabulary_file else []
-    for name, parts in [*source.parts.items(), ("vocabulary", listed)]:
-        for part in parts:
-            cuts = (name, fingerprint(part.path, known), part.start, part.stop, part.alignment, part.format)
-            digest.update(repr(cuts).encode())
+    levels, source_of = CORPORA[config.name]
+    require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
+    source, digest = source_of(config), hashlib.sha256()
+    checksum_of = cache(file_checksum)
+    try:
+        for name, parts in {**source.parts, "vocabulary": source.listed}.items():
+            for part in parts:
+                cuts = (name, checksum_of(part.path), part.start, part.stop, part.alignment, part.format)
+                digest.update(repr(cuts).encode())
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     return source, digest.hexdigest()
 
 
-def _prepare(
-    source: Source, given: Vocabulary | None, folder: Path, marked: bool = False, pattern: Pattern | None = None
-) -> dict[str, Any]:
-    """Write the tokens of every split into `folder`, chunk by chunk, and return the description."""
-    parts = {split: unpacked(source.parts[split], folder) for split in SPLITS}
-    if given is not None:
-        vocabulary = given
-    elif source.vocabulary_file:
-        file, words_of = source.vocabulary_file
-        vocabulary = words_of(file)
+def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Path) -> Vocabulary:
+    """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
+
+    Raises:
+        OptionError: the file is not a byte-level tokenizer, or the training split is too short for so many tokens.
+    """
+    size, file = config.vocab_size, config.tokenizer
+    require(size is None or file is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
+    require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
+    if file is not None:
+        try:
+            return Vocabulary.of_tokenizer(Path(file).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, UserError) as error:
+            raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
+    size = BPE_VOCAB_SIZE if size is None else size
+
+    def train(_: Path) -> dict[str, Any]:
+        return {"tokenizer": train_byte_pairs(read(source.parts["train"]), size)}
+
+    _, description = cached(directory, cache_key(checksum, "byte pairs", size), train)
+    return Vocabulary.of_tokenizer(description["tokenizer"])
+
+
+def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, folder: Path) -> dict[str, Any]:
+    """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
+
+    With a pattern the first tokens of documents are marked.
+    """
+    if given is None:
+        encoder = vocabulary = source.vocabulary(read(source.listed or source.parts["train"]))
     else:
-        vocabulary = source.vocabulary(read(parts["train"]))
-    encoder = vocabulary if given is None else vocabulary.of_known_characters()
-    apart = (source.documents or marked) and not encoder.starts_sentences
+        encoder, vocabulary = given.of_known_characters(), given
+    apart = (source.documents or pattern) and not encoder.starts_sentences
     counts: dict[str, int] = {}
     for split in SPLITS:
-        documents = split_documents(parts[split], pattern) if apart else [read(parts[split])]
-        counts[split] = _write_split(encoder, documents, folder, split, source.closed_sentences, marked)
+        parts = source.parts[split]
+        documents = split_documents(parts, pattern) if apart else [read(parts)]
+        counts[split] = _write_split(encoder, documents, folder, split, source.closed_sentences, pattern is not None)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
         source.published.check(len(vocabulary), counts)
-    for path in folder.glob("*.unpacked"):
-        path.unlink()
     return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
 
 
@@ -167,61 +193,63 @@ def _write_split(
     vocabulary: Vocabulary, documents: Iterable[Iterable[bytes]], folder: Path, split: str, closed: bool, marked: bool
 ) -> int:
     """Write the tokens of a split and the positions where sentences or documents begin; return the number of tokens."""
-    dtype = np.dtype(np.int32) if marked else vocabulary.dtype
+    dtype, n_tokens = np.dtype(np.int32) if marked else vocabulary.dtype, 0
     with (
-        array_writer(folder, split, dtype) as tokens,
-        array_writer(folder, f"{split}.starts", np.dtype(np.int64)) as starts,
+        (folder / f"{split}.{dtype.name}").open("xb") as tokens,
+        (folder / f"{split}.starts.int64").open("xb") as starts,
     ):
         for document in documents:
-            first = tokens.length
+            first = n_tokens
             for chunk in vocabulary.encode_chunks(document):
                 if not vocabulary.starts_sentences:
-                    begins = np.arange(min(len(chunk), 1) if tokens.length == first else 0)
+                    begins = np.arange(min(len(chunk), 1) if n_tokens == first else 0)
                 elif closed:
                     chunk, begins = close_sentences(chunk, vocabulary.numbers[SENTENCE])
                 else:
                     begins = np.flatnonzero(chunk == vocabulary.numbers[SENTENCE])
-                starts.append(tokens.length + begins)
-                tokens.append(mark(chunk, begins) if marked else chunk)
-        return tokens.length
+                starts.write((n_tokens + begins).astype(np.int64).tobytes())
+                tokens.write((mark(chunk, begins) if marked else chunk).astype(dtype).tobytes())
+                n_tokens += len(chunk)
+    return n_tokens
 
 
-def check_tokenizer_options(config: DataConfig) -> None:
-    """Check `data.vocab_size` and `data.tokenizer`.
+def cache_key(*parts: object) -> str:
+    """Return a folder name that changes with the inputs of a preparation and with `PREPARATION_VERSION`."""
+    return hashlib.sha256(json.dumps([PREPARATION_VERSION, *map(str, parts)]).encode()).hexdigest()[:32]
+
+
+def cached(
+    directory: Path, key: str, prepare: Callable[[Path], dict[str, Any]]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
+
+    The folder gets its name only when it is complete and on disk, so it is either whole or absent. If two processes
+    prepare it at the same time, the first to finish wins and the other one uses that result.
+
+    Args:
+        directory: folder of all preparations.
+        key: see `cache_key`.
+        prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
 
     Raises:
-        OptionError: one is given at another level than bpe, both are given, or the vocabulary is smaller than 256.
+        UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
     """
-    size, file = config.vocab_size, config.tokenizer
-    if config.level != "bpe":
-        require(size is None, "data.vocab_size", size, f"is for data.level=bpe, not {config.level}")
-        require(file is None, "data.tokenizer", file, f"is for data.level=bpe, not {config.level}")
-    require(size is None or file is None, "data.vocab_size", size, "must not be given together with data.tokenizer")
-    require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
-
-
-def tokenizer_vocabulary(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
-    """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
-
-    Raises:
-        OptionError: the file is not a byte-level tokenizer, or the training split is too short for so many tokens.
-    """
-    if config.tokenizer is not None:
-        try:
-            return Vocabulary.of_tokenizer(Path(config.tokenizer).expanduser().read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError("data.tokenizer", config.tokenizer, f"cannot be read ({error})") from error
-        except UserError as error:
-            raise OptionError("data.tokenizer", config.tokenizer, str(error)) from error
-    size = BPE_VOCAB_SIZE if config.vocab_size is None else config.vocab_size
-    key = cache_key(checksum, "byte pairs", size)
-    train = partial(_train_byte_pairs, source.parts["train"], size)
-    return Vocabulary.of_tokenizer(cached(Path(config.cache_dir).expanduser(), key, train)[1]["tokenizer"])
-
-
-def _train_byte_pairs(parts: list[Part], size: int, folder: Path) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        try:
-            return {"tokenizer": train_byte_pairs(read(unpacked(parts, Path(scratch))), size)}
-        except UserError as error:
-            raise OptionError("data.vocab_size", size, str(error)) from error
+    folder = directory / key
+    try:
+        if not folder.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=directory) as scratch:
+                unfinished = Path(scratch, "unfinished")
+                unfinished.mkdir()
+                write_json(unfinished / "description.json", prepare(unfinished))
+                for path in unfinished.iterdir():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                with suppress(OSError):  # another process was faster
+                    unfinished.rename(folder)
+            sync_folder(directory)
+        description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
+    arrays = (path for path in folder.iterdir() if path.suffix != ".json")
+    return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in arrays}, description

@@ -43,11 +43,16 @@ class StreamsDataModule(L.LightningDataModule):
         super().__init__()
         self.data, self.evaluation, self.ext_len = data, evaluation, ext_len
         self.corpus: Corpus = load_corpus(data, vocabulary, marked)
-        starts = self.corpus.documents or self.corpus.sentences
-        allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
-        allowed += "least two documents"
-        require(not marked or len(starts["train"]) > 1, "data.document_start", data.document_start, allowed)
-        self._check_lengths()
+        if marked:
+            starts = (self.corpus.documents or self.corpus.sentences)["train"]
+            allowed = "must match the first lines of documents: with memory.reset=document the training split needs at "
+            require(len(starts) > 1, "data.document_start", data.document_start, f"{allowed}least two documents")
+        n_tokens, needed = len(self.corpus.splits["train"]), data.batch_size * (data.segment_len + 1)
+        allowed = f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
+        allowed += f"stream: needs batch_size x (segment_len + 1) = {needed}"
+        require(n_tokens >= needed, "data.batch_size", data.batch_size, allowed)
+        for split in SPLITS:
+            self.streams(split)
 
     def streams(self, split: str) -> Streams:
         """Return the streams of a split for this process.
@@ -58,8 +63,7 @@ class StreamsDataModule(L.LightningDataModule):
         place = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if split != "train":
             return evaluation_streams(self.corpus, split, self.evaluation, self.ext_len, *place)
-        sizes = (self.data.batch_size, self.data.segment_len, self.ext_len, *place)
-        return _streams(self.corpus, split, sizes, "data", seed=self.data.seed)
+        return _streams(self.corpus, split, self.data, self.ext_len, *place)
 
     def on_before_batch_transfer(self, batch: Segment, dataloader_idx: int) -> Segment:
         """Copy a batch for a GPU into pinned memory, from which Lightning copies it while the GPU works on."""
@@ -78,27 +82,9 @@ class StreamsDataModule(L.LightningDataModule):
     def test_dataloader(self) -> Streams:
         return self.streams("test")
 
-    def _check_lengths(self) -> None:
-        n_tokens = len(self.corpus.splits["train"])
-        needed = self.data.batch_size * (self.data.segment_len + 1)
-        if n_tokens < needed:
-            raise OptionError(
-                "data.batch_size",
-                self.data.batch_size,
-                f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
-                f"stream: needs batch_size x (segment_len + 1) = {needed}",
-            )
-        for split in SPLITS:
-            self.streams(split)
-
 
 def evaluation_streams(
-    corpus: Corpus,
-    split: str,
-    evaluation: EvaluationConfig,
-    model_ext_len: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
+    corpus: Corpus, split: str, evaluation: EvaluationConfig, model_ext_len: int = 0, rank: int = 0, world_size: int = 1
 ) -> Streams:
     """Return streams of any split at evaluation lengths, in the order of the text.
 
@@ -114,16 +100,18 @@ def evaluation_streams(
         OptionError: the split is too short for an option of `evaluation`.
     """
     ext_len = evaluation_extended_context(evaluation, model_ext_len)
-    sizes = (evaluation.batch_size, evaluation.segment_len, ext_len, rank, world_size)
-    return _streams(corpus, split, sizes, "evaluation", shuffle=False)
+    return _streams(corpus, split, evaluation, ext_len, rank, world_size)
 
 
-def _streams(corpus: Corpus, split: str, sizes: tuple[int, int, int, int, int], group: str, **order: Any) -> Streams:
-    """Return the streams of a split; errors name the options of `group`. `order` is for unordered sentences."""
-    tokens, sentences = corpus.splits[split], corpus.sentences.get(split)
+def _streams(
+    corpus: Corpus, split: str, group: DataConfig | EvaluationConfig, ext_len: int, rank: int, world_size: int
+) -> Streams:
+    """Return the streams of a split in the sizes of `group`; in training unordered sentences are shuffled."""
+    tokens, sizes = corpus.splits[split], (group.batch_size, group.segment_len, ext_len, rank, world_size)
+    order: dict[str, Any] = {"seed": group.seed} if isinstance(group, DataConfig) else {"shuffle": False}
     try:
-        if sentences is None:
-            return OrderedStreams(tokens, *sizes)
-        return ShuffledStreams(tokens, sentences, *sizes, **order)
+        if corpus.sentences:
+            return ShuffledStreams(tokens, *sizes, starts=corpus.sentences[split], **order)
+        return OrderedStreams(tokens, *sizes)
     except OptionError as error:
-        raise error.within(group) from error
+        raise error.within("data" if isinstance(group, DataConfig) else "evaluation") from error

@@ -16,14 +16,16 @@ from txl_lightning.errors import OptionError
 Pattern = re.Pattern[bytes]
 
 
-def start_pattern(document_start: str | None) -> Pattern | None:
-    """Compile the regular expression `data.document_start`; `^` and `$` are the ends of lines.
+def start_pattern(document_start: str | None) -> Pattern:
+    """Compile the regular expression `data.document_start`, which matches nowhere if it is null.
+
+    `^` and `$` are the ends of lines.
 
     Raises:
         OptionError: it is not a regular expression.
     """
     try:
-        return None if document_start is None else re.compile(document_start.encode(), re.MULTILINE)
+        return re.compile((document_start or "(?!)").encode(), re.MULTILINE)
     except re.error as error:
         raise OptionError("data.document_start", document_start, f"must be a regular expression ({error})") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import require
 
 
 class Segment(NamedTuple):
@@ -28,6 +29,7 @@ class Segment(NamedTuple):
     number: int
 
 
+@dataclass(eq=False)
 class Streams(ABC):
     """Columns of text as an iterable of `Segment` with a length and a position that can be saved and restored.
 
@@ -47,64 +49,69 @@ class Streams(ABC):
         OptionError: B is less than W, or a column is too short.
     """
 
-    n_targets_of_column: int
+    tokens: np.ndarray = field(repr=False)
+    batch_size: int
+    segment_len: int
+    ext_len: int = 0
+    rank: int = 0
+    world_size: int = 1
+    column_starts: NDArray[np.int64] = field(init=False, repr=False)
+    text_len: int = field(init=False)
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        batch_size: int,
-        segment_len: int,
-        ext_len: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        require(batch_size >= 1, "batch_size", batch_size, "must be an integer >= 1")
-        require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
-        allowed = f"must be at least the {world_size} processes, a stream for each"
-        require(batch_size >= world_size, "batch_size", batch_size, allowed)
-        self.tokens, self.batch_size, self.segment_len, self.ext_len = tokens, batch_size, segment_len, ext_len
-        self.first_column = rank * batch_size // world_size
-        self.n_columns = (rank + 1) * batch_size // world_size - self.first_column
+    def __post_init__(self) -> None:
+        require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
+        allowed = f"must be at least the {self.world_size} processes, a stream for each"
+        require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
+        self.columns = np.arange(*(rank * self.batch_size // self.world_size for rank in (self.rank, self.rank + 1)))
         self.position = self._start = 0
+        self.n_targets_of_column = self._measure()
+
+    @abstractmethod
+    def _measure(self) -> int:
+        """Set `column_starts`, [B], and `text_len`, and return the number of targets of a column.
+
+        Raises:
+            OptionError: it is too short.
+        """
 
     @property
     def n_targets(self) -> int:
         """Number of targets in one epoch of this rank's columns."""
-        return self.n_columns * self.n_targets_of_column
+        return len(self.columns) * self.n_targets_of_column
 
     @property
-    @abstractmethod
     def left_out(self) -> dict[str, int]:
         """Number of tokens of the split that are not a target on any rank, by reason.
 
-        `first_of_streams`: first tokens of columns; `trimmed`: tokens that do not fill all columns evenly.
+        `first_of_streams`: first tokens of columns that are in no other column; `trimmed`: ends of columns, and tokens
+        that do not fill all columns evenly.
         """
-
-    @abstractmethod
-    def _in_split(self, columns: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions in the split of places in columns, [B, number of places]."""
+        n_targets, starts = self.n_targets_of_column, self.column_starts
+        firsts = 1 + int((starts[1:] != starts[:-1] + n_targets).sum())
+        return {"first_of_streams": firsts, "trimmed": self.text_len - self.batch_size * n_targets - firsts}
 
     def positions(self, index: int) -> NDArray[np.int64]:
         """Return the positions in the split of a segment's targets, [B, T]."""
-        start = index * self.segment_len
-        return self._between(start + 1, min(start + self.segment_len, self.n_targets_of_column))
+        return self._positions(index, 0)[:, 1:]
 
-    def _between(self, first: int, last: int) -> NDArray[np.int64]:
-        columns = np.arange(self.first_column, self.first_column + self.n_columns)
-        return self._in_split(columns, np.arange(first, last + 1))
+    def _positions(self, index: int, ext_len: int) -> NDArray[np.int64]:
+        """Return the positions in the split of a segment's tokens and of its last target, [B, E + T + 1]."""
+        start = index * self.segment_len
+        places = np.arange(max(0, start - ext_len), min(start + self.segment_len, self.n_targets_of_column) + 1)
+        return self._in_split(self.column_starts[self.columns][:, None] + places)
+
+    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions in the split of places in the order of reading."""
+        return places
 
     def __len__(self) -> int:
         return -(-self.n_targets_of_column // self.segment_len)
 
     def __getitem__(self, index: int) -> Segment:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        start = index * self.segment_len
-        first = max(0, start - self.ext_len)
-        positions = self._between(first, min(start + self.segment_len, self.n_targets_of_column))
         # Shuffled sentences end with the <S> after the split's last token: the first token is one too.
-        window = torch.from_numpy(self.tokens.take(positions, mode="wrap").astype(np.int64))
-        return Segment(tokens=window[:, :-1], targets=window[:, start - first + 1 :], number=index)
+        window = self.tokens.take(self._positions(index, self.ext_len), mode="wrap").astype(np.int64)
+        window_BT, n_targets = torch.from_numpy(window), self.n_targets_of_column - index * self.segment_len
+        return Segment(window_BT[:, :-1], window_BT[:, -min(self.segment_len, n_targets) :], index)
 
     def __iter__(self) -> Iterator[Segment]:
         """Yield all segments of the epoch, or once those from a restored position on."""
@@ -132,35 +139,22 @@ class Streams(ABC):
         self.position = 0
 
 
+@dataclass(eq=False)
 class OrderedStreams(Streams):
     """Streams that read a corpus in its own order: B contiguous columns of n // B tokens; the rest is trimmed.
 
     The last segment may be shorter. Arguments and errors are those of `Streams`.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        batch_size: int,
-        segment_len: int,
-        ext_len: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(tokens, batch_size, segment_len, ext_len, rank, world_size)
-        self.column_len = len(tokens) // batch_size
-        allowed = f"gives {self.column_len} of {len(tokens)} tokens per stream; at least 2 are needed"
-        require(self.column_len >= 2, "batch_size", batch_size, allowed)
-        self.n_targets_of_column = self.column_len - 1
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        return {"first_of_streams": self.batch_size, "trimmed": len(self.tokens) % self.batch_size}
-
-    def _in_split(self, columns: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return columns[:, None] * self.column_len + places
+    def _measure(self) -> int:
+        self.text_len, column_len = len(self.tokens), len(self.tokens) // self.batch_size
+        allowed = f"gives {column_len} of {self.text_len} tokens per stream; at least 2 are needed"
+        require(column_len >= 2, "batch_size", self.batch_size, allowed)
+        self.column_starts = np.arange(self.batch_size) * column_len
+        return column_len - 1
 
 
+@dataclass(eq=False)
 class ShuffledStreams(Streams):
     """Streams over a corpus of unordered sentences.
 
@@ -185,49 +179,22 @@ class ShuffledStreams(Streams):
         OptionError: B is less than W, or there are too few sentences for B columns.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        starts: np.ndarray,
-        batch_size: int,
-        segment_len: int,
-        ext_len: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        seed: int = 1,
-        shuffle: bool = True,
-    ) -> None:
-        super().__init__(tokens, batch_size, segment_len, ext_len, rank, world_size)
-        self.starts = np.asarray(starts)
-        self.lengths = np.diff(self.starts, append=len(tokens))
-        self.seed, self.shuffle = seed, shuffle
-        self.epoch = 0
-        self._ordered_for: int | None = None
-        self._order()
-        if shuffle:
-            longest = int(self.lengths.max(initial=0))
-            self.n_targets_of_column = (len(tokens) // batch_size - longest + 1) // segment_len * segment_len
-        else:
-            self.n_targets_of_column = int(np.diff(self._column_starts).min())
-        if self.n_targets_of_column < 1:
-            raise OptionError(
-                "batch_size",
-                batch_size,
-                f"gives too few of {len(self.starts):,} sentences ({len(tokens):,} tokens) to each stream "
-                f"for one segment of {segment_len}",
-            )
+    starts: np.ndarray = field(kw_only=True, repr=False)
+    seed: int = field(default=1, kw_only=True)
+    shuffle: bool = field(default=True, kw_only=True)
 
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Number of tokens of the current epoch that are not a target on any rank, by reason.
-
-        `first_of_streams`: `<S>` at the starts of columns that no other column predicts; `trimmed`: ends of columns.
-        One `<S>` after the last sentence is counted in addition to the tokens of the split.
-        """
+    def _measure(self) -> int:
+        self.epoch, self.text_len = 0, len(self.tokens) + 1  # with the <S> after the last sentence
+        self.lengths = np.diff(self.starts, append=len(self.tokens))
         self._order()
-        targets, starts = self.batch_size * self.n_targets_of_column, self._column_starts[: self.batch_size]
-        firsts = 1 + int((starts[1:] != starts[:-1] + self.n_targets_of_column).sum())
-        return {"first_of_streams": firsts, "trimmed": len(self.tokens) + 1 - targets - firsts}
+        n_targets = int(np.diff(self.column_starts, append=len(self.tokens)).min())
+        if self.shuffle:
+            shortest = len(self.tokens) // self.batch_size - int(self.lengths.max(initial=0)) + 1
+            n_targets = shortest // self.segment_len * self.segment_len
+        allowed = f"gives too few of {len(self.starts):,} sentences ({len(self.tokens):,} tokens) to each stream "
+        allowed += f"for one segment of {self.segment_len}"
+        require(n_targets >= 1, "batch_size", self.batch_size, allowed)
+        return n_targets
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the position in it."""
@@ -235,32 +202,28 @@ class ShuffledStreams(Streams):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch = int(state["epoch"])
+        self._order()
         super().load_state_dict(state)
 
     def _end_epoch(self) -> None:
         super()._end_epoch()
         self.epoch += 1
+        self._order()
 
     def _order(self) -> None:
         """Compute the epoch's order of sentences, their ends in it, and the starts of columns."""
-        if self._ordered_for == self.epoch or (self._ordered_for is not None and not self.shuffle):
-            return
-        generator = np.random.default_rng([self.seed, self.epoch])
         self._sentences = np.arange(len(self.starts))
         if self.shuffle:
-            generator.shuffle(self._sentences)
+            np.random.default_rng([self.seed, self.epoch]).shuffle(self._sentences)
         self._ends = np.cumsum(self.lengths[self._sentences])
-        even = np.arange(self.batch_size + 1) * len(self.tokens) // self.batch_size
         begins = np.concatenate([[0], self._ends])
-        self._column_starts = begins[np.searchsorted(begins, even)]
-        self._ordered_for = self.epoch
+        even = np.arange(self.batch_size) * len(self.tokens) // self.batch_size
+        self.column_starts = begins[np.searchsorted(begins, even)]
 
-    def _in_split(self, columns: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions in the split; the `<S>` after the epoch's last sentence is after the last token."""
-        self._order()
-        ordered = self._column_starts[columns][:, None] + places
-        sentence = np.minimum(np.searchsorted(self._ends, ordered, side="right"), len(self._ends) - 1)
-        before_end = self._ends[sentence] - ordered
+        sentence = np.minimum(np.searchsorted(self._ends, places, side="right"), len(self._ends) - 1)
+        before_end = self._ends[sentence] - places
         chosen = self._sentences[sentence]
         inside = self.starts[chosen] + self.lengths[chosen] - before_end
         return np.where(before_end <= 0, len(self.tokens), inside).astype(np.int64)

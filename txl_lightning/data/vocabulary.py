@@ -1,9 +1,10 @@
-"""Vocabulary: symbols and their token numbers, encoding and decoding, also token by token."""
+"""Vocabulary: symbols and their token numbers, how they are counted, encoding and decoding, also token by token."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -20,6 +21,11 @@ LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
+# Rarer words of the One Billion Word benchmark are <UNK>.
+LEAST_COUNT_OF_LM1B = 3
+# Count of <unk> in WikiText-103, which its list of word counts lacks.
+UNKNOWN_IN_WIKITEXT_103 = 441_959
+PADDING = "madeupword"
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Vocabulary:
     @classmethod
     def of_characters(cls, text: str) -> Vocabulary:
         """Return the vocabulary of `<unk>` and all characters of a training text, by code point."""
-        return cls("char", (UNKNOWN, *sorted(set(text))))
+        return characters_and_unknown([text.encode()])
 
     @classmethod
     def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
@@ -72,12 +78,16 @@ class Vocabulary:
         """
         if self.level == "word":
             return None
-        if not self.symbols:
-            return np.ones(len(self), dtype=np.int64)
-        lengths = [len(symbol if self.consists_of_bytes else symbol.encode()) for symbol in self.symbols]
+        lengths = np.array([len(content) for content in self._bytes], dtype=np.int64)
         if self.level == "char" and self.unknown >= 0:
             lengths[self.unknown] = -1
-        return np.array(lengths, dtype=np.int64)
+        return lengths
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """Bytes of every token, in UTF-8 for characters and words."""
+        encoding = "latin-1" if self.consists_of_bytes else "utf-8"
+        return [symbol.encode(encoding) for symbol in self.symbols or map(chr, range(256))]
 
     def count_bytes(self, tokens: np.ndarray) -> int | None:
         """Return the number of bytes that tokens stand for; None if it is not known (words, unknown characters)."""
@@ -120,10 +130,10 @@ class Vocabulary:
         if self.level == "bpe":
             return (tokens.astype(self.dtype) for tokens in self._byte_pairs.encode_chunks(chunks))
         if self.level == "byte":
-            return (self._encode_bytes(np.frombuffer(chunk, np.uint8)) for chunk in chunks)
+            return map(self._encode_bytes, chunks)
         if self.level == "char":
             return (self._look_up(code_points(text)) for text in decoded(chunks))
-        return (self._encode_lines(text) for text in decoded(cut_after(chunks, b"\n")))
+        return (self._encode_lines(text) for text in _lines(chunks))
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of token numbers; bytes that are not UTF-8 become replacement characters."""
@@ -133,10 +143,8 @@ class Vocabulary:
         return decoder.feed(tokens) + decoder.finish()
 
     def decode_bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
-        """Return the bytes of token numbers at levels byte and bpe: those that were encoded, UTF-8 or not."""
-        if not self.symbols:
-            return bytes(int(token) for token in tokens)
-        return "".join(self.symbols[int(token)] for token in tokens).encode("latin-1")
+        """Return the bytes of token numbers: those that were encoded, UTF-8 or not."""
+        return b"".join(self._bytes[int(token)] for token in tokens)
 
     def of_known_characters(self) -> Vocabulary:
         """Return a vocabulary in which an unknown character is an error instead of `<unk>`; others are unchanged."""
@@ -166,52 +174,28 @@ class Vocabulary:
         table[list(characters)] = list(characters.values())
         return table
 
-    def _encode_bytes(self, values: np.ndarray) -> np.ndarray:
+    def _encode_bytes(self, chunk: bytes) -> np.ndarray:
         if not self.symbols:
-            return values
-        if "\n" not in self.numbers:
-            values = values[values != ord("\n")]
-        return self._look_up(values)
+            return np.frombuffer(chunk, np.uint8)
+        kept = chunk if "\n" in self.numbers else chunk.replace(b"\n", b"")
+        return self._look_up(np.frombuffer(kept, np.uint8))
 
     def _look_up(self, values: np.ndarray) -> np.ndarray:
         # In int64, since the index of the last entry may not fit into a byte.
         tokens = self._table[np.minimum(values.astype(np.int64), len(self._table) - 1)]
-        if self.unknown < 0 and tokens.size and tokens.min() < 0:
-            raise self._unknown_symbol(chr(int(values[tokens.argmin()])))
-        return tokens.astype(self.dtype)
+        return self._known(tokens, lambda place: chr(int(values[place])))
 
     def _encode_lines(self, text: str) -> np.ndarray:
-        words = words_of_lines(text, SENTENCE if self.starts_sentences else END_OF_LINE)
-        tokens = np.fromiter(map(self.numbers.get, words, repeat(self.unknown)), dtype=np.int32, count=len(words))
-        if self.unknown < 0 and tokens.size and tokens.min() < 0:
-            raise self._unknown_symbol(words[int(tokens.argmin())])
-        return tokens
+        found = words_of_lines(text, SENTENCE if self.starts_sentences else END_OF_LINE)
+        tokens = np.fromiter(map(self.numbers.get, found, repeat(self.unknown)), dtype=np.int32, count=len(found))
+        return self._known(tokens, lambda place: found[place])
 
-    def _unknown_symbol(self, symbol: str) -> UserError:
-        return UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
-
-
-def words_of_lines(text: str, mark: str) -> list[str]:
-    """Split complete lines into words as the original does: at Unicode white space, with any line break.
-
-    Args:
-        text: complete lines.
-        mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
-    """
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if mark == END_OF_LINE:
-        text += "" if text.endswith("\n") or not text else "\n"
-        return text.replace("\n", f" {mark} ").split()
-    words = f"{mark} {text}".replace("\n", f" {mark} ").split()
-    # Drop marks that no word follows: of blank lines and of the end of the text.
-    following = [*words[1:], mark]
-    return [word for word, next_word in zip(words, following, strict=True) if not word == next_word == mark]
-
-
-def code_points(text: str) -> np.ndarray:
-    """Return the code points of a text's characters."""
-    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+    def _known(self, tokens: np.ndarray, symbol_at: Callable[[int], str]) -> np.ndarray:
+        """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is an error."""
+        if tokens.min(initial=0) < 0:
+            symbol = symbol_at(int(tokens.argmin()))
+            raise UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")
+        return tokens.astype(self.dtype)
 
 
 class StreamDecoder:
@@ -249,3 +233,101 @@ class StreamDecoder:
             return "\n"
         piece, self._space = self._space + symbol, " "
         return piece
+
+
+def words_of_lines(text: str, mark: str) -> list[str]:
+    """Split complete lines into words as the original does: at Unicode white space, with any line break.
+
+    Args:
+        text: complete lines.
+        mark: `<eos>` is put at the end of every line, blank ones too; `<S>` at the start of every line with a word.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n") if text else []
+    if mark == END_OF_LINE:
+        return [word for line in lines for word in (*line.split(), mark)]
+    return [word for line in lines if line.strip() for word in (mark, *line.split())]
+
+
+def code_points(text: str) -> np.ndarray:
+    """Return the code points of a text's characters."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
+def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of all 256 bytes, whatever the text."""
+    return Vocabulary("byte")
+
+
+def bytes_with_newlines(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of the bytes that occur, most frequent first, ties by first appearance."""
+    return Vocabulary("byte", tuple(chr(value) for value, _ in _counted(chunks).most_common()))
+
+
+def bytes_without_newlines(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of the bytes that occur, without the line break: the paper's enwik8."""
+    symbols = bytes_with_newlines(chunks).symbols
+    return Vocabulary("byte", tuple(symbol for symbol in symbols if symbol != "\n"))
+
+
+def characters(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of the characters that occur, most frequent first, without `<unk>`."""
+    return Vocabulary("char", tuple(symbol for symbol, _ in _counted(decoded(chunks)).most_common()))
+
+
+def characters_and_unknown(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of `<unk>` and the characters that occur, by code point."""
+    return Vocabulary("char", (UNKNOWN, *sorted(_counted(decoded(chunks)))))
+
+
+def words(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of `<eos>` and the words that occur, most frequent first, ties by first appearance.
+
+    Case is kept. `<unk>` is placed by its count; if the text has none, it is the last entry.
+    """
+    counts = _counted(text.split() for text in _lines(chunks))
+    counts.setdefault(UNKNOWN, 0)
+    return Vocabulary("word", (END_OF_LINE, *(word for word, _ in counts.most_common() if word != END_OF_LINE)))
+
+
+def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
+    """Return the vocabulary of `<S>`, `<UNK>` and the words that occur at least three times (lm1b's rule)."""
+    counts = _counted(text.split() for text in _lines(chunks)).most_common()
+    frequent = (word for word, count in counts if count >= LEAST_COUNT_OF_LM1B)
+    return Vocabulary("word", tuple(dict.fromkeys((SENTENCE, UNKNOWN_OF_LM1B, *frequent))))
+
+
+def words_of_count_file(chunks: Iterable[bytes]) -> Vocabulary:
+    """Read WikiText-103's vocabulary from a list with a word and its count on every line, most frequent first.
+
+    The list has neither `<eos>` nor `<unk>`, and ends with padding words that never occur.
+    """
+    lines = [line.rpartition(" ") for text in _lines(chunks) for line in text.removesuffix("\n").split("\n")]
+    listed = [word for word, _, count in lines if not (word.startswith(PADDING) and count == "0")]
+    place = sum(int(count) >= UNKNOWN_IN_WIKITEXT_103 for _, _, count in lines)
+    return Vocabulary("word", (END_OF_LINE, *listed[:place], UNKNOWN, *listed[place:]))
+
+
+def words_of_list(chunks: Iterable[bytes]) -> Vocabulary:
+    """Read lm1b's vocabulary from its published list: the first word of every line.
+
+    Raises:
+        UserError: the list lacks `<S>` or `<UNK>`.
+    """
+    lines = (line.split() for text in _lines(chunks) for line in text.split("\n"))
+    symbols = tuple(dict.fromkeys(line[0] for line in lines if line))
+    if not {SENTENCE, UNKNOWN_OF_LM1B} <= set(symbols):
+        raise UserError(f"1b_word_vocab.txt must have {SENTENCE} and {UNKNOWN_OF_LM1B}")
+    return Vocabulary("word", symbols)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield the text in chunks of whole lines."""
+    return decoded(cut_after(chunks, b"\n"))
+
+
+def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
+    """Count the members of all chunks, in the order of their first appearance."""
+    counts: Counter[Any] = Counter()
+    for chunk in chunks:
+        counts.update(chunk)
+    return counts
