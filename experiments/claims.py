@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiments.report.sections import Number, Section, Table
-from experiments.report.text import decimal, interval
+from experiments.report.sections import Number, Section, Table, decimal, interval
 
 Mark = Literal["holds", "does not hold", "within noise"]
 
@@ -38,7 +37,7 @@ class Claim:
     claim: str
     paper: str
     rule: str
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] = ("beyond", "beyond_differences")
 
 
 @dataclass(frozen=True)
@@ -60,37 +59,6 @@ class ClaimPart:
     unit: str | None
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Verdict on a claim: its mark, and the part that decides it.
-
-    Args:
-        mark: holds, does not hold, or within noise.
-        effect: difference of the part that decides, in `unit`; positive supports the claim.
-        low, high: its 95 % interval; None where nothing was repeated, one of them None where the interval is open.
-        smallest: smallest effect that this run could have seen: half the width of the interval, and not less than the
-            step of a grid; None where an end is missing.
-        unit: of the numbers above; None for a plain number.
-        relative, relative_low, relative_high: the same in percent.
-        relative_paper: the paper's effect in percent; None where it has none.
-        part: title of the part that decides.
-        evidence: all parts, in words.
-    """
-
-    mark: Mark
-    effect: float
-    low: float | None
-    high: float | None
-    smallest: float | None
-    unit: str | None
-    relative: float
-    relative_low: float | None
-    relative_high: float | None
-    relative_paper: float | None
-    part: str
-    evidence: str
-
-
 def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
     """Return the claims whose differences are in the report, with their verdicts, as `results.json` has them."""
     tables = {table.id: table for section in sections for table in section.tables}
@@ -98,7 +66,7 @@ def judged(sections: Sequence[Section]) -> list[dict[str, Any]]:
     for claim in (*CLAIMS, *BEYOND):
         if parts := _parts(claim, tables.get(claim.tables[-1])):
             present = [name for name in claim.tables if name in tables]
-            found.append({**vars(claim), **vars(verdict(parts)), "tables": present})
+            found.append({**vars(claim), **verdict(parts), "tables": present})
     return found
 
 
@@ -131,28 +99,35 @@ def mark_of(part: ClaimPart) -> Mark:
     return "within noise"
 
 
-def verdict(parts: Sequence[ClaimPart]) -> Verdict:
-    """Return the mark of the part that supports the claim least.
+def verdict(parts: Sequence[ClaimPart]) -> dict[str, Any]:
+    """Return the verdict on a claim: that of the part that supports it least.
 
     With one part that does not hold, the claim does not; it holds if all parts do.
+
+    Returns:
+        `mark`; `effect`, `low` and `high` of that part in `unit`, positive as the claim says, and the `smallest` effect
+        that this run could have seen: half the width of the interval, and not less than the step of a grid; the same
+        in percent as `relative`, `relative_low` and `relative_high`, and the paper's effect as `relative_paper`; its
+        title as `part`; all parts in words as `evidence`. An end is None where nothing was repeated, or where it is
+        open.
     """
     part = min(parts, key=_support)
     difference, relative = part.difference, part.relative
     low, high = difference.low, difference.high
-    return Verdict(
-        mark=mark_of(part),
-        effect=difference.value,
-        low=low,
-        high=high,
-        smallest=None if low is None or high is None else max((high - low) / 2, difference.step or 0.0),
-        unit=part.unit,
-        relative=relative.value,
-        relative_low=relative.low,
-        relative_high=relative.high,
-        relative_paper=part.paper,
-        part=part.title,
-        evidence="; ".join(f"{part.title}: {shown(part.difference, part.unit)}" for part in parts),
-    )
+    return {
+        "mark": mark_of(part),
+        "effect": difference.value,
+        "low": low,
+        "high": high,
+        "smallest": None if low is None or high is None else max((high - low) / 2, difference.step or 0.0),
+        "unit": part.unit,
+        "relative": relative.value,
+        "relative_low": relative.low,
+        "relative_high": relative.high,
+        "relative_paper": part.paper,
+        "part": part.title,
+        "evidence": "; ".join(f"{part.title}: {shown(part.difference, part.unit)}" for part in parts),
+    }
 
 
 def _support(part: ClaimPart) -> tuple[int, float]:
@@ -263,7 +238,6 @@ BEYOND = [
         "The memory helps with rotary positions, not only with the relative encoding of the paper.",
         "not in the paper; RoPE: Su et al. 2021",
         "Test loss with RoPE without memory minus with, at training's lengths.",
-        ("beyond", "beyond_differences"),
     ),
     Claim(
         "memory_helps_without_an_encoding",
@@ -271,7 +245,6 @@ BEYOND = [
         "The memory helps even if nothing encodes positions.",
         "not in the paper; no encoding: Haviv et al. 2022",
         "Test loss without encoding and without memory minus with memory, at training's lengths.",
-        ("beyond", "beyond_differences"),
     ),
     Claim(
         "an_encoding_is_needed",
@@ -279,7 +252,6 @@ BEYOND = [
         "A model with memory is worse if nothing encodes positions.",
         "section 3.3: reused states need relative positions; a model without any is not in the paper",
         "Test loss without encoding minus with the relative one, both with memory, best lengths.",
-        ("beyond", "beyond_differences"),
     ),
     Claim(
         "later_encodings_are_better",
@@ -287,7 +259,6 @@ BEYOND = [
         "RoPE and ALiBi are better than the relative encoding of the paper.",
         "not in the paper; RoPE: Su et al. 2021, ALiBi: Press et al. 2022",
         "Test loss with the relative encoding minus with RoPE and minus with ALiBi, all with memory, best lengths.",
-        ("beyond", "beyond_differences"),
     ),
     Claim(
         "compression_pays",
@@ -296,7 +267,6 @@ BEYOND = [
         "not in the paper; Rae et al. 2020: 0.97 bpc on enwik8, where the paper has 0.99",
         "Test loss with plain memory minus with half of its states compressed, by mean pooling (equal parameters) and "
         "by convolution, at training's lengths.",
-        ("beyond", "beyond_differences"),
     ),
     Claim(
         "modern_recipe_helps",
@@ -304,6 +274,5 @@ BEYOND = [
         "Pre-norm, RMSNorm, SwiGLU and QK-norm together are better than the layers of the paper.",
         "not in the paper; Baevski and Auli 2019, Zhang and Sennrich 2019, Shazeer 2020, Henry et al. 2020",
         "Test loss of the paper's model minus that of the modern recipe, equal parameters, at training's lengths.",
-        ("beyond", "beyond_differences"),
     ),
 ]

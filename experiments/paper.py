@@ -15,13 +15,13 @@ class ResultRow:
     Args:
         model: as the paper calls it.
         parameters: in millions; None where the paper does not say.
-        result: in the table's unit.
+        result: in the table's unit; None for a model that the table does not have.
         finetuned: with the two-step fine-tuning of Table 5.
     """
 
     model: str
     parameters: int | None
-    result: float
+    result: float | None
     finetuned: bool = False
 
 

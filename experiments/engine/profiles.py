@@ -1,4 +1,4 @@
-"""Profiles of the reproduction: seeds, grids, measurements and estimates.
+"""Profiles of the reproduction: seeds, grids, measurements and estimates; the settings of one reproduction.
 
 Model, lengths and hardware of a training run are in `conf/profile/NAME.yaml`; here is only what that file cannot hold.
 """
@@ -6,6 +6,7 @@ Model, lengths and hardware of a training run are in `conf/profile/NAME.yaml`; h
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from experiments.engine.jobs import composed
 from txl_lightning.config.schemas import Config
@@ -248,3 +249,40 @@ PAPER = replace(
 )
 
 PROFILES = {profile.name: profile for profile in (SMOKE, LAPTOP, EVENING, GPU, PAPER)}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings of one reproduction.
+
+    Args:
+        profile: sizes, seeds and estimates.
+        overrides: the user's, appended to every `txl train`.
+        directory: folder of everything it writes.
+        planning: only print a plan: nothing is written, and a corpus may be missing.
+        sections: names of the chosen sections, in the report's order.
+        parallel: jobs that run at once; None for one on each core, or on each GPU that a job does not share.
+        logger: wandb, csv or none.
+        prefix: words in front of every job's command, such as `srun --nodes 2`.
+        command: command line that makes the same report.
+    """
+
+    profile: Profile
+    overrides: tuple[str, ...]
+    directory: Path
+    planning: bool = False
+    sections: tuple[str, ...] = ()
+    parallel: int | None = None
+    logger: str = "wandb"
+    prefix: tuple[str, ...] = ()
+    command: str = ""
+
+    @property
+    def runs(self) -> Path:
+        """Folder of all runs."""
+        return self.directory / "runs"
+
+    @property
+    def figures(self) -> Path:
+        """Folder of the report's figures."""
+        return self.directory / "figures"

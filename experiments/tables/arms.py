@@ -8,8 +8,7 @@ from typing import Literal
 
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
 from experiments.engine.jobs import Job, composed
-from experiments.engine.profiles import Profile
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import Profile, Setup
 from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require

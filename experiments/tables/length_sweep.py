@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
 
@@ -112,25 +111,20 @@ def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outco
     }
 
 
-def columns(unit: str) -> tuple[Column, ...]:
-    """Columns of `cells`."""
-    return (
-        ours("init", "test, init", unit),
-        ours("best", "test, best", unit),
-        ours("length", "attention length", "tokens"),
-        ours("valid_init", "validation, init", unit),
-        ours("valid_best", "validation, best", unit),
-    )
+def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:
+    """Return the columns of an arm's losses on both splits, and of the shortest attention length that is best."""
 
+    def swept(arm: Arm, at: At) -> Number:
+        return over_seeds({run.seed: run.sweep[at][unit] for run in evaluated[arm]}, DIGITS[unit])
 
-def cells(found: Sequence[Evaluation], unit: str) -> dict[str, Cell]:
-    """Return the losses of one arm on both splits, and the shortest attention length that reaches the best."""
     return {
-        "init": loss_cell(found, unit, "init"),
-        "best": loss_cell(found, unit, "best"),
-        "length": over_seeds({one.seed: one.sweep["attention_length"] for one in found}, 0),
-        "valid_init": over_seeds({one.seed: one.sweep["init"][unit] for one in found}, DIGITS[unit]),
-        "valid_best": over_seeds({one.seed: one.sweep["best"][unit] for one in found}, DIGITS[unit]),
+        ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
+        ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
+        ours("length", "attention length", "tokens"): lambda arm: over_seeds(
+            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0
+        ),
+        ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
+        ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),
     }
 
 

@@ -11,15 +11,13 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from experiments import claims, reproduce
 from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from tests import wandb_files
 from tests.experiments.report.written import check_results, read_sections
@@ -262,5 +260,41 @@ def test_an_intel_cpu_without_amx_is_told_what_is_faster(
 ) -> None:
     monkeypatch.setattr(reproduce, "has_slow_bfloat16", lambda: slow)
     setup = Setup(PROFILES["laptop"], (f"trainer.precision={precision}",), tmp_path)
-    planned = Plan(setup, [training(Arm(), 1, setup)], Mock(), 1)
+    planned = Plan(setup, [training(Arm(), 1, setup)], {}, [{}])
     assert [line.startswith("on this Intel CPU") for line in reproduce.advice(planned)] == [True] * advised
+
+
+def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
+    words = ["--only", "table_7", "profile=smoke", "--prefix", "srun -n 2", "--logger", "csv", "seed=3", "--plan"]
+    assert reproduce.parse([*words, "--directory", str(tmp_path), "--parallel", "3"]) == Setup(
+        PROFILES["smoke"],
+        ("seed=3",),
+        tmp_path,
+        planning=True,
+        sections=("table_7",),
+        parallel=3,
+        logger="csv",
+        prefix=("srun", "-n", "2"),
+        command="make reproduce PROFILE=smoke ARGS='--only=table_7 --logger=csv seed=3'",
+    )
+    default = reproduce.parse([])
+    assert (default.command, default.parallel) == ("make reproduce", None)
+    assert default.directory == Path("reports/laptop").resolve()
+    assert set(reproduce.SECTIONS) - set(default.sections) == {"beyond"}
+    assert reproduce.parse(["--only", "beyond"]).sections == ("beyond",)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--only", "table_99"], "--only table_99: must be of main_results, table_6"),
+        (["profile=huge"], "profile=huge: must be one of smoke"),
+        (["--parallel", "0"], "--parallel 0: must be an integer >= 1"),
+        (["--prefix", "srun 'a"], "--prefix srun 'a: "),
+    ],
+)
+def test_a_bad_command_line_is_named(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        reproduce.parse(words)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err

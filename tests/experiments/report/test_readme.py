@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.report import readme
-from experiments.report.text import SIGNS, decimal, duration
+from experiments.report.sections import decimal, duration
+from experiments.report.verdicts import SIGNS
 
 REPORT = readme.ROOT / readme.LAPTOP
 RESULTS = json.loads((REPORT / "results.json").read_text())

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from experiments.engine.setup import Setup
-from experiments.report import rendering
-from experiments.report.rendering import MOST_STACKED, escape, write_report
-from experiments.report.sections import Cell, Sample, Table, Text
-from experiments.report.text import RULE, claim_text, decimal, duration, summary, visible
+from experiments.engine.profiles import Setup
+from experiments.report import pages
+from experiments.report.pages import MOST_STACKED, escape, write_report
+from experiments.report.sections import Cell, Sample, Table, Text, decimal, duration, visible
+from experiments.report.verdicts import RULE, claim_text, summary
 from tests.experiments.report.sample_claim import claim
 from txl_lightning.errors import UserError
 
@@ -204,8 +204,8 @@ def test_figures_are_inside_with_their_words(
     source = base64.b64encode((directory / curves.png).read_bytes()).decode()
     assert (images[1]["src"], images[1]["width"]) == (f"data:image/png;base64,{source}", "518")
     assert all(f"![{figure.alt}]({figure.png})" in markdown for figure in figures)
-    monkeypatch.setattr(rendering, "LARGEST_SVG", 1000)  # a large drawing goes in as pixels
-    assert "data:image/svg" not in rendering.render(hostile, directory)["report.html"]
+    monkeypatch.setattr(pages, "LARGEST_SVG", 1000)  # a large drawing goes in as pixels
+    assert "data:image/svg" not in pages.render(hostile, directory)["report.html"]
 
 
 def test_paper_and_ours_stand_apart(page: Page, markdown: str) -> None:
@@ -251,20 +251,28 @@ def test_the_summary_has_a_line_for_each_mark_that_a_claim_has(hostile: dict[str
 
 def test_a_row_has_effect_interval_smallest_effect_and_the_papers_effect() -> None:
     view = claim_text(claim("holds"))
-    shown = (view.effect, view.interval, view.smallest, view.relative, view.relative_interval, view.theirs, view.mark)
-    assert [text.replace("\u00a0", " ") for text in shown] == [
-        *("+0.100 bpc", "[+0.050, +0.150]", "0.050 bpc", "+4.2 %", "[+3.2, +5.2]", "+2.7 %", "✓ holds"),
+    assert [text.replace("\u00a0", " ") for text in view.values()] == [
+        *(
+            "The claim holds.",
+            "+0.100 bpc",
+            "[+0.050, +0.150]",
+            "0.050 bpc",
+            "+4.2 %",
+            "[+3.2, +5.2]",
+            "+2.7 %",
+            "✓ holds",
+        ),
     ]
     near_zero = claim_text(claim("within noise") | {"relative_low": -0.04, "relative_high": 0.42})
-    assert near_zero.relative_interval == "[−0.04, +0.42]"
-    assert claim_text(claim("holds") | {"relative_low": 0.0}).relative_interval == "[0.0, +5.2]"
+    assert near_zero["relative_interval"] == "[−0.04, +0.42]"
+    assert claim_text(claim("holds") | {"relative_low": 0.0})["relative_interval"] == "[0.0, +5.2]"
     once = claim_text(
         claim("within noise") | dict.fromkeys(("low", "high", "smallest", "relative_low", "relative_high"))
     )
-    assert (once.interval, once.smallest, once.relative_interval) == ("", "", "")
+    assert (once["interval"], once["smallest"], once["relative_interval"]) == ("", "", "")
     open_below = claim_text(claim("does not hold") | dict.fromkeys(("low", "smallest", "relative_low")))
-    assert (open_below.interval, open_below.smallest) == ("[−∞, +0.15]", "")
-    assert open_below.relative_interval == "[−∞, +5.2]"
+    assert (open_below["interval"], open_below["smallest"]) == ("[−∞, +0.15]", "")
+    assert open_below["relative_interval"] == "[−∞, +5.2]"
 
 
 def test_both_pages_show_claims_and_the_rule_once(page: Page, directory: Path, markdown: str) -> None:

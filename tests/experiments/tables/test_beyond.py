@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from experiments.engine.jobs import composed, merge
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import beyond, table_6
 from experiments.tables.arms import Arm, training
 from txl_lightning.config.schemas import Config

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from experiments.tables.comparisons import compare, compare_gains, comparisons_table, shared_blocks
 from experiments.tables.length_sweep import evaluations, sweep_job

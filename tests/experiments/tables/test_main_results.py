@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.engine.jobs import Job, composed, merge
-from experiments.engine.outcomes import Outcomes, TrainingResult
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes, composed, merge
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.paper import MAIN_RESULTS
-from experiments.report.assemble import _optimizers
+from experiments.report.pages import _optimizers
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS
 from experiments.tables import main_results, table_6, table_7
@@ -133,16 +131,15 @@ def test_the_report_says_which_optimizers_were_used(tmp_path: Path) -> None:
 
 
 def test_published_models_stand_beside_the_papers_rows() -> None:
-    def result(ppl: float) -> TrainingResult:
-        return TrainingResult({"corpus": {"level": "word", "name": "x"}, "test/ppl": ppl, "steps": 7})
-
-    table = main_results._paper_table(1, {"wt103_base": result(25.0), "lm1b_large": result(1.0)})
+    table = main_results._paper_table(
+        1, {"wt103_base": {"test/ppl": 25.0, "steps": 7}, "lm1b_large": {"test/ppl": 1.0, "steps": 8}}
+    )
     assert len(table.rows) == len(MAIN_RESULTS[1].rows)
     row = {key: table.number("Transformer-XL standard", key).value for key in ("loss", "steps", "paper", "difference")}
     assert row == {"loss": 25.0, "steps": 7, "paper": 24.0, "difference": 1.0}
     assert table.number("QRNN", "paper").value == 33.0
     assert table.rows["Transformer-XL large"]["loss"] is None
-    letters = TrainingResult({"corpus": {"level": "char", "name": "x"}, "test/bpc": 1.1, "steps": 7})
+    letters = {"test/bpc": 1.1, "steps": 7}
     extra = main_results._paper_table(3, {"text8_base": letters})  # a model that the paper's table does not have
     assert extra.rows["Transformer-XL 12 layers"]["paper"] is None
     assert extra.rows["Transformer-XL 12 layers"]["difference"] is None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import paper
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import Setup
 from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
 from experiments.tables import comparisons, table_6

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.claims import BEYOND, CLAIMS, judged
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import Setup
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS
 from experiments.tables.arms import Arm

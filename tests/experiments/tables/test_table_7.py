@@ -5,8 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from experiments.engine.jobs import RUNS, composed
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import table_7
 from txl_lightning.data.corpus import load_corpus
 
