@@ -16,6 +16,7 @@ from benchmarks.worker import CLIP
 Record = Mapping[str, Any]
 Records = Mapping[str, Record]  # by section/case
 NONE = "–"
+WIDTH = 118  # of paragraphs
 HEADER = "# Benchmarks\n\nRepeat them with `make bench`, which rewrites its sections of this file.\n"
 OURS, THEIRS = "ours", "huggingface"
 TURNS = (
@@ -100,27 +101,25 @@ def comparison_table(records: Records, in_steps: bool = False) -> str:
 
 
 def training_section(records: Records) -> list[str]:
-    """Return title, method, table, sizes and the loader's share of the training speeds."""
+    """Return method, table, sizes and the loader's share of the training speeds."""
     cases = of_section(records, "training")
-    lines = ["## Training speed", "", textwrap.fill(TRAINING, 118), "", comparison_table(cases), "", *sizes_of(cases)]
-    rates = limits(cases)
+    lines = sizes_of(cases)
     for name, record in cases.items():
         shares = [ratios(record, f"{OURS} {precision}", "loader float32") for precision in (FLOAT32, BF16)]
         if all(shares):
             of_step = " and ".join(f"{median(share):.3%}" for share in shares)
             lines.append(f"- the data loader takes {of_step} of a step of {name} in float32 and bf16")
-    return [*lines, *rates]
+    return [textwrap.fill(TRAINING, WIDTH), comparison_table(cases), "\n".join([*lines, *limits(cases)])]
 
 
 def evaluation_section(records: Records) -> list[str]:
-    """Return title, methods, tables and sizes of evaluation, single tokens and generation."""
-    lines = ["## Evaluation speed", ""]
+    """Return methods, tables and sizes of evaluation, single tokens and generation."""
+    parts = []
     for section, method in (("evaluation", EVALUATION), ("token", TOKEN), ("generation", GENERATION)):
-        cases = of_section(records, section)
-        if cases:
+        if cases := of_section(records, section):
             table = comparison_table(cases, in_steps=section != "evaluation")
-            lines += [textwrap.fill(method, 118), "", table, "", *sizes_of(cases), *limits(cases), ""]
-    return lines[:-1]
+            parts += [textwrap.fill(method, WIDTH), table, "\n".join([*sizes_of(cases), *limits(cases)])]
+    return parts
 
 
 def of_section(records: Records, section: str) -> dict[str, Record]:
@@ -162,7 +161,7 @@ def limits(cases: Records) -> list[str]:
 
 
 def scaling_section(records: Records) -> list[str]:
-    """Return title and table of the cost of a training step against each size that has at least two records."""
+    """Return method and table of the cost of a training step against each size that has at least two records."""
     rows = [["size", "values", "ms a step", "slope", "slope at the end"]]
     cases = of_section(records, "scaling")
     for axis, values in AXES.items():
@@ -176,7 +175,7 @@ def scaling_section(records: Records) -> list[str]:
         name = {"batch_size": "batch", "n_layer": "depth", "vocab_size": "vocabulary"}.get(axis, axis)
         shown = ", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)
         rows.append([name, *shown, *slopes])
-    return ["## Cost against size", "", textwrap.fill(SCALING, 118), "", aligned(rows)]
+    return [textwrap.fill(SCALING, WIDTH), aligned(rows)]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -184,26 +183,32 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])
 
 
+TIMED = (  # case, key in its record, command
+    ("startup", "help", "`txl --help`"),
+    ("startup", "first_step", "`txl train profile=laptop` to the end of its first step"),
+    (
+        "recl",
+        "seconds",
+        "`txl recl`, one model of `profile=laptop`, contexts 16–256 by 16, 1,000 positions, one thread",
+    ),
+)
+
+
 def commands_section(records: Records) -> list[str]:
-    """Return title and table of the seconds of whole commands."""
+    """Return method and table of the seconds of whole commands."""
     rows = [["command", "seconds (min–max)", "peak memory, MiB"]]
-    if "startup" in records:
-        rows.append(["`txl --help`", spread(records["startup"]["help"]), NONE])
-        rows.append(
-            ["`txl train profile=laptop` to the end of its first step", spread(records["startup"]["first_step"]), NONE]
-        )
-    if "recl" in records:
-        what = "`txl recl`, one model of `profile=laptop`, contexts 16–256 by 16, 1,000 positions, one thread"
-        rows.append([what, spread(records["recl"]["seconds"]), NONE])
+    for case, key, what in TIMED:
+        if case in records:
+            rows.append([what, spread(records[case][key]), NONE])
     for corpus, measured in records.get("preparation", {}).get("corpora", {}).items():
         for when, words in (("first", "prepare"), ("cached", "read from the cache")):
             peak = f"{median(measured[f'{when}_peak']) / 2**20:,.0f}"
             rows.append([f"{words} {corpus}", spread(measured[when]), peak])
-    return ["## Whole commands", "", "Each in a fresh process; imports are included.", "", aligned(rows)]
+    return ["Each in a fresh process; imports are included.", aligned(rows)]
 
 
 def training_costs_section(records: Records) -> list[str]:
-    """Return title and table of the cost of checkpoints and of validation."""
+    """Return method and table of the cost of checkpoints and of validation."""
     rows = [["what", "seconds without", "seconds with", "with / without (min–max)", "MB a checkpoint"]]
     for what, record in records.items():
         seconds = [f"{median(record[name]):.2f}" for name in ("without", "with")]
@@ -215,11 +220,11 @@ def training_costs_section(records: Records) -> list[str]:
         "64; each is written whole, flushed to disk and checksummed. Validation: `txl train profile=laptop`, "
         "ten times as often as that profile validates. `without` has the last step's validation, which every run has."
     )
-    return ["## Cost of checkpoints and validation", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return [textwrap.fill(method, WIDTH), aligned(rows)]
 
 
 def recl_losses_section(records: Records) -> list[str]:
-    """Return title and table of the losses by context, in one pass and directly."""
+    """Return method and table of the losses by context, in one pass and directly."""
     record = records["recl_losses"]
     direct = record["seconds"]["direct float32"]
     rows = [["way", "seconds (min–max)", "share of the direct way"]]
@@ -232,11 +237,11 @@ def recl_losses_section(records: Records) -> list[str]:
         f"direct way has a window for every position and context; it was measured at one in {record['tenth']} of the "
         "blocks of positions, and its seconds are scaled to all positions."
     )
-    return ["## RECL", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return [textwrap.fill(method, WIDTH), aligned(rows)]
 
 
 def profile_section(records: Records) -> list[str]:
-    """Return title and table of the kinds of operations in a training step."""
+    """Return method and table of the kinds of operations in a training step."""
     found = records["profile"]["shares"]
     kinds = [kind for kind in next(iter(found.values())) if kind != KEPT]
     rows = [["case", *kinds, KEPT]]
@@ -245,25 +250,25 @@ def profile_section(records: Records) -> list[str]:
         "Share of a training step's time by kind of operation, by torch's profiler; cases and step as above. "
         f'"{KEPT}" is what computing the sinusoids and the mask anew in every step takes, which is part of the others.'
     )
-    return ["## Where the time of a training step goes", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return [textwrap.fill(method, WIDTH), aligned(rows)]
 
 
-SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = {  # with the cases that each shows
-    "training": (training_section, ("training",)),
-    "evaluation": (evaluation_section, ("evaluation", "token", "generation")),
-    "scaling": (scaling_section, ("scaling",)),
-    "commands": (commands_section, ("startup", "recl", "preparation")),
-    "recl_losses": (recl_losses_section, ("recl_losses",)),
-    "profile": (profile_section, ("profile",)),
-    "checkpoints": (training_costs_section, ("checkpoints", "validation")),
+SECTIONS: dict[str, tuple[str, Callable[[Records], list[str]], tuple[str, ...]]] = {  # title, and cases that it shows
+    "training": ("Training speed", training_section, ("training",)),
+    "evaluation": ("Evaluation speed", evaluation_section, ("evaluation", "token", "generation")),
+    "scaling": ("Cost against size", scaling_section, ("scaling",)),
+    "commands": ("Whole commands", commands_section, ("startup", "recl", "preparation")),
+    "recl_losses": ("RECL", recl_losses_section, ("recl_losses",)),
+    "profile": ("Where the time of a training step goes", profile_section, ("profile",)),
+    "checkpoints": ("Cost of checkpoints and validation", training_costs_section, ("checkpoints", "validation")),
 }
 
 
 def section(name: str, records: Records) -> str:
     """Return one section of BENCHMARKS.md; empty if none of its cases is recorded."""
-    show, groups = SECTIONS[name]
+    title, show, groups = SECTIONS[name]
     own = {key: record for key, record in records.items() if key.split("/")[0] in groups}
-    return "\n".join([*show(own), "", *facts(list(own.values()), groups)]) if own else ""
+    return "\n\n".join([f"## {title}", *show(own), "\n".join(facts(list(own.values()), groups))]) if own else ""
 
 
 def facts(records: Sequence[Record], groups: Sequence[str]) -> list[str]:

@@ -62,7 +62,7 @@ class Profile:
     main: tuple[str, ...] = ()
     main_warmup_steps: int | None = None
     table_7: str | None = None
-    train: tuple[str, ...] = field(default=())
+    train: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
     absolute: tuple[str, ...] = ()
     seeds_absolute: tuple[int, ...] | None = None
@@ -101,21 +101,14 @@ SMOKE = Profile(
     evaluate=("max_segments=10",),
     recl=("first_context=8", "step=8", "max_context=24", "n_positions=60", "bootstrap=100"),
     speed=(
-        "levels=[char]",
-        "n_layer=2",
-        "d_model=32",
-        "n_head=2",
-        "d_inner=64",
-        "attention_lengths=[50,100,200]",
-        "rounds=3",
+        *("levels=[char]", "n_layer=2", "d_model=32", "n_head=2", "d_inner=64"),
+        *("attention_lengths=[50,100,200]", "rounds=3"),
     ),
     attention=("mem_len=32", "max_segments=8"),
     generate=("context=64", "n_tokens=80", "n_samples=1", "mem_len=64"),
     train=(
-        "trainer.max_steps=60",
-        "trainer.val_every_n_steps=30",
-        "trainer.val_max_segments=4",
-        "evaluation.max_segments=10",
+        *("trainer.max_steps=60", "trainer.val_every_n_steps=30"),
+        *("trainer.val_max_segments=4", "evaluation.max_segments=10"),
     ),
     leave_out=(  # every section, encoding, loss and claim still has a run
         "recurrence-relative-half_loss",
@@ -145,16 +138,8 @@ LAPTOP = Profile(
         "shuffled_lines-no_recurrence-relative-full_loss": (1, 2, 3, 4),
     },
     attention_lengths=(32, 64, 128, 256, 384),
-    recurrent={
-        "lstm": ("optimizer.lr=3.5e-3",),
-        "qrnn": ("optimizer.lr=3.5e-3",),
-    },
-    evaluate=(
-        "batch_size=32",
-        "max_segments=1000000",  # all
-        "sweep_tokens=50000",
-        "precision=auto",
-    ),
+    recurrent={"lstm": ("optimizer.lr=3.5e-3",), "qrnn": ("optimizer.lr=3.5e-3",)},
+    evaluate=("batch_size=32", "max_segments=1000000", "sweep_tokens=50000", "precision=auto"),  # all segments
     recl=(
         *("first_context=32", "step=32"),  # a tenth of the longest context, as the paper's 100 of 1,000
         "max_context=320",  # twice the tokens that a token saw in training
@@ -236,14 +221,8 @@ PAPER = replace(
     seconds={"train": 600, "evaluate": 1200, "recl": 7200, "speed": 480, "attention": 600, "generate": 300},
     devices=8,
     main=(
-        "wt103_base",
-        "wt103_large",
-        "enwik8_base",
-        "enwik8_18l",
-        "enwik8_large",
-        "text8_large",
-        "lm1b_base_paper",
-        "lm1b_large",
+        *("wt103_base", "wt103_large", "enwik8_base", "enwik8_18l"),
+        *("enwik8_large", "text8_large", "lm1b_base_paper", "lm1b_large"),
     ),
     main_warmup_steps=None,
 )
