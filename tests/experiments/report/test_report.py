@@ -14,8 +14,8 @@ import pytest
 
 from experiments.engine.profiles import Setup
 from experiments.report import pages
-from experiments.report.pages import MOST_STACKED, escape, write_report
-from experiments.report.sections import Cell, Sample, Table, Text, decimal, duration, visible
+from experiments.report.pages import escape, write_report
+from experiments.report.sections import Cell, Sample, Text, decimal, duration, visible
 from experiments.report.verdicts import RULE, claim_text, summary
 from tests.experiments.report.sample_claim import claim
 from txl_lightning.errors import UserError
@@ -208,15 +208,6 @@ def test_figures_are_inside_with_their_words(
     assert "data:image/svg" not in pages.render(hostile, directory)["report.html"]
 
 
-def test_paper_and_ours_stand_apart(page: Page, markdown: str) -> None:
-    groups = [a for tag, a in page.tags if tag == "th" and a.get("scope") == "colgroup"]
-    spans = [("label first", "1"), ("ours first", "2"), ("paper first", "2")]  # of the main results
-    assert [(a["class"], a["colspan"]) for a in groups[:3]] == spans
-    heads = [a["class"] for tag, a in page.tags if tag == "th" and a.get("scope") == "col" and a.get("class")]
-    assert heads[3:8] == ["label first", "ours first", "ours", "paper first", "paper"]
-    assert "| here: test loss (bpc) | paper: parameters, enwik8 (million) |" in markdown
-
-
 def test_columns_of_markdown_tables_are_as_many_in_every_row(markdown: str) -> None:
     without_samples = re.sub(r"^(`{3,})text\n.*?^\1$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     tables = re.findall(r"(?:^\|.*\|\n)+", without_samples, re.MULTILINE)
@@ -285,18 +276,6 @@ def test_both_pages_show_claims_and_the_rule_once(page: Page, directory: Path, m
     titles = ["effect here", "95 % interval", "smallest visible effect", "here, relative", "paper, relative"]
     shown_cells = [f'data-title="{title}">{text}</td>' for title, text in zip(titles, cells, strict=True)]
     assert all(text in source.partition('id="claim-within_noise_4.2"')[2].partition("</tr>")[0] for text in shown_cells)
-
-
-def test_rows_of_tables_with_few_columns_become_blocks_on_a_phone(directory: Path, tables: dict[str, Table]) -> None:
-    shown = {
-        part.partition('"')[0]: part.partition("</figure>")[0]
-        for part in re.split('id="table-', (directory / "report.html").read_text())
-    }
-    assert [len(tables[name].columns) for name in ("table_7", "table_6")] == [MOST_STACKED, 10]
-    assert '<table class="stacked">' in shown["table_7"]
-    assert 'data-title="here: test loss (bpc)" title="seed 1: ' in shown["table_7"]
-    assert "data-title" not in shown["table_6"]
-    assert '<table class="stacked">' not in shown["table_6"]
 
 
 def test_numbers_and_times() -> None:
