@@ -16,7 +16,6 @@ from experiments.paper import TABLE_6, TABLE_7
 from experiments.tables import table_8
 from experiments.tables.arms import (
     CORPUS_OPTIONS,
-    ENCODINGS,
     Arm,
     OtherCorpus,
     check_overrides,
@@ -174,14 +173,6 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
     assert len(keys) == 2
 
 
-def test_two_jobs_of_one_name_must_be_the_same() -> None:
-    one, other = Job("a", "train", ("seed=1",), "x"), Job("a", "train", ("seed=2",), "x")
-    with pytest.raises(ValueError, match="two jobs are called a"):
-        jobs.merge({"s": [one], "t": [other]})
-    with pytest.raises(ValueError, match="not planned"):
-        jobs.merge({"s": [replace(one, needs=("missing",))]})
-
-
 def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> None:
     setup = Setup(PROFILES["smoke"], ("data=file", "data.path=book.txt", "optimizer.lr=1e-3"), tmp_path, planning=True)
     run = training(Arm(corpus=OtherCorpus("other", ("data=text8",))), 1, setup)
@@ -200,21 +191,6 @@ def test_a_shortened_published_model_is_as_long_as_the_profiles_own_runs() -> No
 def estimate(setup: Setup, found: list[Job]) -> float:
     """Return the hours that the jobs take one after the other."""
     return sum(map(Plan(setup, [], {}, [{}]).seconds, found)) / 3600
-
-
-def test_the_smoke_run_has_every_encoding_both_losses_and_longer_segments(tmp_path: Path) -> None:
-    _, found = planned("smoke", tmp_path)
-    trained = {job.arm for job in found if job.command == "train"}
-    for part in (*ENCODINGS.values(), "full loss", "half loss", "longer segments", "shuffled lines", "LSTM", "QRNN"):
-        assert any(part in title for title in trained), part
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("profile", ["smoke", "laptop"])
-def test_arms_left_out_are_arms(profile: str, tmp_path: Path) -> None:
-    setup = Setup(replace(PROFILES[profile], leave_out=()), (), tmp_path, planning=True)
-    every = [job for section in reproduce.SECTIONS.values() for job in section.jobs(setup)]
-    assert set(PROFILES[profile].leave_out) <= {job.name.partition("-seed")[0] for job in every}
 
 
 @pytest.mark.slow

@@ -78,9 +78,3 @@ def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:
             }[part]
         )
     assert config_of(beyond.WITHOUT["gated feed-forward"], tmp_path).model.d_inner == plain.model.d_inner
-
-
-def test_one_recl_job_has_the_first_seed_of_every_arm_without_the_single_parts(tmp_path: Path) -> None:
-    found = beyond.jobs(setup_of("laptop", tmp_path))
-    (recl,) = (job for job in found if job.command == "recl")
-    assert recl.needs == tuple(f"{arm.key}-seed1" for arm in beyond.ARMS.values())
