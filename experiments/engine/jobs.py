@@ -40,7 +40,6 @@ class Job:
         overrides: arguments of the command; `@runs` stands for the folder of all runs.
         arm: the arm of the comparison, in words.
         seed: seed of a training; None for measurements.
-        tags: tags of the W&B run.
         needs: names of the jobs whose files it reads.
         alone: measures time, so no other job may run meanwhile.
         sections: sections of the report that use it.
@@ -51,7 +50,6 @@ class Job:
     overrides: tuple[str, ...]
     arm: str
     seed: int | None = None
-    tags: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     alone: bool = False
     sections: tuple[str, ...] = field(default=(), compare=False)

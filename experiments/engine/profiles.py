@@ -18,6 +18,8 @@ class Profile:
 
     Args:
         name: name of the file in `conf/profile`.
+        title: title of the report.
+        differences: what else differs from the paper, in words, for the report.
         note: first sentence of the report: how far its numbers can be trusted.
         needs: hardware, time and data in words, for `--plan`.
         seeds: seeds of the relative encoding with the full loss, with and without recurrence, on the profile's text.
@@ -43,6 +45,8 @@ class Profile:
     """
 
     name: str
+    title: str
+    differences: str
     note: str
     needs: str
     seeds: tuple[int, ...]

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan, Stopwatch
+from experiments.engine.profiles import PROFILES
 from experiments.report import sections as text
 from experiments.report.sections import HEADINGS, Figure, Section, Table, to_json
 from experiments.report.verdicts import ALT, CAPTION, FILE, RULE, SIGNS, claim_text, draw_claims, summary
@@ -31,18 +32,6 @@ from txl_lightning.reporting.tables import markdown_table
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
 TEMPLATES = Path(__file__).parent / "templates"
-TITLES = {
-    "smoke": "Transformer-XL, a smoke run",
-    "laptop": "Transformer-XL at laptop size",
-    "evening": "Transformer-XL at laptop size, all rows",
-    "gpu": "Transformer-XL at the size of one GPU",
-    "paper": "Transformer-XL at the paper’s size",
-}
-DIFFERENCES = {
-    "gpu": "smaller models, shorter training, other hardware",
-    "paper": "another implementation, other hardware",
-}
-OTHERWISE = "other models, other data, other hardware"
 MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too tall as blocks
 LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
 
@@ -198,10 +187,11 @@ def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
     markdown.globals.update(pipe_table=pipe_table, results_table=results_table)
     markdown.filters.update(code=code, fence=fence, linked=linked)
     sections: Sequence[Section] = results["sections"]
+    profile = PROFILES[results["profile"]]
     context = {
         **results,
-        "title": TITLES[results["profile"]],
-        "differences": DIFFERENCES.get(results["profile"], OTHERWISE),
+        "title": profile.title,
+        "differences": profile.differences,
         "images": {figure.png: _image(figure, directory) for section in sections for figure in section.figures},
         "short": {section.id: section.title.partition(":")[0] for section in sections},
         "captions": {table.id: table.caption for section in sections for table in section.tables},

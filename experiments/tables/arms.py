@@ -88,18 +88,16 @@ class Arm:
         return ", ".join(words + [part.name for part in (self.variant, self.corpus) if part])
 
     @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags of its W&B runs."""
-        if self.baseline:
-            return (self.baseline,)
-        words = ["recurrence" if self.recurrence else "no_recurrence", self.encoding, f"{self.loss}_loss"]
-        words += [f"longer_segments_{self.longer.replace(' ', '_')}"] if self.longer else []
-        return (*words, *([self.variant.name.replace(" ", "_")] if self.variant else []))
-
-    @property
     def key(self) -> str:
         """Key of its rows in tables and beginning of the names of its runs; unlike the title, it never changes."""
-        return "-".join([*([self.corpus.name.replace(" ", "_")] if self.corpus else []), *self.tags])
+        words = [self.corpus.name] if self.corpus else []
+        if self.baseline:
+            words.append(self.baseline)
+        else:
+            words += ["recurrence" if self.recurrence else "no recurrence", self.encoding, f"{self.loss} loss"]
+            words += [f"longer segments {self.longer}"] if self.longer else []
+            words += [self.variant.name] if self.variant else []
+        return "-".join(words).replace(" ", "_")
 
     def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
         """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
@@ -201,7 +199,7 @@ def training(arm: Arm, seed: int, setup: Setup) -> Job:
     words += arm.overrides(profile, config)
     if profile.devices > 1:
         words += (f"trainer.devices={devices_for(config, profile)}",)
-    return Job(f"{arm.key}-seed{seed}", "train", (*words, f"seed={seed}"), arm.title, seed, arm.tags)
+    return Job(f"{arm.key}-seed{seed}", "train", (*words, f"seed={seed}"), arm.title, seed)
 
 
 def devices_for(config: Config, profile: Profile) -> int:

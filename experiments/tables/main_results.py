@@ -94,7 +94,7 @@ def published_runs(setup: Setup) -> dict[str, Job]:
         if _is_own(config.data, setup) or at_hand(config.data):
             table, model = PUBLISHED[name]
             title = f"Table {table}: {model}"
-            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1, ("published", name))
+            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1)
     return found
 
 
