@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -320,14 +318,12 @@ class Stopwatch:
     def __init__(self, path: Path, restart: bool) -> None:
         self.path = path
         self.began, self._before = datetime.now(timezone.utc).isoformat(timespec="seconds"), 0.0
-        if path.exists() and not restart:
-            with suppress(ValueError, KeyError, TypeError):
-                found = json.loads(path.read_text())
-                self.began, self._before = str(found["began"]), float(found["seconds"])
+        found = {} if restart else JobFolder(path.parent, path.name).record  # {} if there is none or it is damaged
+        if found:
+            self.began, self._before = found["began"], found["seconds"]
         self._started = self._saved = time.perf_counter()
 
     def __enter__(self) -> Stopwatch:
-        self._started = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -131,6 +131,11 @@ class Setup:
     command: str = ""
 
     @property
+    def config(self) -> Config:
+        """Configuration of a training by the profile and the user alone, without an arm."""
+        return composed((f"profile={self.profile.name}", *self.overrides))
+
+    @property
     def runs(self) -> Path:
         """Folder of all runs."""
         return self.directory / "runs"

@@ -137,23 +137,17 @@ class Arm:
 
 def evaluation_segments(segment_len: int, config: Config) -> list[str]:
     """Return overrides that evaluate in segments of another length and keep the number of scored tokens."""
-    evaluation = config.evaluation
-    words = [f"evaluation.segment_len={segment_len}"]
-    if evaluation.max_segments is not None:
-        words.append(
-            f"evaluation.max_segments={max(1, evaluation.max_segments * evaluation.segment_len // segment_len)}"
-        )
+    words, n_segments = [f"evaluation.segment_len={segment_len}"], config.evaluation.max_segments
+    if n_segments is not None:
+        n_segments = max(1, n_segments * config.evaluation.segment_len // segment_len)
+        words.append(f"evaluation.max_segments={n_segments}")
     return words
 
 
 def _fewer_steps(share: float, config: Config) -> list[str]:
     """Overrides for a training whose length in steps, warm-up and time between validations are a share of others'."""
-    trainer, optimizer = config.trainer, config.optimizer
-    lengths = {
-        "trainer.max_steps": trainer.max_steps,
-        "trainer.val_every_n_steps": trainer.val_every_n_steps,
-        "optimizer.warmup_steps": optimizer.warmup_steps,
-    }
+    lengths = {f"trainer.{name}": getattr(config.trainer, name) for name in ("max_steps", "val_every_n_steps")}
+    lengths["optimizer.warmup_steps"] = config.optimizer.warmup_steps
     return [f"{option}={round(steps * share)}" for option, steps in lengths.items() if steps]
 
 
@@ -167,8 +161,7 @@ def in_precision_of_training(words: Iterable[str], setup: Setup) -> tuple[str, .
 
     The precision is then part of the job's key, and the user's `trainer.precision` applies to the measurements too.
     """
-    trained = composed((f"profile={setup.profile.name}", *setup.overrides)).trainer.precision
-    precision = "bf16-mixed" if trained == "bf16-mixed" else "32-true"
+    precision = "bf16-mixed" if setup.config.trainer.precision == "bf16-mixed" else "32-true"
     return tuple(f"precision={precision}" if word == "precision=auto" else word for word in words)
 
 

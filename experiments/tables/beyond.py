@@ -148,7 +148,7 @@ def _runs(setup: Setup) -> dict[Arm, list[Job]]:
     With Adam a joint matrix of queries, keys and values has no other step: no arm for it.
     """
     profile, compared = setup.profile, set(ARMS.values())
-    muon = composed((f"profile={profile.name}", *setup.overrides)).optimizer.name == "muon"
+    muon = setup.config.optimizer.name == "muon"
     arms = [arm for arm in kept(NAMED.values(), setup) if muon or arm != WITHOUT["separate qkv"]]
     return {
         arm: [training(arm, seed, setup) for seed in (profile.seeds if arm in compared else profile.seeds_uncompared)]

@@ -11,6 +11,7 @@ from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
+from txl_lightning.config.schemas import Config
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 # `StateReuse` scores the last quarter of each window.
@@ -64,17 +65,9 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     profile = setup.profile
     config = composed(run.overrides)
     whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
-    words = [
-        f"checkpoint={run.checkpoint}",
-        *(
-            _same_tokens(word, config.evaluation.segment_len, setup)
-            for word in in_precision_of_training(profile.evaluate, setup)
-        ),
-        *whole,
-        "splits=[valid,test]",
-        "select_on=valid",
-        "losses=true",
-    ]
+    given = in_precision_of_training(profile.evaluate, setup)
+    words = [f"checkpoint={run.checkpoint}", *(_same_tokens(word, config, setup) for word in given), *whole]
+    words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
     if not arm.baseline:
         # Lines in random order hold nothing that longer attention could find.
         lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
@@ -85,13 +78,13 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
-def _same_tokens(word: str, segment_len: int, setup: Setup) -> str:
+def _same_tokens(word: str, config: Config, setup: Setup) -> str:
     """Return `max_segments=N`, given in segments of the profile, for segments of another length; others unchanged."""
     option, _, value = word.partition("=")
     if option != "max_segments":
         return word
-    own = composed((f"profile={setup.profile.name}", *setup.overrides)).evaluation.segment_len
-    return f"max_segments={max(1, int(value) * own // segment_len)}"
+    n_tokens = int(value) * setup.config.evaluation.segment_len
+    return f"max_segments={max(1, n_tokens // config.evaluation.segment_len)}"
 
 
 def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:

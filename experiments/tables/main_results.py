@@ -120,7 +120,7 @@ def _on_own_corpus(setup: Setup) -> dict[str, Job]:
 
 
 def _is_own(data: DataConfig, setup: Setup) -> bool:
-    own = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    own = setup.config.data
     return (own.name, own.level) == (data.name, data.level)
 
 

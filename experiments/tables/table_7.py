@@ -97,7 +97,7 @@ def one_billion_word(setup: Setup) -> OtherCorpus | None:
     if setup.profile.table_7 is None:
         return None
     data = composed(published_experiment(setup.profile.table_7, setup)).data
-    own = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    own = setup.config.data
     if data.level != own.level or not at_hand(data):
         return None
     words = (f"experiment=paper/{setup.profile.table_7}", *setup.profile.main_overrides)
@@ -110,7 +110,7 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
     The corpus is written once, as one file in the report's folder named after the checksum of the original, with the
     sizes of its splits in a JSON file beside it.
     """
-    data = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    data = setup.config.data
     unknown = OtherCorpus(SHUFFLED, ("data=file", "data.path=shuffled.txt", f"data.level={data.level}"))
     if setup.planning and not at_hand(data):
         return unknown

