@@ -72,7 +72,9 @@ def tasks(options: argparse.Namespace) -> dict[str, Task]:
         sizes = replace(case.sizes, threads=options.threads, device=options.device, steps=steps)
         own = partial(measure, replace(case, sizes=sizes, turns=turns), rounds, WARMUP)
         identity = {**common, "rounds": rounds, "turns": turns, "sizes": asdict(sizes)}
-        found[name] = Task(name, own, case.minutes * (rounds + WARMUP) / (most + WARMUP), as_json(identity))
+        found[name] = Task(
+            name, own, case.minutes * (rounds + WARMUP) / (most + WARMUP), json.loads(json.dumps(identity))
+        )
     if options.device == "cpu":
         packages = (f"{row.package}.command" for row in ROWS)
         common["package"] = code_of("benchmarks.commands", "txl_lightning.command_line.hydra_app", *packages)
@@ -83,11 +85,6 @@ def tasks(options: argparse.Namespace) -> dict[str, Task]:
             found[name] = Task(name, own, minutes * rounds / most, {**common, "rounds": rounds, "conf": conf})
     order = sorted(found, key=lambda name: name.startswith("scaling/"))  # the least urgent
     return {name: found[name] for name in order if chosen(name, options.only)}
-
-
-def as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a value as it is read from a file: tuples become lists."""
-    return json.loads(json.dumps(value))
 
 
 def chosen(name: str, only: Sequence[str]) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
+
 from benchmarks.cases import AXES, BF16, FLOAT32, LIMITS, BenchmarkCase, scaled, scaling_name
 from benchmarks.commands import KEPT
 from benchmarks.worker import CLIP
@@ -16,39 +18,22 @@ from benchmarks.worker import CLIP
 Record = Mapping[str, Any]
 Records = Mapping[str, Record]  # by section/case
 NONE = "–"
+WIDTH = 118  # of paragraphs
+TEXTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 HEADER = "# Benchmarks\n\nRepeat them with `make bench`, which rewrites its sections of this file.\n"
 OURS, THEIRS = "ours", "huggingface"
-TURNS = (
-    "Each implementation in each precision is a process; they take turns. Speeds are medians over rounds, ratios are "
-    "medians of the ratios within a round (min–max); above 1, ours is faster. bf16 is autocast for both."
-)
-TRAINING = (
-    "A step is the forward pass with memory, the mean loss, the backward pass, clipping at "
-    f'{CLIP} and an update of fused Adam; dropout 0.1. {TURNS} "Of the limit" is the rate of the matrix products that '
-    "a step needs (`BenchmarkCase.training_flops`), as a share of the rate of products of "
-    f"{LIMITS['cpu'].matrix_size} × {LIMITS['cpu'].matrix_size} matrices ({LIMITS['cuda'].matrix_size} on a GPU) in "
-    "the same round and precision. Memory: peak of our process / peak of the other, in float32, both "
-    "without the memory of the libraries, measured after a step of a model with one layer of width 32."
-)
-EVALUATION = (
-    "A step is the forward pass of one segment with a full memory, up to the log-probabilities of all tokens. Our "
-    f"memory holds keys and values (`CachedTransformerXL`). {TURNS} The first step of a turn casts the weights and "
-    'begins with cold caches; cases marked "after 1 that is not timed" leave it out.'
-)
-TOKEN = (
-    'Evaluation with segments of one token. "Of the limit" is the rate of the bytes that a step reads at least (all '
-    "weights, keys and values once, `BenchmarkCase.step_bytes`), as a share of the rate at which a large buffer is "
-    "summed."
-)
-GENERATION = (
-    "Tokens drawn one at a time from the 40 likeliest, after a prompt of one token, with a memory full of zeros; for "
-    "Hugging Face's model the same loop."
-)
-SCALING = (
-    "Cost of a training step in float32 without dropout, while one size is varied and the others stay: attention "
-    "grows as segment · (memory + segment), the rest linearly. Slope: of log time over log size, between the smallest "
-    "and the largest size and between the two largest; in brackets that of the operations of the matrix products."
-)
+FACTS = {
+    "clip": CLIP,
+    "cpu": LIMITS["cpu"].matrix_size,
+    "cuda": LIMITS["cuda"].matrix_size,
+    "kept": KEPT,
+    "turns": TEXTS["turns"],
+}
+
+
+def method(section: str, paragraph: str = "method", **facts: Any) -> str:
+    """Return a paragraph of `bench_sections.yaml` with its facts filled in."""
+    return textwrap.fill(TEXTS[section][paragraph].format(**FACTS, **facts), WIDTH)
 
 
 def ratios(record: Record, ours: str, theirs: str) -> list[float]:
@@ -100,27 +85,26 @@ def comparison_table(records: Records, in_steps: bool = False) -> str:
 
 
 def training_section(records: Records) -> list[str]:
-    """Return title, method, table, sizes and the loader's share of the training speeds."""
+    """Return method, table, sizes and the loader's share of the training speeds."""
     cases = of_section(records, "training")
-    lines = ["## Training speed", "", textwrap.fill(TRAINING, 118), "", comparison_table(cases), "", *sizes_of(cases)]
-    rates = limits(cases)
+    lines = sizes_of(cases)
     for name, record in cases.items():
         shares = [ratios(record, f"{OURS} {precision}", "loader float32") for precision in (FLOAT32, BF16)]
         if all(shares):
             of_step = " and ".join(f"{median(share):.3%}" for share in shares)
             lines.append(f"- the data loader takes {of_step} of a step of {name} in float32 and bf16")
-    return [*lines, *rates]
+    return [method("training"), comparison_table(cases), "\n".join([*lines, *limits(cases)])]
 
 
 def evaluation_section(records: Records) -> list[str]:
-    """Return title, methods, tables and sizes of evaluation, single tokens and generation."""
-    lines = ["## Evaluation speed", ""]
-    for section, method in (("evaluation", EVALUATION), ("token", TOKEN), ("generation", GENERATION)):
-        cases = of_section(records, section)
-        if cases:
+    """Return methods, tables and sizes of evaluation, single tokens and generation."""
+    parts = []
+    for section in TEXTS["evaluation"]["cases"]:
+        if cases := of_section(records, section):
             table = comparison_table(cases, in_steps=section != "evaluation")
-            lines += [textwrap.fill(method, 118), "", table, "", *sizes_of(cases), *limits(cases), ""]
-    return lines[:-1]
+            text = method("evaluation", "method" if section == "evaluation" else section)
+            parts += [text, table, "\n".join([*sizes_of(cases), *limits(cases)])]
+    return parts
 
 
 def of_section(records: Records, section: str) -> dict[str, Record]:
@@ -162,7 +146,7 @@ def limits(cases: Records) -> list[str]:
 
 
 def scaling_section(records: Records) -> list[str]:
-    """Return title and table of the cost of a training step against each size that has at least two records."""
+    """Return method and table of the cost of a training step against each size that has at least two records."""
     rows = [["size", "values", "ms a step", "slope", "slope at the end"]]
     cases = of_section(records, "scaling")
     for axis, values in AXES.items():
@@ -176,7 +160,7 @@ def scaling_section(records: Records) -> list[str]:
         name = {"batch_size": "batch", "n_layer": "depth", "vocab_size": "vocabulary"}.get(axis, axis)
         shown = ", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)
         rows.append([name, *shown, *slopes])
-    return ["## Cost against size", "", textwrap.fill(SCALING, 118), "", aligned(rows)]
+    return [method("scaling"), aligned(rows)]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -184,86 +168,80 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])
 
 
+TIMED = (  # case, key in its record, command
+    ("startup", "help", "`txl --help`"),
+    ("startup", "first_step", "`txl train profile=laptop` to the end of its first step"),
+    (
+        "recl",
+        "seconds",
+        "`txl recl`, one model of `profile=laptop`, contexts 16–256 by 16, 1,000 positions, one thread",
+    ),
+)
+
+
 def commands_section(records: Records) -> list[str]:
-    """Return title and table of the seconds of whole commands."""
+    """Return method and table of the seconds of whole commands."""
     rows = [["command", "seconds (min–max)", "peak memory, MiB"]]
-    if "startup" in records:
-        rows.append(["`txl --help`", spread(records["startup"]["help"]), NONE])
-        rows.append(
-            ["`txl train profile=laptop` to the end of its first step", spread(records["startup"]["first_step"]), NONE]
-        )
-    if "recl" in records:
-        what = "`txl recl`, one model of `profile=laptop`, contexts 16–256 by 16, 1,000 positions, one thread"
-        rows.append([what, spread(records["recl"]["seconds"]), NONE])
+    for case, key, what in TIMED:
+        if case in records:
+            rows.append([what, spread(records[case][key]), NONE])
     for corpus, measured in records.get("preparation", {}).get("corpora", {}).items():
         for when, words in (("first", "prepare"), ("cached", "read from the cache")):
             peak = f"{median(measured[f'{when}_peak']) / 2**20:,.0f}"
             rows.append([f"{words} {corpus}", spread(measured[when]), peak])
-    return ["## Whole commands", "", "Each in a fresh process; imports are included.", "", aligned(rows)]
+    return [method("commands"), aligned(rows)]
 
 
 def training_costs_section(records: Records) -> list[str]:
-    """Return title and table of the cost of checkpoints and of validation."""
+    """Return method and table of the cost of checkpoints and of validation."""
     rows = [["what", "seconds without", "seconds with", "with / without (min–max)", "MB a checkpoint"]]
     for what, record in records.items():
         seconds = [f"{median(record[name]):.2f}" for name in ("without", "with")]
         shares = [a / b for a, b in zip(record["with"], record["without"], strict=True)]
         size = f"{record['bytes'] / 1e6:.1f}" if "bytes" in record else NONE
         rows.append([f"{what} every {record['every']} of {record['steps']} steps", *seconds, spread(shares), size])
-    method = (
-        "Training steps with and without, in turns. Checkpoints: `txl train model=txl_laptop`, 16 streams, segments of "
-        "64; each is written whole, flushed to disk and checksummed. Validation: `txl train profile=laptop`, "
-        "ten times as often as that profile validates. `without` has the last step's validation, which every run has."
-    )
-    return ["## Cost of checkpoints and validation", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return [method("checkpoints"), aligned(rows)]
 
 
 def recl_losses_section(records: Records) -> list[str]:
-    """Return title and table of the losses by context, in one pass and directly."""
+    """Return method and table of the losses by context, in one pass and directly."""
     record = records["recl_losses"]
     direct = record["seconds"]["direct float32"]
     rows = [["way", "seconds (min–max)", "share of the direct way"]]
     for name, seconds in record["seconds"].items():
         shares = [a / b for a, b in zip(seconds, direct, strict=True)]
         rows.append([name, spread(seconds), spread(shares)])
-    method = (
-        f"Losses of one model of `profile=laptop` at {record['positions']:,} positions, with contexts "
-        f"{record['first']}–{record['last']} by {record['first']}, on {record['threads']} threads, after loading. The "
-        f"direct way has a window for every position and context; it was measured at one in {record['tenth']} of the "
-        "blocks of positions, and its seconds are scaled to all positions."
-    )
-    return ["## RECL", "", textwrap.fill(method, 118), "", aligned(rows)]
+    facts = {name: record[name] for name in ("positions", "first", "last", "threads", "tenth")}
+    return [method("recl_losses", **facts), aligned(rows)]
 
 
 def profile_section(records: Records) -> list[str]:
-    """Return title and table of the kinds of operations in a training step."""
+    """Return method and table of the kinds of operations in a training step."""
     found = records["profile"]["shares"]
     kinds = [kind for kind in next(iter(found.values())) if kind != KEPT]
     rows = [["case", *kinds, KEPT]]
     rows += [[case, *(f"{shares[kind]:.1%}" for kind in (*kinds, KEPT))] for case, shares in found.items()]
-    method = (
-        "Share of a training step's time by kind of operation, by torch's profiler; cases and step as above. "
-        f'"{KEPT}" is what computing the sinusoids and the mask anew in every step takes, which is part of the others.'
-    )
-    return ["## Where the time of a training step goes", "", textwrap.fill(method, 118), "", aligned(rows)]
+    return [method("profile"), aligned(rows)]
 
 
-SECTIONS: dict[str, tuple[Callable[[Records], list[str]], tuple[str, ...]]] = {  # with the cases that each shows
-    "training": (training_section, ("training",)),
-    "evaluation": (evaluation_section, ("evaluation", "token", "generation")),
-    "scaling": (scaling_section, ("scaling",)),
-    "commands": (commands_section, ("startup", "recl", "preparation")),
-    "recl_losses": (recl_losses_section, ("recl_losses",)),
-    "profile": (profile_section, ("profile",)),
-    "checkpoints": (training_costs_section, ("checkpoints", "validation")),
+SECTIONS: dict[str, Callable[[Records], list[str]]] = {
+    "training": training_section,
+    "evaluation": evaluation_section,
+    "scaling": scaling_section,
+    "commands": commands_section,
+    "recl_losses": recl_losses_section,
+    "profile": profile_section,
+    "checkpoints": training_costs_section,
 }
 
 
 def section(name: str, records: Records) -> str:
     """Return one section of BENCHMARKS.md; empty if none of its cases is recorded."""
-    show, groups = SECTIONS[name]
+    title, groups = TEXTS[name]["title"], TEXTS[name]["cases"]
     own = {key: record for key, record in records.items() if key.split("/")[0] in groups}
-    return "\n".join([*show(own), "", *facts(list(own.values()), groups)]) if own else ""
+    if not own:
+        return ""
+    return "\n\n".join([f"## {title}", *SECTIONS[name](own), "\n".join(facts(list(own.values()), groups))])
 
 
 def facts(records: Sequence[Record], groups: Sequence[str]) -> list[str]:

@@ -9,20 +9,28 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.cases import BF16, COMPARISONS, FLOAT32, BenchmarkCase
+from benchmarks.cases import BF16, COMPARISONS, FLOAT32
 from benchmarks.worker import ROOT, Workload, make_workload
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.evaluation.scoring.position_blocks import position_blocks
+from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
 from txl_lightning.model.positions import attention_mask
+from txl_lightning.runs.bfloat16 import autocast
+from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}  # this code, wherever it is installed from
 TXL = (sys.executable, "-m", "txl_lightning.cli")
 MODEL = ("profile=laptop", "data=python-stdlib", "logger=none", "trainer.progress_bar=false")
 FIRST_STEP = (
@@ -41,40 +49,6 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import load_corpus
 load_corpus(DataConfig(name=sys.argv[1], level=sys.argv[2], cache_dir=sys.argv[3]))
 print(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
-"""
-# Seconds of the losses of one model by context, with the same positions in both precisions; the direct way reads every
-# tenth block of them.
-SCORE = """
-import json, sys, time
-from dataclasses import replace
-import torch
-from txl_lightning.data.corpus import load_corpus
-from txl_lightning.evaluation.scoring.windows import loss_grid
-from txl_lightning.evaluation.scoring.windows import position_blocks
-from txl_lightning.evaluation.scoring.windows import window_reader
-from txl_lightning.runs.bfloat16 import autocast
-from txl_lightning.runs.trained import load_trained
-sizes = json.loads(sys.argv[2])
-torch.set_num_threads(sizes["threads"])
-trained = load_trained(sys.argv[1])
-tokens = load_corpus(trained.config.data).splits["test"]
-contexts = list(range(sizes["first"], sizes["last"] + 1, sizes["first"]))
-positions, blocks = position_blocks(len(tokens), sizes["positions"], contexts)
-reader = window_reader(trained.model)
-some = blocks % sizes["tenth"] == 0
-ways = {
-    "one pass float32": (reader, "32-true", positions),
-    "one pass bf16": (reader, "bf16-mixed", positions),
-    "direct float32": (replace(reader, one_pass=False), "32-true", positions[some]),
-}
-seconds = {}
-for name, (way, precision, here) in ways.items():
-    with autocast(precision, torch.device("cpu")):
-        loss_grid(way, tokens, here[:8], contexts)
-        start = time.perf_counter()
-        loss_grid(way, tokens, here, contexts)
-    seconds[name] = (time.perf_counter() - start) * len(positions) / len(here)
-print(json.dumps(seconds))
 """
 COMMON = ("logger=none", "trainer.progress_bar=false", "evaluation.max_segments=1")
 CHECKPOINTS = (
@@ -105,22 +79,17 @@ KEPT = "positions and mask"
 
 
 def run(*words: str, directory: Path) -> tuple[float, str]:
-    """Run a command in a directory; return its seconds and its standard output.
+    """Run a command of this code in a directory; return its seconds and its standard output.
 
     Raises:
         SystemExit: the command failed; shows its error.
     """
     start = time.perf_counter()
-    ended = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True)
+    ended = subprocess.run(words, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True)
     seconds = time.perf_counter() - start
     if ended.returncode:
         raise SystemExit(f"bench: {' '.join(words)} failed:\n{ended.stderr}")
     return seconds, ended.stdout
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of a command: this code, wherever it is installed from."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def first_step(scratch: Path, name: str, *overrides: str) -> float:
@@ -137,20 +106,15 @@ def first_step(scratch: Path, name: str, *overrides: str) -> float:
     directory = scratch / name
     options = (*MODEL, f"data.cache_dir={scratch / 'cache'}", *FIRST_STEP, *overrides, f"hydra.run.dir={directory}")
     start = time.perf_counter()
-    process = subprocess.Popen([*TXL, "train", *options], cwd=scratch, env=environment(), stdout=subprocess.DEVNULL)
-    taken = None
+    process = subprocess.Popen([*TXL, "train", *options], cwd=scratch, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    taken, progress = None, directory / "progress.json"  # replaced atomically
     while process.poll() is None and taken is None:
-        if steps_done(directory / "progress.json"):
+        if progress.exists() and json.loads(progress.read_text())["steps"]:
             taken = time.perf_counter() - start
         time.sleep(POLL_SECONDS)
     if process.wait() or taken is None:
         raise SystemExit("bench: txl train failed; its error is above")
     return taken
-
-
-def steps_done(path: Path) -> int:
-    """Return the steps that a progress file (replaced atomically) tells of."""
-    return int(json.loads(path.read_text())["steps"]) if path.exists() else 0
 
 
 def startup(scratch: Path, rounds: int) -> dict[str, Any]:
@@ -176,10 +140,27 @@ def recl(scratch: Path, rounds: int) -> dict[str, Any]:
 def recl_losses(scratch: Path, rounds: int) -> dict[str, Any]:
     """Return the seconds of the losses by context of one model: in one pass, and directly, from a tenth of them."""
     first_step(scratch, "scored")
-    checkpoint = str(scratch / "scored" / "checkpoints" / "last.ckpt")
-    words = (sys.executable, "-c", SCORE, checkpoint, json.dumps(LOSSES))
-    measured = [json.loads(run(*words, directory=scratch)[1]) for _ in range(rounds)]
-    return {**LOSSES, "seconds": {name: [of_round[name] for of_round in measured] for name in measured[0]}}
+    torch.set_num_threads(LOSSES["threads"])
+    trained = load_trained(str(scratch / "scored" / "checkpoints" / "last.ckpt"))
+    tokens = load_corpus(trained.config.data).splits["test"]
+    contexts = list(range(LOSSES["first"], LOSSES["last"] + 1, LOSSES["first"]))
+    positions, blocks = position_blocks(len(tokens), LOSSES["positions"], contexts)
+    reader, some = window_reader(trained.model), positions[blocks % LOSSES["tenth"] == 0]
+    ways = {
+        "one pass float32": (reader, "32-true", positions),
+        "one pass bf16": (reader, "bf16-mixed", positions),
+        "direct float32": (replace(reader, one_pass=False), "32-true", some),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (way, precision, here) in ways.items():
+            with autocast(precision, torch.device("cpu")):
+                loss_grid(way, tokens, here[:8], contexts)
+                start = time.perf_counter()
+                loss_grid(way, tokens, here, contexts)
+                taken = time.perf_counter() - start
+            seconds[name].append(taken * len(positions) / len(here))
+    return {**LOSSES, "seconds": seconds}
 
 
 def preparation(scratch: Path, rounds: int) -> dict[str, Any]:
@@ -202,11 +183,7 @@ def preparation(scratch: Path, rounds: int) -> dict[str, Any]:
 def checkpoint_cost(
     scratch: Path, rounds: int, *overrides: str, every: int = EVERY, steps: int = STEPS
 ) -> dict[str, Any]:
-    """Time training steps with a checkpoint every `every` steps and without, `rounds` times each.
-
-    Returns:
-        `with` and `without` (seconds of each round), `every`, `steps`, and the `bytes` of a checkpoint.
-    """
+    """Time training steps with a checkpoint every `every` steps and without, and measure the `bytes` of one."""
     ways = {name: (f"checkpoint.enabled={name == 'with'}", f"checkpoint.every_n_steps={every}") for name in WAYS}
     seconds = in_turns(scratch, rounds, ways, *CHECKPOINTS, f"trainer.max_steps={steps}", *overrides)
     size = (scratch / "with-0" / "checkpoints" / "last.ckpt").stat().st_size
@@ -216,11 +193,7 @@ def checkpoint_cost(
 def validation_cost(
     scratch: Path, rounds: int, *overrides: str, every: int = VALIDATED_EVERY, steps: int = VALIDATED_STEPS
 ) -> dict[str, Any]:
-    """Time training steps of the laptop profile with a validation every `every` steps and with the last one alone.
-
-    Returns:
-        `with` and `without` (seconds of each round), `every` and `steps`.
-    """
+    """Time training steps of the laptop profile with a validation every `every` steps and with the last one alone."""
     ways = {name: (f"trainer.val_every_n_steps={every if name == 'with' else 'null'}",) for name in WAYS}
     options = ("profile=laptop", "checkpoint.enabled=false", f"trainer.max_steps={steps}")
     return {**in_turns(scratch, rounds, ways, *options, *overrides), "every": every, "steps": steps}
@@ -242,28 +215,19 @@ def step_profiles(scratch: Path, rounds: int, warmup: Mapping[str, int] = WARMUP
     """Profile training steps of our model, `rounds` steps of each case and precision.
 
     Returns:
-        `shares`: for each "case, precision" the share of the step's time by kind of operation, and under
-        `positions and mask` the share that computing both anew in every step takes, measured without the profiler.
+        `shares`: for each "case, precision" the share of the step's time by kind of operation in the fastest of several
+        passes, and under `positions and mask` the share that computing both anew in every step takes, measured without
+        the profiler.
     """
     found = {}
-    for name, steps in warmup.items():
-        for precision in (FLOAT32, BF16):
-            sizes = replace(COMPARISONS["training"][name].sizes, precision=precision)
-            found[f"{name}, {precision}"] = shares(sizes, rounds, steps)
+    for (name, steps), precision in product(warmup.items(), (FLOAT32, BF16)):
+        workload = make_workload("training", "ours", replace(COMPARISONS["training"][name].sizes, precision=precision))
+        workload.run(steps)
+        step_seconds = workload.run(rounds) / rounds
+        spent = min((time_by_kind(workload, rounds) for _ in range(PASSES)), key=lambda kinds: sum(kinds.values()))
+        shares = {kind: taken / sum(spent.values()) for kind, taken in spent.items()}
+        found[f"{name}, {precision}"] = {**shares, KEPT: positions_seconds(workload) / step_seconds}
     return {"shares": found}
-
-
-def shares(case: BenchmarkCase, steps: int, warmup: int) -> dict[str, float]:
-    """Return the share of a step's time by kind of operation, in the fastest of several passes."""
-    workload = make_workload("training", "ours", case)
-    workload.run(warmup)
-    step_seconds = workload.run(steps) / steps
-    spent = min((time_by_kind(workload, steps) for _ in range(PASSES)), key=lambda of_pass: sum(of_pass.values()))
-    total = sum(spent.values())
-    return {
-        **{kind: of_kind / total for kind, of_kind in spent.items()},
-        KEPT: positions_seconds(workload) / step_seconds,
-    }
 
 
 def time_by_kind(workload: Workload, steps: int) -> dict[str, float]:

@@ -38,20 +38,23 @@ from txl_lightning.reporting.machine import processor
 GRACE_SECONDS = 45  # for a stopped part to save and end
 LEAST_TRAINING_SECONDS = 120
 START_SECONDS = 50  # of a training: imports, corpus, compilation from the cache, final evaluation
-KERNELS = ("flex",)
-SPEED, MFU, MEMORY = "train/tokens_per_second", "train/mfu", "train/peak_memory_bytes"
+SHOWN = ("tokens_per_second", "mfu", "peak_memory_bytes")
+ARMS = {  # options of the measured steps
+    "bfloat16": (),
+    "float32": ("trainer.precision=32-true",),
+    "flex": ("trainer.attention=flex",),
+    "compiled": ("trainer.compile=true",),
+}
 BASE = (
-    "experiment=paper/enwik8_base",
-    "evaluation.max_segments=50",
-    "trainer.val_max_segments=50",
-    "checkpoint.every_n_steps=1000000",
+    *("experiment=paper/enwik8_base", "evaluation.max_segments=50"),
+    *("trainer.val_max_segments=50", "checkpoint.every_n_steps=1000000"),
 )
 SPEED_ALONE = ("checkpoint.enabled=false", "evaluation.max_segments=5", "trainer.val_max_segments=5")  # little else
 TINY = (
     *("profile=smoke", "data=python-stdlib", "trainer.num_threads=1"),
     *("data.batch_size=4", "data.segment_len=8", "evaluation.batch_size=2", "evaluation.max_segments=2"),
+    *("trainer=cpu", "trainer.precision=32-true"),
 )
-ON_CPU = ("trainer=cpu", "trainer.precision=32-true")
 
 
 @dataclass
@@ -129,22 +132,14 @@ def _run(part: TimedPart, log: Path, limit: float) -> str:
 
 
 def train_words(session: GpuSession, name: str, steps: int, *overrides: str) -> list[str]:
-    """Return the command of a training in the folder `name`."""
-    sizes = (*TINY, *ON_CPU) if session.dry_run else (*BASE, *corpus())
-    every = max(1, steps // 15)
-    options = ("logger=csv", f"trainer.max_steps={steps}", f"trainer.log_every_n_steps={every}")
+    """Return the command of a training in the folder `name`, on wikipedia-2015 or, without it, the standard library."""
+    at_hand = "TXL_DATA" in os.environ and (Path(os.environ["TXL_DATA"]) / "wikipedia-2015").exists()
+    corpus = ("data=wikipedia-2015", "data.level=char") if at_hand else ("data=python-stdlib",)
+    options = ("logger=csv", f"trainer.max_steps={steps}", f"trainer.log_every_n_steps={max(1, steps // 15)}")
     return [
-        *("-m", "txl_lightning.cli", "train", *sizes, *options, "trainer.progress_bar=false"),
-        *(f"hydra.run.dir={session.output / name}", *overrides),
+        *("-m", "txl_lightning.cli", "train", *(TINY if session.dry_run else (*BASE, *corpus)), *options),
+        *("trainer.progress_bar=false", f"hydra.run.dir={session.output / name}", *overrides),
     ]
-
-
-def corpus() -> tuple[str, ...]:
-    """Return the options of wikipedia-2015's characters, or of the standard library's if that is not there."""
-    folder = Path(os.environ.get("TXL_DATA", "")) / "wikipedia-2015"
-    if os.environ.get("TXL_DATA") and folder.exists():
-        return ("data=wikipedia-2015", "data.level=char")
-    return ("data=python-stdlib",)
 
 
 def speeds(directory: Path) -> dict[str, float]:
@@ -154,51 +149,45 @@ def speeds(directory: Path) -> dict[str, float]:
     """
     path = directory / "metrics.csv"
     rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-    rows = [row for row in rows if row.get(SPEED)]
+    rows = [row for row in rows if row.get("train/tokens_per_second")]
     rows = rows[-(-len(rows) // 3) :]
-    names = [name for name in (SPEED, MFU, MEMORY) if rows and rows[0].get(name)]
-    return {name.removeprefix("train/"): median(float(row[name]) for row in rows) for name in names}
-
-
-def arms(dry_run: bool) -> dict[str, tuple[str, ...]]:
-    """Return the options of the measured steps."""
-    if dry_run:
-        return {"float32": ()}
-    kernels = {name: (f"trainer.attention={name}",) for name in KERNELS}
-    return {"bfloat16": (), "float32": ("trainer.precision=32-true",), **kernels, "compiled": ("trainer.compile=true",)}
+    names = [name for name in SHOWN if rows and rows[0].get(f"train/{name}")]
+    return {name: median(float(row[f"train/{name}"]) for row in rows) for name in names}
 
 
 def bench_words(session: GpuSession) -> list[str]:
     """Return the command of `make bench` for training on this device."""
-    files = ["--markdown", str(session.output / "bench.md"), "--results", str(session.output / "bench.json")]
-    tiny = ["--only", "training/tiny", "--rounds", "1", "--no-huggingface"]
-    cases = "training/base,training/words,evaluation/one stream,token/one stream"
-    full = ["--only", cases, "--device", "cuda", "--rounds", "3"]
-    ours_alone = [] if TRANSFORMERS.exists() else ["--no-huggingface"]
-    if ours_alone:
+    words = ["-m", "benchmarks.bench", "--markdown", str(session.output / "bench.md")]
+    words += ["--results", str(session.output / "bench.json")]
+    if session.dry_run:
+        return [*words, "--only", "training/tiny", "--rounds", "1", "--no-huggingface"]
+    words += ["--only", "training/base,training/words,evaluation/one stream,token/one stream"]
+    words += ["--device", "cuda", "--rounds", "3"]
+    if not TRANSFORMERS.exists():
         without = f"{TRANSFORMERS.relative_to(ROOT)} is missing, so ours is measured alone; `make bench` makes it"
         print(f"gpu.sh: {without}", file=sys.stderr, flush=True)
-    return ["-m", "benchmarks.bench", *(tiny if session.dry_run else [*full, *ours_alone]), *files]
+        words.append("--no-huggingface")
+    return words
 
 
 def measure(session: GpuSession) -> None:
     """Run all parts."""
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/devices"]
-    session.run("tests", [*tests, f"--junitxml={session.output / 'tests.xml'}"], 120)
+    pytest = ["-m", "pytest", "-p", "no:cacheprovider"]
+    tests = [*pytest, "-q", "-m", "gpu", "tests/devices", f"--junitxml={session.output / 'tests.xml'}"]
+    session.run("tests", tests, 120)
     session.run("bench", bench_words(session), 120)
+    options: dict[str, tuple[str, ...]] = {"float32": ()} if session.dry_run else ARMS
     measured: dict[str, float] = {}
-    options = arms(session.dry_run)
     for name, overrides in options.items():
         part = f"steps/{name}"
-        steps = 15 if session.dry_run else 150
-        record = session.run(part, train_words(session, part, steps, *SPEED_ALONE, *overrides), 100)
+        words = train_words(session, part, 15 if session.dry_run else 150, *SPEED_ALONE, *overrides)
+        record = session.run(part, words, 100)
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
     kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
     session.run("kernels", kernels, 90)
     few = ["-k", "formula"] if session.dry_run else []
-    gradients = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "not slow", *few, "tests/model/kernels"]
-    session.run("gradients", gradients, 60)
+    session.run("gradients", [*pytest, "-v", "-m", "not slow", *few, "tests/model/kernels"], 60)
     session.kept = 0
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])

@@ -336,21 +336,17 @@ class Worker:
             text=True,
         )
 
-    def answer(self) -> dict[str, Any]:
-        """Return the next answer; the first one describes the workload."""
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait()
-            raise SystemExit(f"bench: the worker for {self.turn} failed; its error is above")
-        return json.loads(line)
-
-    def run(self, steps: int) -> dict[str, Any]:
-        """Run steps and return their `seconds`, and the `peak_bytes` of the process so far."""
+    def answer(self, request: str = "") -> dict[str, Any]:
+        """Return the answer to a request such as `{"steps": 5}`; the first one, to none, describes the workload."""
         assert self.process.stdin
-        self.process.stdin.write(json.dumps({"steps": steps}) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
+        assert self.process.stdout
+        if request:
+            self.process.stdin.write(f"{request}\n")
+            self.process.stdin.flush()
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        self.process.wait()
+        raise SystemExit(f"bench: the worker for {self.turn} failed; its error is above")
 
 
 def measure(comparison: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
@@ -367,7 +363,7 @@ def measure(comparison: TurnTaking, rounds: int, warmup: int) -> dict[str, Any]:
     for i in range(warmup + rounds):
         for worker in workers if i % 2 == 0 else reversed(workers):
             time.sleep(PAUSE_SECONDS)
-            answers[worker.turn].append(worker.run(sizes.steps))
+            answers[worker.turn].append(worker.answer(json.dumps({"steps": sizes.steps})))
     return {
         "workers": descriptions,
         "peak_bytes": {turn: given[-1]["peak_bytes"] for turn, given in answers.items()},

@@ -15,13 +15,13 @@ class ResultRow:
     Args:
         model: as the paper calls it.
         parameters: in millions; None where the paper does not say.
-        result: in the table's unit.
+        result: in the table's unit; None for a model that the table does not have.
         finetuned: with the two-step fine-tuning of Table 5.
     """
 
     model: str
     parameters: int | None
-    result: float
+    result: float | None
     finetuned: bool = False
 
 
@@ -40,15 +40,8 @@ class ResultTable:
     rows: tuple[ResultRow, ...]
 
     def row(self, model: str, finetuned: bool = False) -> ResultRow:
-        """Return the row of a model.
-
-        Raises:
-            KeyError: the table has no such row.
-        """
-        for row in self.rows:
-            if (row.model, row.finetuned) == (model, finetuned):
-                return row
-        raise KeyError(f"{model} is none of {', '.join(row.model for row in self.rows)}")
+        """Return the row of a model."""
+        return next(row for row in self.rows if (row.model, row.finetuned) == (model, finetuned))
 
 
 TABLE_1 = ResultTable(
@@ -116,7 +109,7 @@ MAIN_RESULTS = {1: TABLE_1, 2: TABLE_2, 3: TABLE_3, 4: TABLE_4, 5: TABLE_5}
 
 @dataclass(frozen=True)
 class Table6Row:
-    """One row of Table 6: WikiText-103, 128M parameters, backpropagation length 128, perplexity.
+    """One row of Table 6 or 10: WikiText-103, 128M parameters, perplexity.
 
     Args:
         recurrence: with memory.
@@ -125,6 +118,7 @@ class Table6Row:
         ppl_init: evaluated with the training lengths.
         ppl_best: evaluated with the best attention length.
         attention_length: shortest that reaches `ppl_best`, in tokens.
+        segment_len: backpropagation length.
     """
 
     recurrence: bool
@@ -133,6 +127,7 @@ class Table6Row:
     ppl_init: float
     ppl_best: float
     attention_length: int
+    segment_len: int = 128
 
 
 TABLE_6 = (
@@ -222,28 +217,10 @@ TABLE_8 = (
 )
 
 
-@dataclass(frozen=True)
-class Table10Row:
-    """One row of Table 10: relative encoding at equal GPU memory, perplexity.
-
-    Without recurrence, the memory that recurrence would take is spent on longer segments.
-
-    Args:
-        segment_len: backpropagation length.
-        recurrence, loss, ppl_init, ppl_best, attention_length: as in `Table6Row`.
-    """
-
-    segment_len: int
-    recurrence: bool
-    loss: str
-    ppl_init: float
-    ppl_best: float
-    attention_length: int
-
-
 TABLE_10 = (
-    Table10Row(128, True, "full", 27.02, 26.77, 500),
-    Table10Row(128, True, "half", 28.69, 28.33, 460),
-    Table10Row(176, False, "full", 28.43, 27.98, 400),
-    Table10Row(172, False, "half", 28.83, 28.83, 120),
+    Table6Row(True, "relative", "full", 27.02, 26.77, 500),
+    Table6Row(True, "relative", "half", 28.69, 28.33, 460),
+    Table6Row(False, "relative", "full", 28.43, 27.98, 400, segment_len=176),
+    Table6Row(False, "relative", "half", 28.83, 28.83, 120, segment_len=172),
 )
+"""Equal GPU memory: without recurrence, what its memory would take is spent on longer segments."""

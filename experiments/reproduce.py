@@ -6,6 +6,8 @@ and write `report.html`, `report.md` and `results.json`. After an interruption t
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -16,12 +18,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.claims import judged
-from experiments.engine.jobs import composed
-from experiments.engine.outcomes import Outcomes
+from experiments.engine.jobs import Outcomes, composed
 from experiments.engine.plan import Plan, Stopwatch, make_plan
-from experiments.engine.setup import Setup, parse
-from experiments.report.assemble import assemble
-from experiments.report.rendering import write_report
+from experiments.engine.profiles import PROFILES, Setup
+from experiments.report.pages import assemble, write_report
 from experiments.tables import (
     appendix_e,
     beyond,
@@ -57,7 +57,7 @@ ON_REQUEST = ("beyond",)  # made only if --only names them: the default run has 
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 2 with one message on bad input or a failed job."""
-    setup = parse(words, tuple(SECTIONS), __doc__, ON_REQUEST)
+    setup = parse(words)
     try:
         reproduce(setup)
     except UserError as error:
@@ -70,6 +70,57 @@ def main(words: list[str] | None = None) -> int:
         print("reproduce: stopped; the same command continues from here", file=sys.stderr)
         return 130
     return 0
+
+
+def parse(words: list[str] | None = None) -> Setup:
+    """Return the settings that a command line asks for; exit with status 2 and one line on bad input.
+
+    Args:
+        words: the command line; None for that of this process.
+    """
+    parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=__doc__)
+    parser.add_argument("--profile", choices=PROFILES, default="laptop", help="sizes and lengths; also as profile=NAME")
+    parser.add_argument("--plan", action="store_true", help="print all jobs and their estimated time, run nothing")
+    only = f"sections to make, with commas: {','.join(SECTIONS)}; default: all but {','.join(ON_REQUEST)}"
+    parser.add_argument("--only", default=None, help=only)
+    parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
+    parser.add_argument("--parallel", type=int, default=None, help="jobs at once; default: one for each core or GPU")
+    parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
+    parser.add_argument("--prefix", default="", help="words before every job's command, such as 'srun --nodes 2'")
+    parser.add_argument("overrides", nargs="*", help="appended to every txl train, such as data=file data.path=…")
+    options = parser.parse_intermixed_args(words)
+    overrides = [word for word in options.overrides if not word.startswith("profile=")]
+    for word in options.overrides:
+        if word.startswith("profile="):
+            options.profile = word.partition("=")[2]
+            if options.profile not in PROFILES:
+                parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
+    if options.parallel is not None and options.parallel < 1:
+        parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
+    sections = [name for name in SECTIONS if name not in ON_REQUEST]
+    if options.only is not None:
+        sections = list(dict.fromkeys(options.only.split(",")))
+    if unknown := [name for name in sections if name not in SECTIONS]:
+        parser.error(f"--only {','.join(unknown)}: must be of {', '.join(SECTIONS)}")
+    try:
+        prefix = tuple(shlex.split(options.prefix))
+    except ValueError as error:
+        parser.error(f"--prefix {options.prefix}: {error}")
+    arguments = [] if options.only is None else [f"--only={options.only}"]
+    arguments += [] if options.logger == "wandb" else [f"--logger={options.logger}"]
+    arguments += overrides
+    command = "make reproduce" + ("" if options.profile == "laptop" else f" PROFILE={options.profile}")
+    return Setup(
+        profile=PROFILES[options.profile],
+        overrides=tuple(overrides),
+        directory=(options.directory or Path("reports") / options.profile).resolve(),
+        planning=options.plan,
+        sections=tuple(sections),
+        parallel=options.parallel,
+        logger=options.logger,
+        prefix=prefix,
+        command=command + (f" ARGS={shlex.quote(shlex.join(arguments))}" if arguments else ""),
+    )
 
 
 def reproduce(setup: Setup) -> None:
@@ -124,10 +175,10 @@ def run(plan: Plan) -> dict[str, Any]:
     with Stopwatch(setup.directory / "clock.json", restart) as watch:
         if restart:
             ended.unlink()
-        plan.runner.run(plan.jobs, plan.progress, watch.tick)
+        plan.run(watch.tick)
         outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs))
         sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
-        return assemble(setup, plan.jobs, plan.runner, sections, judged(sections), setup.command, watch)
+        return assemble(plan, outcomes, sections, judged(sections), watch)
 
 
 def publish(setup: Setup, page: Path) -> None:

@@ -1,4 +1,4 @@
-"""Jobs: calls of `txl`, each identified by a hash of everything that its numbers depend on."""
+"""Jobs: calls of `txl`, each identified by a hash of everything that its numbers depend on; their result files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -24,10 +25,9 @@ from txl_lightning.jobs.identity import code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor
 from txl_lightning.training.precision import resolve_precision
 
+Unit = Literal["bpc", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
-PATH_IN_RUNS = re.compile(rf"{RUNS}(/\.\.)?([^,\]]*)")
-# Options for which the key has something else (the corpus's checksum), or that the runner sets for all trainings.
-NOT_IN_KEYS = ("data.path", "trainer.num_threads")
+PATH_IN_RUNS = re.compile(rf"{RUNS}([^,\]]*)")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Job:
         overrides: arguments of the command; `@runs` stands for the folder of all runs.
         arm: the arm of the comparison, in words.
         seed: seed of a training; None for measurements.
-        tags: tags of the W&B run.
         needs: names of the jobs whose files it reads.
         alone: measures time, so no other job may run meanwhile.
         sections: sections of the report that use it.
@@ -51,7 +50,6 @@ class Job:
     overrides: tuple[str, ...]
     arm: str
     seed: int | None = None
-    tags: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     alone: bool = False
     sections: tuple[str, ...] = field(default=(), compare=False)
@@ -63,19 +61,12 @@ class Job:
 
     def overrides_in(self, runs: Path) -> tuple[str, ...]:
         """Return the overrides with the folder of all runs in place of `@runs`."""
-
-        def path(found: re.Match[str]) -> str:
-            return path_value(f"{runs.parent if found[1] else runs}{found[2]}")
-
-        return tuple(PATH_IN_RUNS.sub(path, word) for word in self.overrides)
-
-    def words(self, runs: Path) -> list[str]:
-        """Return the command line of `txl`, without the run directory."""
-        return [self.command, *self.overrides_in(runs)]
+        return tuple(PATH_IN_RUNS.sub(lambda found: path_value(f"{runs}{found[1]}"), word) for word in self.overrides)
 
 
 def path_value(path: str) -> str:
-    """Return a path as the value of an override, in quotes if it has signs of Hydra's grammar such as `(`."""
+    """Return a path without `..` as the value of an override, in quotes if it has signs of Hydra's grammar."""
+    path = os.path.normpath(path)
     return path if re.fullmatch(r"[\w/.-]+", path, re.ASCII) else quoted(path)
 
 
@@ -128,11 +119,6 @@ def _defaults(command: str) -> Any:
     return OmegaConf.to_container(_composed(command), resolve=True)
 
 
-def code_version() -> str:
-    """Return the SHA-256 of the code of all commands."""
-    return code_of(*(f"{row.package}.command" for row in COMMANDS.values()))
-
-
 def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
     """Return a hash of what each job depends on, by job name: code, options, corpus, the jobs that it needs.
 
@@ -148,8 +134,7 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
         depends |= {"needs": [made[name] for name in job.needs]}
         if job.command == "train":
             options = with_influence(plain(composed(job.overrides)))
-            depends |= {"corpus": corpora[job.name]}
-            depends |= {"options": {name: value for name, value in options.items() if name not in NOT_IN_KEYS}}
+            depends |= {"options": options | {"data.path": corpora[job.name]}}  # the text counts, not its place
         else:
             depends |= {"defaults": _defaults(job.command), "overrides": job.overrides}
         made[job.name] = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
@@ -182,3 +167,50 @@ def _at_hand(config: str, downloads: str | None) -> bool:
     except UserError:  # incomplete or damaged
         return False
     return True
+
+
+def unit_of(metrics: Mapping[str, Any]) -> Unit:
+    """Return the unit of a training's losses: `ppl` (perplexity) for words, else `bpc` (bits per character or byte)."""
+    return "ppl" if metrics["corpus"]["level"] in ("word", "bpe") else "bpc"
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Result files of finished jobs.
+
+    Args:
+        runs: folder of all runs.
+        figures: folder of the report's figures.
+        jobs: all jobs of the reproduction; the spread between seeds is pooled over them.
+    """
+
+    runs: Path
+    figures: Path
+    jobs: tuple[Job, ...] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """Unit of the losses of the reproduction's trainings."""
+        return next(unit_of(self.metrics(job)) for job in self.jobs if job.command == "train")
+
+    def result(self, job: Job, file: str) -> dict[str, Any]:
+        """Read a JSON file of a job.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        path = self.runs / job.name / file
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from error
+        return found
+
+    def metrics(self, job: Job) -> dict[str, Any]:
+        """Read `metrics.json` of a training."""
+        return self.result(job, "metrics.json")
+
+    def figure(self, name: str) -> tuple[Path, str]:
+        """Return the path of a figure, and the same relative to the report's folder; make its folder."""
+        self.figures.mkdir(parents=True, exist_ok=True)
+        return self.figures / name, f"{self.figures.name}/{name}"

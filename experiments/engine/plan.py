@@ -1,179 +1,265 @@
-"""Plan of a reproduction: its jobs, an estimate of their time, and the progress while they run."""
+"""Plan of a reproduction: its jobs, which of them are finished, what the others cost, and how they run."""
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
+import signal
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
-from experiments.engine.jobs import Job, composed, corpus_checksum, keys, merge
-from experiments.engine.outcomes import read_json
-from experiments.engine.profiles import Profile
-from experiments.engine.runner import Runner
-from experiments.engine.setup import Setup, default_parallel, make_slots
+import torch
+
+from experiments.engine.jobs import Job, composed, corpus_checksum, keys, merge, path_value
+from experiments.engine.profiles import Profile, Setup
+from txl_lightning.cli import main
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_json
-from txl_lightning.jobs.processes import Jobs
+from txl_lightning.jobs.folder import JobFolder
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
 from txl_lightning.jobs.progress import Progress, clock
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.training.progress import PROGRESS_FILE
 
+MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
+RECORD, LOG = "job.json", "log.txt"
+RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "generation.json"}  # else COMMAND.json
+PRELOADED = (
+    "txl_lightning.command_line.hydra_app",
+    "txl_lightning.training.run",
+    "txl_lightning.evaluation.perplexity.command",
+    "wandb",
+)
 SEEN = 0.1  # share of its steps from which a running training shows its speed
 SAVE_EVERY_SECONDS = 5.0
 
 
 @dataclass
-class Estimate:
-    """Estimated seconds of a job, from the trainings finished in this directory or else from the profile.
-
-    Args:
-        profile: source of `tokens_per_second` and `seconds`.
-        runner: knows the runs of this directory.
-    """
-
-    profile: Profile
-    runner: Runner
-
-    def seconds(self, job: Job) -> float:
-        """Return the wall-clock seconds of one job."""
-        fixed = self.profile.seconds[job.command]
-        if job.command != "train":
-            return fixed
-        return fixed + tokens_read(job) * token_cost(job, self.profile) / self.tokens_per_second
-
-    @cached_property
-    def tokens_per_second(self) -> float:
-        """Median speed of the finished trainings, or the profile's if there is none."""
-        rates = [rate for name in self.runner.keys if (rate := _speed(self.runner.runs / name))]
-        return sorted(rates)[len(rates) // 2] if rates else self.profile.tokens_per_second
-
-    @property
-    def source(self) -> str:
-        """Origin of `tokens_per_second`, in words."""
-        measured_here = self.tokens_per_second != self.profile.tokens_per_second
-        return "as the finished trainings here had" if measured_here else self.profile.measured
-
-
-@dataclass(frozen=True)
 class Plan:
-    """Jobs of a reproduction and the runner for them.
+    """Jobs of a reproduction. `job.json` in a job's folder records the key it ran with and whether it succeeded.
 
     Args:
         setup: settings.
         jobs: all of them, each after the jobs it needs.
-        runner: runs them; knows which are finished.
-        parallel: jobs that run at once.
+        keys: hash of everything that a job depends on, by job name.
+        slots: environment variables of each job that may run at once, such as its GPU.
     """
 
     setup: Setup
     jobs: list[Job]
-    runner: Runner
-    parallel: int
-
-    @property
-    def estimate(self) -> Estimate:
-        """Estimated time of each job."""
-        return Estimate(self.setup.profile, self.runner)
+    keys: dict[str, str]
+    slots: list[dict[str, str]]
 
     @property
     def cores_in_use(self) -> int:
         """Jobs that really run at once: more jobs than cores share the cores."""
-        return min(self.parallel, cores())
+        return min(len(self.slots), cores())
 
     @property
     def finished(self) -> list[Job]:
-        """Jobs that need not run again."""
-        return [job for job in self.jobs if self.runner.is_finished(job)]
+        """Jobs that need not run again: they succeeded with their present key, and their result can be read."""
+        return [
+            job
+            for job in self.jobs
+            if (record := self.record(job)).get("done")
+            and record.get("key") == self.keys[job.name]
+            and self.folder(job).result is not None
+        ]
 
-    def progress(self, jobs: Jobs[Job]) -> Progress[Job]:
-        """Return the progress of running jobs, with steps and loss of each training."""
-        return Progress(
-            jobs,
-            self.estimate.seconds,
-            self.cores_in_use,
-            describe=lambda job: training_progress(self.runner.folder(job).path),
-            share=lambda job: training_share(self.runner.folder(job).path),
-        )
+    def folder(self, job: Job) -> JobFolder:
+        """Return the folder that a job writes into."""
+        return JobFolder(self.setup.runs / job.name, RECORD, RESULTS.get(job.command, f"{job.command}.json"))
+
+    def record(self, job: Job) -> dict[str, Any]:
+        """Return `key`, `seconds`, `done` and `command` of a job's last run; empty if there was none."""
+        return self.folder(job).record
+
+    def seconds(self, job: Job) -> float:
+        """Return the estimated wall-clock seconds of one job."""
+        profile = self.setup.profile
+        fixed = profile.seconds[job.command]
+        if job.command != "train":
+            return fixed
+        return fixed + tokens_read(job) * token_cost(job, profile) / self.tokens_per_second
+
+    @cached_property
+    def tokens_per_second(self) -> float:
+        """Median speed of the finished trainings in this directory, or the profile's if there is none."""
+        results = (self.folder(job).result for job in self.jobs if job.command == "train")
+        rates = [found["tokens"] / found["seconds"] for found in results if found and found.get("seconds")]
+        return median_high(rates) if rates else self.setup.profile.tokens_per_second
 
     def summary(self) -> str:
         """Return one line: how many jobs there are, how many are finished, and where they write."""
-        finished = self.finished
-        stale = [job for job in self.jobs if job not in finished and self.runner.record(job).get("done")]
-        rerun = (
-            f" ({len(stale)} more had other settings, code or text, or a damaged result, and run again)"
-            if stale
-            else ""
-        )
+        setup, finished = self.setup, self.finished
+        stale = sum(bool(self.record(job).get("done")) for job in self.jobs if job not in finished)
+        rerun = f" ({stale} more had other settings, code or text, or a damaged result, and run again)" if stale else ""
         return (
-            f"profile {self.setup.profile.name}: {len(self.jobs)} jobs, {len(finished)} of them finished before"
-            f"{rerun}, {self.parallel} at once, into {os.path.relpath(self.setup.directory)}"
+            f"profile {setup.profile.name}: {len(self.jobs)} jobs, {len(finished)} of them finished before"
+            f"{rerun}, {len(self.slots)} at once, into {os.path.relpath(setup.directory)}"
         )
 
     def table(self) -> str:
         """Return every job with its sections, its state and its estimated time, and the sums, as Markdown."""
-        estimate, finished, setup = self.estimate, self.finished, self.setup
-        rows, left, left_alone = [], 0.0, 0.0
+        setup, profile, finished = self.setup, self.setup.profile, self.finished
+        rows, left = [], 0.0
         for job in self.jobs:
-            seconds = estimate.seconds(job)
+            seconds = self.seconds(job)
             if job not in finished:
-                left_alone, left = (left_alone + seconds, left) if job.alone else (left_alone, left + seconds)
+                left += seconds if job.alone else seconds / self.cores_in_use
             size = f"{tokens_read(job):,} tokens" if job.command == "train" else ""
             state = "finished" if job in finished else clock(seconds)
             rows.append([job.name, job.command, size, ", ".join(job.sections), state])
         trainings = [job for job in self.jobs if job.command == "train"]
+        measured_here = self.tokens_per_second != profile.tokens_per_second
+        source = "as the finished trainings here had" if measured_here else profile.measured
+        planned = {job.name for job in self.jobs}
+        absent = [name for name in profile.main if f"published-{name}" not in planned]
         lines = [
             markdown_table(["job", "txl", "size", "used by", "time"], rows),
-            f"profile {setup.profile.name}: {len(trainings)} trainings, {len(self.jobs) - len(trainings)} "
-            f"measurements, {self.parallel} at once",
-            f"left: about {clock(left / self.cores_in_use + left_alone)}, at {estimate.tokens_per_second:,.0f} "
-            f"tokens/s of a training ({estimate.source})",
-            *self._left_out(),
-            f"needs: {setup.profile.needs}",
-            f"into {setup.directory}",
-            *(f"a training: txl {' '.join(job.words(setup.runs))}" for job in trainings[:1]),
+            f"profile {profile.name}: {len(trainings)} trainings, {len(self.jobs) - len(trainings)} "
+            f"measurements, {len(self.slots)} at once",
+            f"left: about {clock(left)}, at {self.tokens_per_second:,.0f} tokens/s of a training ({source})",
         ]
+        if absent and "main_results" in setup.sections:
+            lines.append(f"not planned, because their corpora are not in data.root or TXL_DATA: {', '.join(absent)}")
+        lines += [f"needs: {profile.needs}", f"into {setup.directory}"]
+        lines += [f"a training: txl train {' '.join(job.overrides_in(setup.runs))}" for job in trainings[:1]]
         return "\n".join(lines)
 
-    def _left_out(self) -> list[str]:
-        """Line on the published models that are not planned."""
-        setup = self.setup
-        planned = {job.name for job in self.jobs}
-        names = [name for name in setup.profile.main if f"published-{name}" not in planned]
-        if "main_results" not in setup.sections or not names:
-            return []
-        return [f"not planned, because their corpora are not in data.root or TXL_DATA: {', '.join(names)}"]
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Run all jobs that are not finished; jobs that measure time run last, one at a time.
+
+        Args:
+            tick: called ten times a second.
+
+        Raises:
+            UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
+            KeyboardInterrupt: raised after the running jobs have saved their state and stopped.
+        """
+        finished = self.finished
+        jobs = Jobs(
+            [job for job in self.jobs if job not in finished],
+            self._start,
+            self._end,
+            n_slots=len(self.slots),
+            first_signal=signal.SIGTERM,  # srun hands it on at once
+            done={job.name for job in finished},
+        )
+        progress = Progress(
+            jobs,
+            self.seconds,
+            self.cores_in_use,
+            describe=lambda job: training_progress(self.folder(job).path),
+            share=lambda job: training_share(self.folder(job).path),
+        )
+
+        def show() -> None:
+            progress.show()
+            tick()
+
+        jobs.show = show
+        try:
+            jobs.run()
+        finally:
+            progress.close()
+        if jobs.failed:
+            raise UserError("\n".join(jobs.failed.values()))
+
+    def _start(self, job: Job, slot: int) -> JobProcess:
+        folder = self.folder(job)
+        with folder.locked():  # by a job of a killed runner, for moments
+            if folder.record.get("key") != self.keys[job.name]:
+                folder.clear()
+            self._write_record(job, 0.0, done=False)
+        words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
+        words += [f"hydra.run.dir={path_value(str(folder.path))}"]
+        words += ["resume=auto"] if job.command == "train" else []
+        log = folder.path / LOG
+        variables, prefix = self.slots[slot], self.setup.prefix
+        return JobProcess(run_txl, folder, words, prefix, variables=variables, log=log, modules=PRELOADED)
+
+    def _options(self, job: Job) -> list[str]:
+        """Return overrides that change no number: threads, the progress file, the logger."""
+        setup, training = self.setup, job.command == "train"
+        # On CPU one thread for each job, however many run at once: the order of sums depends on the number of threads.
+        threads = 1 if setup.profile.accelerator == "cpu" else max(1, cores() // len(self.slots))
+        threads = cores() if job.alone else threads
+        words = ["trainer.progress_file=true"] if training else []
+        words.append(f"{'trainer.' if training else ''}num_threads={threads}")
+        if setup.logger == "wandb" and job.command in COMMANDS_WITH_LOGGER:
+            tags = ",".join((setup.profile.name, *job.sections))
+            return [*words, "logger=wandb", f"logger.group={job.sections[0]}", f"logger.tags=[{tags}]"]
+        return [*words, f"logger={setup.logger}"] if training else words
+
+    def _end(self, job: Job, ended: Ended) -> str | None:
+        if ended.status is None:
+            return f"{job.name} {ended.problem}"
+        folder = self.folder(job)
+        self._write_record(job, ended.seconds, done=ended.status == 0)
+        if ended.status == 0 and folder.result is not None:
+            return None
+        log = folder.path / LOG
+        output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        how = ended.problem if ended.status else f"left no {folder.result_file}"
+        return f"{job.name} {how}: {output[-1] if output else 'no output'} ({log})"
+
+    def _write_record(self, job: Job, seconds: float, done: bool) -> None:
+        """Write `job.json`; `seconds` are added to those of the interrupted runs before."""
+        total = round(self.record(job).get("seconds", 0.0) + seconds, 2)
+        command = shlex.join(["txl", job.command, *job.overrides])
+        self.folder(job).write({"key": self.keys[job.name], "done": done, "seconds": total, "command": command})
+
+
+def run_txl(folder: JobFolder, words: list[str], prefix: tuple[str, ...]) -> None:
+    """Run `txl` in the process of a job, or a command that begins with a prefix in its place."""
+    with folder.locked() as lock:
+        if prefix:
+            execute([*prefix, sys.executable, "-m", "txl_lightning.cli", *words], lock.fileno())
+        sys.argv = ["txl", *words]
+        main()
 
 
 def make_plan(setup: Setup, jobs_by_section: dict[str, list[Job]]) -> Plan:
-    """Merge the jobs of all sections, identify each by what it depends on, and make the runner.
+    """Merge the jobs of all sections, and identify each by what it depends on.
 
     Raises:
         UserError: a corpus is missing, or there are too few GPUs.
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
     jobs = merge(jobs_by_section)
-    parallel = setup.parallel or default_parallel(setup.profile)
     trainings = {job.name: composed(job.overrides_in(setup.runs)) for job in jobs if job.command == "train"}
     checksums = {name: corpus_checksum(config.data, setup.planning) for name, config in trainings.items()}
-    # On CPU one thread for each job, however many run at once: the order of summation depends on the number of threads.
-    threads = 1 if setup.profile.accelerator == "cpu" else max(1, cores() // parallel)
-    runner = Runner(
-        runs=setup.runs,
-        keys=keys(jobs, checksums),
-        slots=[{}] if setup.planning else make_slots(setup.profile, parallel),
-        options=lambda job: _options(job, setup, cores() if job.alone else threads),
-        prefix=setup.prefix,
-    )
-    return Plan(setup, jobs, runner, parallel)
+    return Plan(setup, jobs, keys(jobs, checksums), make_slots(setup))
+
+
+def make_slots(setup: Setup) -> list[dict[str, str]]:
+    """Return the environment variables of each job that runs at once: on GPUs, each has GPUs of its own.
+
+    Raises:
+        UserError: there are too few GPUs, and not only a plan is asked for.
+    """
+    profile, n = setup.profile, setup.profile.devices
+    if profile.accelerator != "gpu":
+        return [{} for _ in range(setup.parallel or min(MAX_DEFAULT_PARALLEL, cores()))]
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    parallel = setup.parallel or max(1, len(found) // n)
+    if parallel == 1 or setup.planning:
+        return [{} for _ in range(parallel)]
+    if parallel * n > len(found):
+        raise UserError(f"--parallel {parallel}: needs {parallel * n} GPUs, {len(found)} are visible")
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(found[i * n : (i + 1) * n])} for i in range(parallel)]
 
 
 def tokens_read(job: Job) -> int:
@@ -197,29 +283,10 @@ def _layer_weights(model: Any) -> int:
     return int(model.n_layer * (attention + matrices * model.d_model * model.d_inner))
 
 
-def _options(job: Job, setup: Setup, threads: int) -> list[str]:
-    """Return overrides that change no number: threads, the progress file, the logger."""
-    training = job.command == "train"
-    words = [f"trainer.num_threads={threads}", "trainer.progress_file=true"] if training else [f"num_threads={threads}"]
-    if setup.logger == "wandb" and job.command in COMMANDS_WITH_LOGGER:
-        tags = ",".join((setup.profile.name, *job.sections))
-        return [*words, "logger=wandb", f"logger.group={job.sections[0]}", f"logger.tags=[{tags}]"]
-    return [*words, f"logger={setup.logger}"] if training else words
-
-
-def _speed(run: Path) -> float | None:
-    """Return the tokens/s of a finished training."""
-    try:
-        metrics = read_json(run / "metrics.json")
-        return float(metrics["tokens"]) / float(metrics["seconds"])
-    except (UserError, KeyError, ZeroDivisionError):
-        return None
-
-
 def training_progress(run: Path) -> str:
     """Return steps and loss of a training, such as `600/1500 bpc 2.610`, from its progress file; empty without one."""
     state = _training_state(run)
-    if state is None:
+    if not state:
         return ""
     loss = "" if state["loss"] is None else f" {state['unit']} {state['loss']:.3f}"
     return f"{state['steps']}/{state['max_steps']}{loss}"
@@ -228,17 +295,13 @@ def training_progress(run: Path) -> str:
 def training_share(run: Path) -> tuple[float, float] | None:
     """Return the share of its steps that a training has done, and their seconds; None before it shows a speed."""
     state = _training_state(run)
-    if state is None or state["steps"] < SEEN * state["max_steps"]:
+    if not state or state["steps"] < SEEN * state["max_steps"]:
         return None
     return state["steps"] / state["max_steps"], state["seconds"]
 
 
-def _training_state(run: Path) -> dict[str, Any] | None:
-    try:
-        state: dict[str, Any] = json.loads((run / PROGRESS_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    return state
+def _training_state(run: Path) -> dict[str, Any]:
+    return JobFolder(run, PROGRESS_FILE).record
 
 
 class Stopwatch:
@@ -255,14 +318,12 @@ class Stopwatch:
     def __init__(self, path: Path, restart: bool) -> None:
         self.path = path
         self.began, self._before = datetime.now(timezone.utc).isoformat(timespec="seconds"), 0.0
-        if path.exists() and not restart:
-            with suppress(ValueError, KeyError, TypeError):
-                found = json.loads(path.read_text())
-                self.began, self._before = str(found["began"]), float(found["seconds"])
+        found = {} if restart else JobFolder(path.parent, path.name).record  # {} if there is none or it is damaged
+        if found:
+            self.began, self._before = found["began"], found["seconds"]
         self._started = self._saved = time.perf_counter()
 
     def __enter__(self) -> Stopwatch:
-        self._started = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.report.claims_picture import ALT, FILE
-from experiments.report.rendering import pipe_table
-from experiments.report.text import SIGNS, claim_text, duration
+from experiments.report.pages import pipe_table
+from experiments.report.sections import duration
+from experiments.report.verdicts import ALT, FILE, SIGNS, claim_text
 from txl_lightning.files import write_text
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,8 @@ def _run(results: Mapping[str, Any]) -> list[str]:
     size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} tokens of training each"
     for number, claim in enumerate(results["claims"], 1):
         text = claim_text(claim)
-        effect = f"{text.relative} {text.relative_interval}".strip()
-        rows.append([str(number), SIGNS[claim["mark"]], claim["short"], effect, text.theirs])
+        effect = f"{text['relative']} {text['relative_interval']}".strip()
+        rows.append([str(number), SIGNS[claim["mark"]], claim["short"], effect, text["theirs"]])
     return [
         f"`{results['command']}` took {duration(results['seconds']['wall'])} on {machine['cores']} cores of an "
         f"{machine['processor']}: {len(trainings)} runs of {size}, and their measurements.",

@@ -1,19 +1,22 @@
-"""Sections of the report: tables, figures and samples, and their form in `results.json`."""
+"""Sections of the report: tables, figures and samples, the text of their cells, and their form in `results.json`."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import statistics
-from collections.abc import Mapping
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes
+from experiments.engine.jobs import Job, Outcomes
 
 DIGITS = {"bpc": 3, "ppl": 2}
 HEADINGS = {"label": "", "ours": "here", "paper": "paper"}
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories that a page cannot show
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,22 @@ class Table:
     rows: Mapping[str, Row]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def filled(
+        cls,
+        id: str,
+        caption: str,
+        rows: Mapping[str, Entry],
+        columns: Mapping[Column, Callable[[Entry], Cell | str]],
+        notes: tuple[str, ...] = (),
+    ) -> Table:
+        """Return a table with a row for each entry, from functions that return an entry's cell in each column."""
+        cells = {
+            key: {column.key: _as_cell(value(entry)) for column, value in columns.items()}
+            for key, entry in rows.items()
+        }
+        return cls(id, caption, tuple(columns), cells, notes)
+
     def number(self, row: str, column: str) -> Number:
         """Return a cell that holds a number.
 
@@ -144,6 +163,10 @@ class Table:
     def numbers(self) -> list[Number]:
         """All cells that hold a number."""
         return [found for row in self.rows.values() for found in row.values() if isinstance(found, Number)]
+
+
+def _as_cell(value: Cell | str) -> Cell:
+    return Text(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -171,15 +194,14 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, tuple[st
         job: it drew them.
         captions: caption and alt of each figure, by the name of its files.
     """
-    outcomes.figures.mkdir(parents=True, exist_ok=True)
     found = []
     for name, (caption, alt) in captions.items():
-        files: dict[str, str] = {}
+        files = {}
         for suffix in ("png", "svg"):
             source = outcomes.runs / job.name / f"{name}.{suffix}"
             if source.is_file():
-                shutil.copyfile(source, outcomes.figures / f"{job.name}_{name}.{suffix}")
-                files[suffix] = f"{outcomes.figures.name}/{job.name}_{name}.{suffix}"
+                path, files[suffix] = outcomes.figure(f"{job.name}_{name}.{suffix}")
+                shutil.copyfile(source, path)
         if "png" in files:
             found.append(Figure(files["png"], files.get("svg"), caption, alt))
     return tuple(found)
@@ -238,3 +260,97 @@ def to_json(part: Any) -> Any:
     if isinstance(part, Table):
         plain |= {"rows": list(plain["rows"].values()), "row_keys": list(part.rows)}
     return plain
+
+
+def decimal(value: float, digits: int, signed: bool = False) -> str:
+    """Format a number: 1234.5 -> 1,234.5, with a minus sign (−); `signed` adds a plus sign."""
+    text = f"{value:{'+' if signed else ''},.{int(digits)}f}"
+    if not any(digit in text for digit in "123456789"):
+        text = text.lstrip("+-")  # zero after rounding
+    return text.replace("-", "−")
+
+
+def percent(value: float) -> str:
+    """Format an effect in percent, with its sign; with a decimal below 100 %."""
+    return f"{decimal(value, 1 if abs(value) < 100 else 0, signed=True)}\u00a0%"
+
+
+def interval(low: float | None, high: float | None, digits: int, *, signed: bool = False) -> str:
+    """Format an interval, `[−0.04, 0.40]`; with one end, `[−∞, −0.04]`; empty without ends."""
+    if low is None and high is None:
+        return ""
+    while digits < 6 and any(value and not round(value, digits) for value in (low, high)):
+        digits += 1  # on which side of zero an end lies must be visible
+    ends = [
+        sign + "∞" if end is None else decimal(end, digits, signed=signed) for sign, end in (("−", low), ("+", high))
+    ]
+    return f"[{', '.join(ends)}]"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration: 75.1 -> 75 s; 5000 -> 1 h 23 min."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def visible(text: str) -> str:
+    """Escape characters that a page cannot show (controls, lone surrogates), except line ends and tabs."""
+    return "".join(
+        sign if sign in "\n\t" or unicodedata.category(sign) not in HIDDEN else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
+
+
+def cell_text(found: Cell, common: Sequence[str] = ()) -> str:
+    """Return a cell with ±, interval and ≥, without its unit; with its count n if it has other seeds than `common`."""
+    if not isinstance(found, Number):
+        return visible(found.text) if isinstance(found, Text) else ""
+    text = ("≥ " if found.at_least else "") + decimal(found.value, found.digits)
+    if found.standard_error is not None:
+        text += f" ± {decimal(found.standard_error, found.digits)}"
+    if ends := interval(found.low, found.high, found.digits):
+        text += f" {ends}"
+    return f"{text} (n = {len(found.by_seed)})" if found.by_seed and set(found.by_seed) != set(common) else text
+
+
+def seeds_text(found: Cell) -> str:
+    """Return the values of a mean by seed; empty for other cells."""
+    if not isinstance(found, Number) or not found.by_seed:
+        return ""
+    values = sorted(found.by_seed.items(), key=lambda item: int(item[0]))
+    return "; ".join(f"seed {seed}: {decimal(value, found.digits)}" for seed, value in values)
+
+
+def common_seeds(table: Table) -> tuple[str, ...]:
+    """Return the seeds that most means of a table are over."""
+    seeds = Counter(tuple(sorted(found.by_seed, key=int)) for found in table.numbers if found.by_seed)
+    return seeds.most_common(1)[0][0] if seeds else ()
+
+
+def notes(table: Table) -> list[str]:
+    """Return the notes of a table, then the meaning of the signs in its cells."""
+    common = common_seeds(table)
+    seeds = f"seed{'s' if len(common) > 1 else ''} {', '.join(common)} (n = {len(common)})"
+    texts = list(table.notes)
+    if len(common) > 1:
+        texts.append(f"Here: mean ± standard error over {seeds}; a cell with other seeds has its own n.")
+    elif common:
+        texts.append(f"Here: {seeds}, so without a standard error; a cell with more seeds has its own n.")
+    if any(found.low is not None or found.high is not None for found in table.numbers):
+        texts.append("In brackets: a 95 % interval.")
+    if any(found.at_least for found in table.numbers):
+        texts.append("≥: as far as was measured; the value may lie beyond.")
+    return texts
+
+
+def values_by_seed(table: Table) -> tuple[list[str], list[list[str]]] | None:
+    """Return header and rows of the values by seed: labels in one column, then each column that has such values."""
+    labels = [column.key for column in table.columns if column.of == "label"]
+    shown = [column for column in table.columns if any(seeds_text(row[column.key]) for row in table.rows.values())]
+    rows = [
+        [", ".join(filter(None, (cell_text(row[key]) for key in labels))), *(seeds_text(row[c.key]) for c in shown)]
+        for row in table.rows.values()
+    ]
+    return (["", *(column.heading for column in shown)], [row for row in rows if any(row[1:])]) if shown else None

@@ -7,9 +7,8 @@ Writes: the context, how the text continues in the corpus, and the samples.
 
 from __future__ import annotations
 
-from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes
+from experiments.engine.profiles import Setup
 from experiments.report.sections import Sample, Section
 from experiments.tables.figures_5_to_7 import training
 

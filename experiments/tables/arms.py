@@ -8,8 +8,7 @@ from typing import Literal
 
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
 from experiments.engine.jobs import Job, composed
-from experiments.engine.profiles import Profile
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import Profile, Setup
 from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
@@ -89,18 +88,16 @@ class Arm:
         return ", ".join(words + [part.name for part in (self.variant, self.corpus) if part])
 
     @property
-    def tags(self) -> tuple[str, ...]:
-        """Tags of its W&B runs."""
-        if self.baseline:
-            return (self.baseline,)
-        words = ["recurrence" if self.recurrence else "no_recurrence", self.encoding, f"{self.loss}_loss"]
-        words += [f"longer_segments_{self.longer.replace(' ', '_')}"] if self.longer else []
-        return (*words, *([self.variant.name.replace(" ", "_")] if self.variant else []))
-
-    @property
     def key(self) -> str:
         """Key of its rows in tables and beginning of the names of its runs; unlike the title, it never changes."""
-        return "-".join([*([self.corpus.name.replace(" ", "_")] if self.corpus else []), *self.tags])
+        words = [self.corpus.name] if self.corpus else []
+        if self.baseline:
+            words.append(self.baseline)
+        else:
+            words += ["recurrence" if self.recurrence else "no recurrence", self.encoding, f"{self.loss} loss"]
+            words += [f"longer segments {self.longer}"] if self.longer else []
+            words += [self.variant.name] if self.variant else []
+        return "-".join(words).replace(" ", "_")
 
     def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
         """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
@@ -140,23 +137,17 @@ class Arm:
 
 def evaluation_segments(segment_len: int, config: Config) -> list[str]:
     """Return overrides that evaluate in segments of another length and keep the number of scored tokens."""
-    evaluation = config.evaluation
-    words = [f"evaluation.segment_len={segment_len}"]
-    if evaluation.max_segments is not None:
-        words.append(
-            f"evaluation.max_segments={max(1, evaluation.max_segments * evaluation.segment_len // segment_len)}"
-        )
+    words, n_segments = [f"evaluation.segment_len={segment_len}"], config.evaluation.max_segments
+    if n_segments is not None:
+        n_segments = max(1, n_segments * config.evaluation.segment_len // segment_len)
+        words.append(f"evaluation.max_segments={n_segments}")
     return words
 
 
 def _fewer_steps(share: float, config: Config) -> list[str]:
     """Overrides for a training whose length in steps, warm-up and time between validations are a share of others'."""
-    trainer, optimizer = config.trainer, config.optimizer
-    lengths = {
-        "trainer.max_steps": trainer.max_steps,
-        "trainer.val_every_n_steps": trainer.val_every_n_steps,
-        "optimizer.warmup_steps": optimizer.warmup_steps,
-    }
+    lengths = {f"trainer.{name}": getattr(config.trainer, name) for name in ("max_steps", "val_every_n_steps")}
+    lengths["optimizer.warmup_steps"] = config.optimizer.warmup_steps
     return [f"{option}={round(steps * share)}" for option, steps in lengths.items() if steps]
 
 
@@ -170,8 +161,7 @@ def in_precision_of_training(words: Iterable[str], setup: Setup) -> tuple[str, .
 
     The precision is then part of the job's key, and the user's `trainer.precision` applies to the measurements too.
     """
-    trained = composed((f"profile={setup.profile.name}", *setup.overrides)).trainer.precision
-    precision = "bf16-mixed" if trained == "bf16-mixed" else "32-true"
+    precision = "bf16-mixed" if setup.config.trainer.precision == "bf16-mixed" else "32-true"
     return tuple(f"precision={precision}" if word == "precision=auto" else word for word in words)
 
 
@@ -202,7 +192,7 @@ def training(arm: Arm, seed: int, setup: Setup) -> Job:
     words += arm.overrides(profile, config)
     if profile.devices > 1:
         words += (f"trainer.devices={devices_for(config, profile)}",)
-    return Job(f"{arm.key}-seed{seed}", "train", (*words, f"seed={seed}"), arm.title, seed, arm.tags)
+    return Job(f"{arm.key}-seed{seed}", "train", (*words, f"seed={seed}"), arm.title, seed)
 
 
 def devices_for(config: Config, profile: Profile) -> int:

@@ -9,17 +9,16 @@ Writes: the table with RECL, speed and memory of every arm, the differences, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
-from experiments.report.sections import Row, Section, Table, Text, cell, copied_figures, label, ours, over_seeds
+from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.profiles import Setup
+from experiments.report.sections import Number, Section, Table, cell, copied_figures, label, ours, over_seeds
 from experiments.tables.arms import Arm, Variant, kept, training
 from experiments.tables.comparisons import Comparison, compare, comparisons_table
-from experiments.tables.length_sweep import OFF, ON, At, Evaluations, cells, columns, evaluations, with_sweeps
+from experiments.tables.length_sweep import OFF, ON, At, Evaluations, evaluations, loss_columns, with_sweeps
 from experiments.tables.table_8 import recl_cell, recl_job
 from txl_lightning.config.schemas import Config
 
@@ -135,9 +134,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
     """Return the differences that claims are judged by, and what the recipe loses without each part."""
-    parts = [(f"beyond/{arm.key}", MODERN, arm, "init") for arm in WITHOUT.values()]
+    parts: list[tuple[str, Arm, Arm, At]] = [(f"beyond/{arm.key}", MODERN, arm, "init") for arm in WITHOUT.values()]
     return [
-        compare(key, better, worse, "best" if at == "best" else "init", evaluated, outcomes)
+        compare(key, better, worse, at, evaluated, outcomes)
         for key, better, worse, at in (*COMPARED, *parts)
         if better in evaluated and worse in evaluated
     ]
@@ -149,7 +148,7 @@ def _runs(setup: Setup) -> dict[Arm, list[Job]]:
     With Adam a joint matrix of queries, keys and values has no other step: no arm for it.
     """
     profile, compared = setup.profile, set(ARMS.values())
-    muon = composed((f"profile={profile.name}", *setup.overrides)).optimizer.name == "muon"
+    muon = setup.config.optimizer.name == "muon"
     arms = [arm for arm in kept(NAMED.values(), setup) if muon or arm != WITHOUT["separate qkv"]]
     return {
         arm: [training(arm, seed, setup) for seed in (profile.seeds if arm in compared else profile.seeds_uncompared)]
@@ -163,44 +162,36 @@ def _recl(runs: dict[Arm, list[Job]], setup: Setup) -> Job:
 
 
 def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, recl: dict[str, Any], outcomes: Outcomes) -> Table:
-    unit = outcomes.unit
+    names = {arm: name for name, arm in NAMED.items() if arm in runs}
     lengths = {model["name"]: model["recl"]["0.1"] for model in recl["models"]}
-    rows: dict[str, Row] = {
-        arm.key: {
-            "arm": Text(name),
-            **cells(evaluated[arm], unit),
-            "recl": recl_cell(lengths[name]) if name in lengths else None,
-            **_cost(runs[arm], outcomes),
-        }
-        for name, arm in NAMED.items()
-        if arm in runs
-    }
-    return Table(
-        id="beyond",
-        caption=TITLE,
-        columns=(
-            label("arm"),
-            *columns(unit),
-            ours("recl", "RECL at r = 0.1", "tokens"),
-            ours("parameters", "parameters"),
-            ours("states", "memory, states of a layer"),
-            ours("speed", "training", "tokens/s"),
-            ours("peak", "peak memory of training", "MB"),
-        ),
-        rows=rows,
+    metrics = {arm: {run.seed or 0: outcomes.metrics(run) for run in arm_runs} for arm, arm_runs in runs.items()}
+
+    def states(arm: Arm) -> int:
+        memory = composed(runs[arm][0].overrides).memory
+        return memory.mem_len + memory.compressed_len
+
+    def mean(arm: Arm, value: Callable[[dict[str, Any]], float]) -> Number:
+        return over_seeds({seed: value(found) for seed, found in metrics[arm].items()}, 0)
+
+    return Table.filled(
+        "beyond",
+        TITLE,
+        {arm.key: arm for arm in names},
+        {
+            label("arm"): lambda arm: names[arm],
+            **loss_columns(evaluated, outcomes.unit),
+            ours("recl", "RECL at r = 0.1", "tokens"): lambda arm: (
+                recl_cell(lengths[names[arm]]) if names[arm] in lengths else None
+            ),
+            ours("parameters", "parameters"): lambda arm: cell(next(iter(metrics[arm].values()))["parameters"], 0),
+            ours("states", "memory, states of a layer"): lambda arm: cell(states(arm), 0),
+            ours("speed", "training", "tokens/s"): lambda arm: mean(arm, lambda run: run["tokens"] / run["seconds"]),
+            ours("peak", "peak memory of training", "MB"): lambda arm: mean(
+                arm, lambda run: run["peak_memory_bytes"] / 2**20
+            ),
+        },
         notes=(
             "Peak memory: tensors on a GPU; on a CPU the whole process with its libraries. Speeds are of jobs that ran "
             "beside others.",
         ),
     )
-
-
-def _cost(runs: Sequence[Job], outcomes: Outcomes) -> Row:
-    memory = composed(runs[0].overrides).memory
-    metrics = {run.seed or 0: outcomes.metrics(run) for run in runs}
-    return {
-        "parameters": cell(outcomes.training(runs[0]).parameters, 0),
-        "states": cell(memory.mem_len + memory.compressed_len, 0),
-        "speed": over_seeds({seed: found["tokens"] / found["seconds"] for seed, found in metrics.items()}, 0),
-        "peak": over_seeds({seed: found["peak_memory_bytes"] / 2**20 for seed, found in metrics.items()}, 0),
-    }

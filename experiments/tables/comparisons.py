@@ -16,8 +16,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.engine.outcomes import Outcomes
-from experiments.report.sections import Number, Table, Text, cell, label, ours, paper
+from experiments.engine.jobs import Outcomes
+from experiments.report.sections import Number, Table, cell, label, ours, paper
 from experiments.tables.arms import Arm
 from experiments.tables.intervals import (
     MANY_BLOCKS,
@@ -58,26 +58,17 @@ class Comparison:
 
 def comparisons_table(name: str, title: str, unit: str | None, digits: int, found: Sequence[Comparison]) -> Table:
     """Return the table of a section's comparisons; with a column of tokens where one of them counts tokens."""
-    counted = any(comparison.tokens is not None for comparison in found)
-    return Table(
-        id=f"{name}_differences",
-        caption=f"{title.partition(':')[0]}: differences with 95 % intervals",
-        columns=(
-            label("arm", "difference of"),
-            ours("difference", "difference", unit),
-            ours("relative", "relative", "%"),
-            *([ours("tokens", "both sides scored on", "tokens")] if counted else []),
-            paper("paper", "relative", "%"),
-        ),
-        rows={
-            comparison.key: {
-                "arm": Text(comparison.title),
-                "difference": _cell(comparison.difference, digits, comparison.step),
-                "relative": _cell(comparison.relative, 1),
-                **({"tokens": cell(comparison.tokens, 0)} if counted else {}),
-                "paper": cell(comparison.paper, 1),
-            }
-            for comparison in found
+    tokens = {ours("tokens", "both sides scored on", "tokens"): lambda one: cell(one.tokens, 0)}
+    return Table.filled(
+        f"{name}_differences",
+        f"{title.partition(':')[0]}: differences with 95 % intervals",
+        {comparison.key: comparison for comparison in found},
+        {
+            label("arm", "difference of"): lambda one: one.title,
+            ours("difference", "difference", unit): lambda one: _cell(one.difference, digits, one.step),
+            ours("relative", "relative", "%"): lambda one: _cell(one.relative, 1),
+            **(tokens if any(comparison.tokens is not None for comparison in found) else {}),
+            paper("paper", "relative", "%"): lambda one: cell(one.paper, 1),
         },
     )
 

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
-from experiments.report.sections import Number, Section, Table, Text, copied_figures, label, ours
+from experiments.engine.jobs import Job, Outcomes
+from experiments.engine.profiles import Setup
+from experiments.report.sections import Number, Section, Table, copied_figures, label, ours
 from experiments.tables.arms import Arm
 from experiments.tables.arms import training as arm_training
 from experiments.tables.comparisons import Comparison, comparisons_table
@@ -85,23 +84,17 @@ def shape_table(by_distance: Mapping[str, Array]) -> Table:
     """
     flat, far, unlike = _shapes(by_distance)
     length = by_distance["all"].shape[1]
-    return Table(
-        id="figures_5_to_7",
-        caption="Shapes of the rows of Figures 5 and 7",
-        columns=(
-            label("arm", "softmax of"),
-            ours("flatness", "entropy, of the uniform's"),
-            ours("distance", "mean distance", "tokens"),
-            ours("unlike", "distance to all terms"),
-        ),
-        rows={
-            name: {
-                "arm": Text(title),
-                "flatness": _over_heads(flat[name], 3),
-                "distance": _over_heads(far[name], 1),
-                "unlike": None if name == "all" else _over_heads(unlike[name], 3),
-            }
-            for name, title in ROWS.items()
+    return Table.filled(
+        "figures_5_to_7",
+        "Shapes of the rows of Figures 5 and 7",
+        {name: name for name in ROWS},
+        {
+            label("arm", "softmax of"): lambda name: ROWS[name],
+            ours("flatness", "entropy, of the uniform's"): lambda name: _over_heads(flat[name], 3),
+            ours("distance", "mean distance", "tokens"): lambda name: _over_heads(far[name], 1),
+            ours("unlike", "distance to all terms"): lambda name: (
+                None if name == "all" else _over_heads(unlike[name], 3)
+            ),
         },
         notes=(
             f"Of the averages over {length} relative positions, rescaled to sum to 1; mean and standard error over "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
+from txl_lightning.config.schemas import Config
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 # `StateReuse` scores the last quarter of each window.
@@ -65,17 +65,9 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     profile = setup.profile
     config = composed(run.overrides)
     whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
-    words = [
-        f"checkpoint={run.checkpoint}",
-        *(
-            _same_tokens(word, config.evaluation.segment_len, setup)
-            for word in in_precision_of_training(profile.evaluate, setup)
-        ),
-        *whole,
-        "splits=[valid,test]",
-        "select_on=valid",
-        "losses=true",
-    ]
+    given = in_precision_of_training(profile.evaluate, setup)
+    words = [f"checkpoint={run.checkpoint}", *(_same_tokens(word, config, setup) for word in given), *whole]
+    words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
     if not arm.baseline:
         # Lines in random order hold nothing that longer attention could find.
         lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
@@ -86,13 +78,13 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
-def _same_tokens(word: str, segment_len: int, setup: Setup) -> str:
+def _same_tokens(word: str, config: Config, setup: Setup) -> str:
     """Return `max_segments=N`, given in segments of the profile, for segments of another length; others unchanged."""
     option, _, value = word.partition("=")
     if option != "max_segments":
         return word
-    own = composed((f"profile={setup.profile.name}", *setup.overrides)).evaluation.segment_len
-    return f"max_segments={max(1, int(value) * own // segment_len)}"
+    n_tokens = int(value) * setup.config.evaluation.segment_len
+    return f"max_segments={max(1, n_tokens // config.evaluation.segment_len)}"
 
 
 def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
@@ -112,25 +104,20 @@ def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outco
     }
 
 
-def columns(unit: str) -> tuple[Column, ...]:
-    """Columns of `cells`."""
-    return (
-        ours("init", "test, init", unit),
-        ours("best", "test, best", unit),
-        ours("length", "attention length", "tokens"),
-        ours("valid_init", "validation, init", unit),
-        ours("valid_best", "validation, best", unit),
-    )
+def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:
+    """Return the columns of an arm's losses on both splits, and of the shortest attention length that is best."""
 
+    def swept(arm: Arm, at: At) -> Number:
+        return over_seeds({run.seed: run.sweep[at][unit] for run in evaluated[arm]}, DIGITS[unit])
 
-def cells(found: Sequence[Evaluation], unit: str) -> dict[str, Cell]:
-    """Return the losses of one arm on both splits, and the shortest attention length that reaches the best."""
     return {
-        "init": loss_cell(found, unit, "init"),
-        "best": loss_cell(found, unit, "best"),
-        "length": over_seeds({one.seed: one.sweep["attention_length"] for one in found}, 0),
-        "valid_init": over_seeds({one.seed: one.sweep["init"][unit] for one in found}, DIGITS[unit]),
-        "valid_best": over_seeds({one.seed: one.sweep["best"][unit] for one in found}, DIGITS[unit]),
+        ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
+        ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
+        ours("length", "attention length", "tokens"): lambda arm: over_seeds(
+            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0
+        ),
+        ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
+        ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),
     }
 
 

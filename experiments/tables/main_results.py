@@ -8,11 +8,12 @@ Writes: a table of our arms, and each of the paper's tables that has a published
 
 from __future__ import annotations
 
-from experiments.engine.jobs import Job, at_hand, composed
-from experiments.engine.outcomes import Outcomes, TrainingResult
-from experiments.engine.setup import Setup
-from experiments.paper import MAIN_RESULTS
-from experiments.report.sections import Row, Section, Table, Text, cell, label, ours, paper
+from typing import Any
+
+from experiments.engine.jobs import Job, Outcomes, at_hand, composed, unit_of
+from experiments.engine.profiles import Setup
+from experiments.paper import MAIN_RESULTS, ResultRow
+from experiments.report.sections import Cell, Section, Table, cell, label, ours, paper
 from experiments.tables.arms import PLACES, Arm, devices_for, kept, trainings
 from experiments.tables.length_sweep import WINDOWS, Evaluations, evaluations, loss_cell, with_sweeps
 from txl_lightning.config.schemas import DataConfig
@@ -59,18 +60,19 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return our table, and the paper's tables that were run."""
     runs = _runs(setup)
-    trained = {arm: outcomes.training(arm_runs[0]) for arm, arm_runs in runs.items()}
-    published = {name: outcomes.training(run) for name, run in published_runs(setup).items()}
+    trained = {arm: outcomes.metrics(arm_runs[0]) for arm, arm_runs in runs.items()}
+    published = {name: outcomes.metrics(run) for name, run in published_runs(setup).items()}
     missing = [name for name in setup.profile.main if name not in published]
     left_out = f" Not run, because their corpora are not here: {', '.join(missing)}." if missing else ""
     first = trained[Arm()]
+    corpus = first["corpus"]
     return Section(
         id="main_results",
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{first.corpus}, {first.level} level, {first.tokens:,} tokens of training. Test loss of the weights with "
-            "the best validation loss, at training's lengths; without recurrence in "
+            f"{corpus['name']}, {corpus['level']} level, {first['tokens']:,} tokens of training. Test "
+            "loss of the weights with the best validation loss, at training's lengths; without recurrence in "
             f"{WINDOWS}. The paper's numbers are of the same kind of model on another corpus: compare their order only."
             f"{left_out}"
         ),
@@ -92,7 +94,7 @@ def published_runs(setup: Setup) -> dict[str, Job]:
         if _is_own(config.data, setup) or at_hand(config.data):
             table, model = PUBLISHED[name]
             title = f"Table {table}: {model}"
-            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1, ("published", name))
+            found[name] = Job(f"published-{name}", "train", (*words, "seed=1"), title, 1)
     return found
 
 
@@ -118,7 +120,7 @@ def _on_own_corpus(setup: Setup) -> dict[str, Job]:
 
 
 def _is_own(data: DataConfig, setup: Setup) -> bool:
-    own = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    own = setup.config.data
     return (own.name, own.level) == (data.name, data.level)
 
 
@@ -126,61 +128,53 @@ def _runs(setup: Setup) -> dict[Arm, list[Job]]:
     return {arm: trainings(arm, setup, compared=arm.baseline is None) for arm in kept(ARMS, setup)}
 
 
-def _our_table(trained: dict[Arm, TrainingResult], found: Evaluations) -> Table:
+def _our_table(trained: dict[Arm, dict[str, Any]], found: Evaluations) -> Table:
     first = trained[Arm()]
-    nearest = NEAREST_TABLE[first.unit]
+    unit = unit_of(first)
+    nearest = NEAREST_TABLE[unit]
     theirs = MAIN_RESULTS[nearest]
-    rows: dict[str, Row] = {}
-    for arm, result in trained.items():
-        model = NEAREST_MODEL.get((nearest, arm))
-        row = theirs.row(model) if model else None
-        rows[arm.key] = {
-            "arm": Text(ARMS[arm]),
-            "parameters": cell(result.parameters / 1e6, 2),
-            "loss": loss_cell(found[arm], first.unit),
-            "paper_parameters": cell(row.parameters if row else None, 0),
-            "paper": cell(row.result if row else None, 2),
-        }
-    return Table(
-        id="main_results",
-        caption=f"Main results on {first.corpus}",
-        columns=(
-            label("arm"),
-            ours("parameters", "parameters", "million"),
-            ours("loss", "test loss", first.unit),
-            paper("paper_parameters", f"parameters, {theirs.corpus}", "million"),
-            paper("paper", f"test loss, {theirs.corpus}", theirs.unit),
-        ),
-        rows=rows,
+    rows = {arm: theirs.row(model) for arm in trained if (model := NEAREST_MODEL.get((nearest, arm)))}
+    return Table.filled(
+        "main_results",
+        f"Main results on {first['corpus']['name']}",
+        {arm.key: arm for arm in trained},
+        {
+            label("arm"): lambda arm: ARMS[arm],
+            ours("parameters", "parameters", "million"): lambda arm: cell(trained[arm]["parameters"] / 1e6, 2),
+            ours("loss", "test loss", unit): lambda arm: loss_cell(found[arm], unit),
+            paper("paper_parameters", f"parameters, {theirs.corpus}", "million"): lambda arm: (
+                cell(rows[arm].parameters, 0) if arm in rows else None
+            ),
+            paper("paper", f"test loss, {theirs.corpus}", theirs.unit): lambda arm: (
+                cell(rows[arm].result, 2) if arm in rows else None
+            ),
+        },
     )
 
 
-def _paper_table(table: int, published: dict[str, TrainingResult]) -> Table:
+def _paper_table(table: int, published: dict[str, dict[str, Any]]) -> Table:
     theirs = MAIN_RESULTS[table]
-    measured = {PUBLISHED[name][1]: result for name, result in published.items() if PUBLISHED[name][0] == table}
-    listed = [(row.model, row.finetuned, row.result) for row in theirs.rows]
-    unlisted = [(model, False, None) for model in measured if model not in {row.model for row in theirs.rows}]
-    rows: dict[str, Row] = {}
-    for model, finetuned, paper_loss in (*listed, *unlisted):
-        result = None if finetuned else measured.get(model)
-        loss = result.loss() if result else None
-        title = model + (", fine-tuned" if finetuned else "")
-        rows[title] = {
-            "arm": Text(title),
-            "loss": cell(loss, 2),
-            "steps": cell(result.steps if result else None, 0),
-            "paper": cell(paper_loss, 2),
-            "difference": cell(None if loss is None or paper_loss is None else loss - paper_loss, 2),
-        }
-    return Table(
-        id=f"table_{table}",
-        caption=f"Table {table}: {theirs.corpus}",
-        columns=(
-            label("arm"),
-            ours("loss", "test loss", theirs.unit),
-            ours("steps", "training", "steps"),
-            paper("paper", "test loss", theirs.unit),
-            ours("difference", "ours − paper", theirs.unit),
-        ),
-        rows=rows,
+    measured = {PUBLISHED[name][1]: metrics for name, metrics in published.items() if PUBLISHED[name][0] == table}
+    unlisted = [ResultRow(model, None, None) for model in measured if model not in {row.model for row in theirs.rows}]
+    titles = {row: row.model + (", fine-tuned" if row.finetuned else "") for row in (*theirs.rows, *unlisted)}
+    losses = {
+        row: measured[row.model][f"test/{theirs.unit}"] for row in titles if row.model in measured and not row.finetuned
+    }
+
+    def difference(row: ResultRow) -> Cell:
+        return cell(losses[row] - row.result, 2) if row in losses and row.result is not None else None
+
+    return Table.filled(
+        f"table_{table}",
+        f"Table {table}: {theirs.corpus}",
+        {title: row for row, title in titles.items()},
+        {
+            label("arm"): lambda row: titles[row],
+            ours("loss", "test loss", theirs.unit): lambda row: cell(losses.get(row), 2),
+            ours("steps", "training", "steps"): lambda row: (
+                cell(measured[row.model]["steps"], 0) if row in losses else None
+            ),
+            paper("paper", "test loss", theirs.unit): lambda row: cell(row.result, 2),
+            ours("difference", "ours − paper", theirs.unit): difference,
+        },
     )

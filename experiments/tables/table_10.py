@@ -9,22 +9,21 @@ Writes: the table, with the columns of Table 6 and the cost of training, and the
 
 from __future__ import annotations
 
-from experiments.engine.jobs import Job, composed
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
-from experiments.paper import TABLE_10, Table10Row
-from experiments.report.sections import Row, Section, Table, Text, cell, label, ours, paper
+from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.profiles import Setup
+from experiments.paper import TABLE_10, Table6Row
+from experiments.report.sections import Section, Table, cell, label, ours, paper
 from experiments.tables import table_6
 from experiments.tables.arms import Arm, kept, memory_of_training, trainings
 from experiments.tables.comparisons import compare, comparisons_table, percent_of_loss
-from experiments.tables.length_sweep import Evaluations, cells, columns, evaluations, with_sweeps
+from experiments.tables.length_sweep import Evaluations, evaluations, loss_columns, with_sweeps
 
 TITLE = "Table 10: the same memory, spent on recurrence or on longer segments"
 PAPER = (
     "With the memory of a GPU held equal, segments can be 176 long without recurrence (172 with the half loss) instead "
     "of 128. Recurrence is still better: 26.77 against 27.98, and 28.33 against 28.83."
 )
-ROWS: dict[Arm, Table10Row] = {
+ROWS: dict[Arm, Table6Row] = {
     **{Arm(True, loss=row.loss): row for row in TABLE_10 if row.recurrence},
     **{Arm(False, loss=row.loss, longer="equal tokens"): row for row in TABLE_10 if not row.recurrence},
     **{Arm(False, loss=row.loss, longer="equal steps"): row for row in TABLE_10 if not row.recurrence},
@@ -66,40 +65,32 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, unit: str, outcomes: Outcomes) -> Table:
-    rows: dict[str, Row] = {}
-    for arm, arm_runs in runs.items():
-        row, first = ROWS[arm], outcomes.training(arm_runs[0])
-        length = f", {arm.longer}" if arm.longer else ""
-        rows[arm.key] = {
-            "arm": Text(f"{'recurrence' if arm.recurrence else 'no recurrence'}, {arm.loss} loss{length}"),
-            "segment": cell(composed(arm_runs[0].overrides).data.segment_len, 0),
-            "trained": cell(first.tokens, 0),
-            "steps": cell(first.steps, 0),
-            "seconds": cell(first.metrics["seconds"], 0),
-            "peak": cell(first.metrics["peak_memory_bytes"] / 2**20, 0),
-            **cells(evaluated[arm], unit),
-            "paper_segment": cell(row.segment_len, 0),
-            "paper_init": cell(row.ppl_init, 2),
-            "paper_best": cell(row.ppl_best, 2),
-            "paper_length": cell(row.attention_length, 0),
-        }
-    return Table(
-        id="table_10",
-        caption=TITLE,
-        columns=(
-            label("arm"),
-            ours("segment", "segment", "tokens"),
-            ours("trained", "training", "tokens"),
-            ours("steps", "training", "steps"),
-            ours("seconds", "training", "s"),
-            ours("peak", "training, peak memory", "MB"),
-            *columns(unit),
-            paper("paper_segment", "segment", "tokens"),
-            paper("paper_init", "init", "ppl"),
-            paper("paper_best", "best", "ppl"),
-            paper("paper_length", "attention length", "tokens"),
-        ),
-        rows=rows,
+    metrics = {arm: outcomes.metrics(arm_runs[0]) for arm, arm_runs in runs.items()}
+
+    def title(arm: Arm) -> str:
+        words = f"{'recurrence' if arm.recurrence else 'no recurrence'}, {arm.loss} loss"
+        return f"{words}, {arm.longer}" if arm.longer else words
+
+    def segment(arm: Arm) -> int:
+        return composed(runs[arm][0].overrides).data.segment_len
+
+    return Table.filled(
+        "table_10",
+        TITLE,
+        {arm.key: arm for arm in runs},
+        {
+            label("arm"): title,
+            ours("segment", "segment", "tokens"): lambda arm: cell(segment(arm), 0),
+            ours("trained", "training", "tokens"): lambda arm: cell(metrics[arm]["tokens"], 0),
+            ours("steps", "training", "steps"): lambda arm: cell(metrics[arm]["steps"], 0),
+            ours("seconds", "training", "s"): lambda arm: cell(metrics[arm]["seconds"], 0),
+            ours("peak", "training, peak memory", "MB"): lambda arm: cell(metrics[arm]["peak_memory_bytes"] / 2**20, 0),
+            **loss_columns(evaluated, unit),
+            paper("paper_segment", "segment", "tokens"): lambda arm: cell(ROWS[arm].segment_len, 0),
+            paper("paper_init", "init", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
+            paper("paper_best", "best", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
+            paper("paper_length", "attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
+        },
         notes=("Tokens, steps, seconds and peak memory of training are the first seed's.",),
     )
 

@@ -10,26 +10,14 @@ Writes: the tables, the differences, loss by attention length, and learning curv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes, TrainingResult
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes, unit_of
+from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_6, TABLE_6_STANDARD, table_6
-from experiments.report.sections import (
-    DIGITS,
-    Cell,
-    Figure,
-    Section,
-    Table,
-    Text,
-    cell,
-    label,
-    ours,
-    over_seeds,
-    paper,
-)
+from experiments.report.sections import DIGITS, Cell, Figure, Section, Table, cell, label, ours, over_seeds, paper
 from experiments.tables.arms import ENCODINGS, Arm, in_precision_of_training, kept, memory_of_training, trainings
 from experiments.tables.comparisons import Comparison, compare, compare_gains, comparisons_table, percent_of_loss
 from experiments.tables.length_sweep import (
@@ -37,11 +25,11 @@ from experiments.tables.length_sweep import (
     OFF,
     ON,
     WINDOWS,
+    At,
     Evaluation,
     Evaluations,
-    cells,
-    columns,
     evaluations,
+    loss_columns,
     with_sweeps,
 )
 from experiments.tables.main_results import standard_run
@@ -75,52 +63,45 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the tables and both figures."""
     all_runs = _all_runs(setup)
     found = evaluations(all_runs, setup, outcomes)
-    result = outcomes.training(all_runs[ON][0])
+    metrics, unit = outcomes.metrics(all_runs[ON][0]), outcomes.unit
     tokens = sorted({one.test("init")["tokens"] for of_arm in found.values() for one in of_arm})
     scored = " to ".join(f"{count:,}" for count in dict.fromkeys((tokens[0], tokens[-1])))
-    tables = [
-        _table(found, result.unit, setup),
-        comparisons_table("table_6", TITLE, result.unit, 3, differences(found, outcomes)),
-    ]
-    if any(arm in found for arm in FULL_LOSS):
-        tables.insert(1, _full_loss_table(found, result.unit))
+    tables = [_table(found, unit, setup)]
     if standard := standard_run(setup):
-        tables.insert(1, _standard_table(standard, result.unit, setup, outcomes))
+        tables.append(_standard_table(standard, unit, setup, outcomes))
+    if any(arm in found for arm in FULL_LOSS):
+        tables.append(_full_loss_table(found, unit))
     return Section(
         id="table_6",
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{result.corpus}, {result.parameters:,} parameters, {result.steps:,} steps, segments of "
-            f"{result.metrics['evaluation']['segment_len']}. Every row is scored on {scored} tokens of the "
+            f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps, segments "
+            f"of {metrics['evaluation']['segment_len']}. Every row is scored on {scored} tokens of the "
             "test split, and a difference rests on the tokens that both of its rows share. "
             "Attention length: how many tokens a token attends to, itself included. Rows without "
             f"recurrence are scored in {WINDOWS}, at training's length too (init). "
             f"The best length is chosen on {_validation_words(setup)}, which the validation columns are of. The "
             "paper's table is of validation."
         ),
-        tables=tuple(tables),
-        figures=(
-            _lengths_figure(found, result, outcomes),
-            _learning_curves({arm: all_runs[arm] for arm in (ON, OFF) if arm in all_runs}, result, outcomes),
-        ),
+        tables=(*tables, comparisons_table("table_6", TITLE, unit, 3, differences(found, outcomes))),
+        figures=(_lengths_figure(found, metrics, outcomes), _learning_curves(all_runs, metrics, outcomes)),
     )
 
 
 def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
     """Return the differences that claims are judged by, as far as their arms were run."""
     half = {name: Arm(False, name, "half") for name in ENCODINGS}
-    pairs = [("recurrence_helps/init", ON, OFF, "init"), ("recurrence_helps_at_the_best_lengths/best", ON, OFF, "best")]
-    pairs.append(("our_encoding_is_better/shaw_recurrence", ON, SHAW, "best"))
     others = [name for name in ENCODINGS if name != "relative"]
-    pairs += [(f"our_encoding_is_better/{name}_half", half["relative"], half[name], "best") for name in others]
-    pairs += [
-        (f"half_loss_rescues_absolute_encodings/{arm.encoding}", half[arm.encoding], arm, "init") for arm in FULL_LOSS
+    pairs: list[tuple[str, Arm, Arm, At]] = [  # key, the arm that is lower if the claim is right, the other
+        ("recurrence_helps/init", ON, OFF, "init"),
+        ("recurrence_helps_at_the_best_lengths/best", ON, OFF, "best"),
+        ("our_encoding_is_better/shaw_recurrence", ON, SHAW, "best"),
+        *((f"our_encoding_is_better/{name}_half", half["relative"], half[name], "best") for name in others),
+        *((f"half_loss_rescues_absolute_encodings/{a.encoding}", half[a.encoding], a, "init") for a in FULL_LOSS),
     ]
     found = [
-        compare(
-            key, better, worse, "init" if at == "init" else "best", evaluated, outcomes, _in_paper(better, worse, at)
-        )
+        compare(key, better, worse, at, evaluated, outcomes, _in_paper(better, worse, at))
         for key, better, worse, at in pairs
         if better in evaluated and worse in evaluated
     ]
@@ -137,7 +118,7 @@ def _all_runs(setup: Setup) -> dict[Arm, list[Job]]:
     return {arm: runs(arm, setup) for arm in kept((*ROWS, *FULL_LOSS), setup)}
 
 
-def _in_paper(better: Arm, worse: Arm, at: str) -> float | None:
+def _in_paper(better: Arm, worse: Arm, at: At) -> float | None:
     """Difference of two rows of the paper's table in percent of the worse loss."""
     if better not in ROWS or worse not in ROWS:
         return None
@@ -164,28 +145,18 @@ def _validation_words(setup: Setup) -> str:
     return f"the first {int(limits[-1]):,} tokens of validation" if limits else "validation"
 
 
-def _table(found: Mapping[Arm, list[Evaluation]], unit: str, setup: Setup) -> Table:
-    return Table(
-        id="table_6",
-        caption=TITLE,
-        columns=(
-            label("arm"),
-            *columns(unit),
-            ours("memory", "test, memory at evaluation only", unit),
-            paper("paper_init", "init", "ppl"),
-            paper("paper_best", "best", "ppl"),
-            paper("paper_length", "attention length", "tokens"),
-        ),
-        rows={
-            arm.key: {
-                "arm": Text(arm.title),
-                **cells(found[arm], unit),
-                "memory": _memory_cell(found[arm], unit),
-                "paper_init": cell(ROWS[arm].ppl_init, 2),
-                "paper_best": cell(ROWS[arm].ppl_best, 2),
-                "paper_length": cell(ROWS[arm].attention_length, 0),
-            }
-            for arm in kept(ROWS, setup)
+def _table(found: Evaluations, unit: str, setup: Setup) -> Table:
+    return Table.filled(
+        "table_6",
+        TITLE,
+        {arm.key: arm for arm in kept(ROWS, setup)},
+        {
+            label("arm"): lambda arm: arm.title,
+            **loss_columns(found, unit),
+            ours("memory", "test, memory at evaluation only", unit): lambda arm: _memory_cell(found[arm], unit),
+            paper("paper_init", "init", "ppl"): lambda arm: cell(ROWS[arm].ppl_init, 2),
+            paper("paper_best", "best", "ppl"): lambda arm: cell(ROWS[arm].ppl_best, 2),
+            paper("paper_length", "attention length", "tokens"): lambda arm: cell(ROWS[arm].attention_length, 0),
         },
         notes=(
             _attention_length_note(found, unit),
@@ -195,7 +166,7 @@ def _table(found: Mapping[Arm, list[Evaluation]], unit: str, setup: Setup) -> Ta
     )
 
 
-def _memory_cell(of_arm: list[Evaluation], unit: str) -> Cell:
+def _memory_cell(of_arm: Sequence[Evaluation], unit: str) -> Cell:
     """Loss with a memory that training did not have; empty where it was not measured."""
     measured = {one.seed: one.found["test"].get("memory_at_evaluation") for one in of_arm}
     losses = {seed: memory[unit] for seed, memory in measured.items() if memory}
@@ -207,46 +178,46 @@ def _standard_table(run: Job, unit: str, setup: Setup, outcomes: Outcomes) -> Ta
     losses = {row["attention_length"]: row[unit] for row in swept["lengths"]}
     rows = {"init": ("training's lengths", swept["init"][unit], TABLE_6_STANDARD.ppl_init)}
     rows |= {f"{n}": (f"{n} tokens", losses[n], ppl) for n, ppl in sorted(TABLE_6_STANDARD.ppl.items())}
-    return Table(
-        id="table_6_standard",
-        caption=f"Last rows of Table 6: the standard model of Table 1 ({TABLE_6_STANDARD.parameters}M)",
-        columns=(label("arm", "attention length"), ours("loss", "validation", unit), paper("paper", "ppl", "ppl")),
-        rows={
-            key: {"arm": Text(title), "loss": cell(ours_, DIGITS[unit]), "paper": cell(theirs, 2)}
-            for key, (title, ours_, theirs) in rows.items()
+    return Table.filled(
+        "table_6_standard",
+        f"Last rows of Table 6: the standard model of Table 1 ({TABLE_6_STANDARD.parameters}M)",
+        rows,
+        {
+            label("arm", "attention length"): lambda row: row[0],
+            ours("loss", "validation", unit): lambda row: cell(row[1], DIGITS[unit]),
+            paper("paper", "ppl", "ppl"): lambda row: cell(row[2], 2),
         },
     )
 
 
-def _full_loss_table(found: Mapping[Arm, list[Evaluation]], unit: str) -> Table:
-    return Table(
-        id="table_6_full_loss",
-        caption="Absolute encodings with the full loss, which Table 6 leaves out",
-        columns=(label("arm"), *columns(unit)),
-        rows={arm.key: {"arm": Text(arm.title), **cells(found[arm], unit)} for arm in FULL_LOSS if arm in found},
+def _full_loss_table(found: Evaluations, unit: str) -> Table:
+    return Table.filled(
+        "table_6_full_loss",
+        "Absolute encodings with the full loss, which Table 6 leaves out",
+        {arm.key: arm for arm in FULL_LOSS if arm in found},
+        {label("arm"): lambda arm: arm.title, **loss_columns(found, unit)},
         notes=(_attention_length_note(found, unit),),
     )
 
 
-def _attention_length_note(found: Mapping[Arm, list[Evaluation]], unit: str) -> str:
+def _attention_length_note(found: Evaluations, unit: str) -> str:
     tolerance = found[ON][0].sweep["tolerance"]
     return f"Attention length: the shortest whose validation loss is at most {tolerance} {unit} above the best."
 
 
-def _lengths_figure(found: Mapping[Arm, list[Evaluation]], result: TrainingResult, outcomes: Outcomes) -> Figure:
-    curves, dashed = {}, {}
+def _lengths_figure(found: Evaluations, metrics: Mapping[str, Any], outcomes: Outcomes) -> Figure:
+    unit, curves, dashed = unit_of(metrics), {}, {}
     for arm in IN_FIGURE:
         if arm in found:
             sweep = found[arm][0].sweep
-            trained = sweep["init"]
-            curves[arm.title] = [_line([trained, *sweep["lengths"]], result.unit)]
+            curves[arm.title] = [_line([sweep["init"], *sweep["lengths"]], unit)]
             if sweep.get("unclamped"):
-                dashed[arm.title] = [_line(sweep["unclamped"], result.unit)]
-    words = ("attention length at evaluation (tokens)", _loss_axis(result), "Loss by attention length")
-    path = _figure_path(outcomes, "table_6_attention_lengths")
+                dashed[arm.title] = [_line(sweep["unclamped"], unit)]
+    words = ("attention length at evaluation (tokens)", _loss_axis(metrics), "Loss by attention length")
+    path, png = outcomes.figure("table_6_attention_lengths.png")
     line_figure(path, curves, *words, dashed, log_x=True, dashed_label="distances not clamped")
     return Figure(
-        f"{path.parent.name}/{path.name}",
+        png,
         None,
         caption="Validation loss by attention length at evaluation, with the same weights; first seed. Beyond the "
         "longest distance of training, distances are clamped there; dashed lines: without the clamp.",
@@ -260,29 +231,25 @@ def _line(rows: list[dict[str, float]], unit: str) -> tuple[list[float], list[fl
     return [float(length) for length in sorted(losses)], [losses[length] for length in sorted(losses)]
 
 
-def _learning_curves(found: dict[Arm, list[Job]], result: TrainingResult, outcomes: Outcomes) -> Figure:
+def _learning_curves(runs: Mapping[Arm, list[Job]], metrics: Mapping[str, Any], outcomes: Outcomes) -> Figure:
     curves = {}
-    for arm, arm_runs in found.items():
-        validations = [outcomes.validation(run) for run in arm_runs]
+    for arm in (arm for arm in (ON, OFF) if arm in runs):
+        files = [outcomes.runs / run.name / "validation.jsonl" for run in runs[arm]]
+        rows_by_run = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
         curves[arm.title] = [
-            ([row["tokens"] for row in rows], [row[f"val/{result.unit}"] for row in rows]) for rows in validations
+            ([row["tokens"] for row in rows], [row[f"val/{unit_of(metrics)}"] for row in rows]) for rows in rows_by_run
         ]
-    path = _figure_path(outcomes, "learning_curves")
-    line_figure(path, curves, "training tokens", _loss_axis(result), "With and without recurrence")
+    path, png = outcomes.figure("learning_curves.png")
+    line_figure(path, curves, "training tokens", _loss_axis(metrics), "With and without recurrence")
     return Figure(
-        f"{path.parent.name}/{path.name}",
+        png,
         None,
         caption="Validation loss during training at training's lengths; one line per seed.",
         alt="Learning curves with and without recurrence",
     )
 
 
-def _figure_path(outcomes: Outcomes, name: str) -> Path:
-    outcomes.figures.mkdir(parents=True, exist_ok=True)
-    return outcomes.figures / f"{name}.png"
-
-
-def _loss_axis(result: TrainingResult) -> str:
+def _loss_axis(metrics: Mapping[str, Any]) -> str:
     """Name of the losses and their unit for the axis of a figure."""
-    unit = "perplexity" if result.unit == "ppl" else f"bits per {'byte' if result.level == 'byte' else 'character'}"
-    return f"validation loss ({unit})"
+    unit = "byte" if metrics["corpus"]["level"] == "byte" else "character"
+    return f"validation loss ({'perplexity' if unit_of(metrics) == 'ppl' else f'bits per {unit}'})"

@@ -14,11 +14,10 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.engine.jobs import RUNS, Job, at_hand, composed
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import RUNS, Job, Outcomes, at_hand, composed
+from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_7
-from experiments.report.sections import DIGITS, Section, Table, Text, cell, label, ours, paper
+from experiments.report.sections import DIGITS, Section, Table, cell, label, ours, paper
 from experiments.tables.arms import Arm, OtherCorpus, kept, trainings
 from experiments.tables.comparisons import compare, comparisons_table, percent_of_loss
 from experiments.tables.length_sweep import OFF, ON, WINDOWS, evaluations, loss_cell, with_sweeps
@@ -49,41 +48,33 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
     found = evaluations(runs, setup, outcomes)
-    first = outcomes.training(next(iter(runs.values()))[0])
-    arms = {replace(arm, corpus=None): arm for arm in runs}  # by the arm of the paper's row
-    losses = {plain: loss_cell(found[arm], first.unit) for plain, arm in arms.items()}
-    table = Table(
-        id="table_7",
-        caption=TITLE,
-        columns=(
-            label("arm"),
-            ours("loss", "test loss", first.unit),
-            ours("difference", "above the first row", first.unit),
-            paper("paper", "test loss", "ppl"),
-            paper("paper_difference", "above the first row", "ppl"),
-        ),
-        rows={
-            plain.key: {
-                "arm": Text(plain.title),
-                "loss": loss,
-                "difference": cell(loss.value - losses[ON].value, DIGITS[first.unit]),
-                "paper": cell(ROWS[plain].ppl, 1),
-                "paper_difference": cell(ROWS[plain].ppl - ROWS[ON].ppl, 1),
-            }
-            for plain, loss in losses.items()
+    metrics, unit = outcomes.metrics(next(iter(runs.values()))[0]), outcomes.unit
+    losses = {replace(arm, corpus=None): loss_cell(found[arm], unit) for arm in runs}  # by the arm of the paper's row
+    above = losses[ON].value
+    table = Table.filled(
+        "table_7",
+        TITLE,
+        {arm.key: arm for arm in losses},
+        {
+            label("arm"): lambda arm: arm.title,
+            ours("loss", "test loss", unit): lambda arm: losses[arm],
+            ours("difference", "above the first row", unit): lambda arm: cell(losses[arm].value - above, DIGITS[unit]),
+            paper("paper", "test loss", "ppl"): lambda arm: cell(ROWS[arm].ppl, 1),
+            paper("paper_difference", "above the first row", "ppl"): lambda arm: cell(ROWS[arm].ppl - ROWS[ON].ppl, 1),
         },
     )
+    on, off = (replace(arm, corpus=next(iter(runs)).corpus) for arm in (ON, OFF))
     theirs = percent_of_loss(ROWS[OFF].ppl, ROWS[ON].ppl)
-    difference = compare(f"{CLAIM}/init", arms[ON], arms[OFF], "init", found, outcomes, theirs)
+    difference = compare(f"{CLAIM}/init", on, off, "init", found, outcomes, theirs)
     return Section(
         id="table_7",
         title=TITLE,
         paper=PAPER,
         here=(
-            f"{_corpus_in_words(first.corpus, setup)} {first.parameters:,} parameters, {first.steps:,} steps; test "
-            f"loss at training's lengths, without recurrence in {WINDOWS}."
+            f"{_corpus_in_words(metrics['corpus']['name'], setup)} {metrics['parameters']:,} parameters, "
+            f"{metrics['steps']:,} steps; test loss at training's lengths, without recurrence in {WINDOWS}."
         ),
-        tables=(table, comparisons_table("table_7", TITLE, first.unit, 3, [difference])),
+        tables=(table, comparisons_table("table_7", TITLE, unit, 3, [difference])),
     )
 
 
@@ -106,7 +97,7 @@ def one_billion_word(setup: Setup) -> OtherCorpus | None:
     if setup.profile.table_7 is None:
         return None
     data = composed(published_experiment(setup.profile.table_7, setup)).data
-    own = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    own = setup.config.data
     if data.level != own.level or not at_hand(data):
         return None
     words = (f"experiment=paper/{setup.profile.table_7}", *setup.profile.main_overrides)
@@ -119,7 +110,7 @@ def shuffled_lines(setup: Setup) -> OtherCorpus:
     The corpus is written once, as one file in the report's folder named after the checksum of the original, with the
     sizes of its splits in a JSON file beside it.
     """
-    data = composed((f"profile={setup.profile.name}", *setup.overrides)).data
+    data = setup.config.data
     unknown = OtherCorpus(SHUFFLED, ("data=file", "data.path=shuffled.txt", f"data.level={data.level}"))
     if setup.planning and not at_hand(data):
         return unknown

@@ -11,21 +11,19 @@ by context (Figure 4).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes
+from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_8
 from experiments.report.sections import (
     DIGITS,
     Cell,
     Figure,
     Number,
-    Row,
     Section,
     Table,
-    Text,
     cell,
     copied_figures,
     label,
@@ -144,45 +142,40 @@ def _recl(group: int, setup: Setup) -> Job:
 
 
 def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
+    gains = f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
+    contexts = f"Figure 4, group {group}: loss by context, all positions, ± standard error."
     captions = {
-        "gains_r0.1": (
-            f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
-            f"Perplexity gain by context, group {group}",
-        ),
-        "contexts": (
-            f"Figure 4, group {group}: loss by context, all positions, ± standard error.",
-            f"Loss by context, group {group}",
-        ),
+        "gains_r0.1": (gains, f"Perplexity gain by context, group {group}"),
+        "contexts": (contexts, f"Loss by context, group {group}"),
     }
     return copied_figures(outcomes, _recl(group, setup), captions)
 
 
 def _table(results: dict[int, dict[str, Any]]) -> Table:
     """RECL by group, model and r, and the loss at the longest context."""
-    unit = results[1]["unit"]
+    unit, models = results[1]["unit"], [(n, model) for n, result in results.items() for model in result["models"]]
+    theirs = {(row.group, row.model): row.recl for row in TABLE_8}
     fractions = sorted(results[1]["models"][0]["recl"])
-    paper_rows = {(row.group, row.model): row for row in TABLE_8}
-    rows: dict[str, Row] = {}
-    for group, result in results.items():
-        for model in result["models"]:
-            theirs = paper_rows[(group, model["name"])].recl
-            rows[row_key(group, GROUPS[group][model["name"]])] = {
-                "arm": Text(f"group {group}: {model['name']}"),
-                **{f"r{r}": recl_cell(model["recl"][r]) for r in fractions},
-                "loss": Number(model[unit][-1], DIGITS[unit], model[f"{unit}_standard_error"][-1]),
-                "limit": cell(model["limit"], 0),
-                **{f"paper_r{r}": cell(theirs.get(float(r)), 0) for r in fractions},
-            }
-    return Table(
-        id="table_8",
-        caption=TITLE,
-        columns=(
-            label("arm"),
-            *(ours(f"r{r}", f"r = {r}", "tokens") for r in fractions),
-            ours("loss", f"loss at {results[1]['contexts'][-1]} tokens", unit),
-            ours("limit", "sees at most", "tokens"),
-            *(paper(f"paper_r{r}", f"r = {r}", "words") for r in fractions),
-        ),
-        rows=rows,
+
+    def here(r: str, row: tuple[int, dict[str, Any]]) -> Cell:
+        return recl_cell(row[1]["recl"][r])
+
+    def of_paper(r: str, row: tuple[int, dict[str, Any]]) -> Cell:
+        return cell(theirs[row[0], row[1]["name"]].get(float(r)), 0)
+
+    def loss(row: tuple[int, dict[str, Any]]) -> Cell:
+        return Number(row[1][unit][-1], DIGITS[unit], row[1][f"{unit}_standard_error"][-1])
+
+    return Table.filled(
+        "table_8",
+        TITLE,
+        {row_key(n, GROUPS[n][model["name"]]): (n, model) for n, model in models},
+        {
+            label("arm"): lambda row: f"group {row[0]}: {row[1]['name']}",
+            **{ours(f"r{r}", f"r = {r}", "tokens"): partial(here, r) for r in fractions},
+            ours("loss", f"loss at {results[1]['contexts'][-1]} tokens", unit): loss,
+            ours("limit", "sees at most", "tokens"): lambda row: cell(row[1]["limit"], 0),
+            **{paper(f"paper_r{r}", f"r = {r}", "words"): partial(of_paper, r) for r in fractions},
+        },
         notes=("Intervals are over resamples of the blocks of positions, as is the standard error of the loss.",),
     )

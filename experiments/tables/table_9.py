@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.engine.jobs import Job
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes
+from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_9
-from experiments.report.sections import Row, Section, Table, Text, cell, copied_figures, label, ours, paper
+from experiments.report.sections import Cell, Section, Table, cell, copied_figures, label, ours, paper
 from experiments.tables.comparisons import Comparison, comparisons_table
 from experiments.tables.intervals import Interval, of_repeats
 
@@ -39,20 +38,28 @@ def jobs(setup: Setup) -> list[Job]:
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the figure."""
     measured = outcomes.result(_speed(setup), "speed.json")["results"]
-    table = Table(
-        id="table_9",
-        caption=TITLE,
-        columns=(
-            label("arm"),
-            label("length", "attention length", "tokens"),
-            ours("hidden", "vanilla / hidden states", "×"),
-            ours("lowest", "lowest round", "×"),
-            ours("highest", "highest round", "×"),
-            ours("cached", "vanilla / cached", "×"),
-            ours("milliseconds", "vanilla, per token", "ms"),
-            paper("paper", "vanilla / Transformer-XL", "×"),
-        ),
-        rows={f"{line['level']}-{line['attention_len']}": _row(line) for line in measured},
+
+    def ratio(line: dict[str, Any], scheme: str, value: str) -> Cell:
+        return cell(line["ratios"][f"vanilla/{scheme}"][value], 0)
+
+    table = Table.filled(
+        "table_9",
+        TITLE,
+        {f"{line['level']}-{line['attention_len']}": line for line in measured},
+        {
+            label("arm"): lambda line: LEVELS.get(line["level"], line["level"]),
+            label("length", "attention length", "tokens"): lambda line: cell(line["attention_len"], 0),
+            ours("hidden", "vanilla / hidden states", "×"): lambda line: ratio(line, "hidden", "median"),
+            ours("lowest", "lowest round", "×"): lambda line: ratio(line, "hidden", "min"),
+            ours("highest", "highest round", "×"): lambda line: ratio(line, "hidden", "max"),
+            ours("cached", "vanilla / cached", "×"): lambda line: ratio(line, "cached", "median"),
+            ours("milliseconds", "vanilla, per token", "ms"): lambda line: cell(
+                1000 * line["seconds_per_token"]["vanilla"]["median"], 2
+            ),
+            paper("paper", "vanilla / Transformer-XL", "×"): lambda line: cell(
+                TABLE_9.get(line["attention_len"]) if line["level"] == "char" else None, 0
+            ),
+        },
     )
     return Section(
         id="table_9",
@@ -114,18 +121,3 @@ def _log_ratios(line: dict[str, Any]) -> NDArray[np.float64]:
 
 def _speed(setup: Setup) -> Job:
     return Job("speed", "speed", setup.profile.speed, "vanilla against state reuse", alone=True)
-
-
-def _row(line: dict[str, Any]) -> Row:
-    """Return the row of one attention length at one level."""
-    length, hidden = line["attention_len"], line["ratios"]["vanilla/hidden"]
-    return {
-        "arm": Text(LEVELS.get(line["level"], line["level"])),
-        "length": cell(length, 0),
-        "hidden": cell(hidden["median"], 0),
-        "lowest": cell(hidden["min"], 0),
-        "highest": cell(hidden["max"], 0),
-        "cached": cell(line["ratios"]["vanilla/cached"]["median"], 0),
-        "milliseconds": cell(1000 * line["seconds_per_token"]["vanilla"]["median"], 2),
-        "paper": cell(TABLE_9.get(length) if line["level"] == "char" else None, 0),
-    }

@@ -3,21 +3,23 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
-import torch
 
 from benchmarks import bench
 from benchmarks.bench_sections import SECTIONS, comparison_table, section, write_section
 from benchmarks.cases import TINY, TurnTaking, scaled, scaling_name
-from benchmarks.commands import COMMANDS, LOSSES
+from benchmarks.commands import LOSSES
 from benchmarks.worker import measure
 from txl_lightning.jobs.processes import Ended, JobProcess
 
+Run: TypeAlias = Callable[..., int]
+Capture: TypeAlias = pytest.CaptureFixture[str]
 SIZES = {**vars(TINY), "steps": 2}
 SECONDS = {
     "ours float32": [2.0, 1.0],
@@ -146,114 +148,64 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return turns
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> int:
-    files = ("--results", str(folder / "results.json"), "--markdown", str(folder / "page.md"), "--no-huggingface")
-    monkeypatch.setattr("sys.argv", ["bench", *files, *words])
-    return bench.main()
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
+    """Call the bench with its results and its page in the test's folder."""
+    files = ("--results", f"{tmp_path}/results.json", "--markdown", f"{tmp_path}/page.md")
+
+    def call(*words: str, files: tuple[str, ...] = (*files, "--no-huggingface")) -> int:
+        monkeypatch.setattr("sys.argv", ["bench", *files, *words])
+        return bench.main()
+
+    return call
 
 
-def test_a_stopped_bench_continues_and_a_finished_one_has_nothing_left(
-    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_stopped_bench_continues_and_measures_what_changed(
+    measured: list[str],
+    run: Run,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run(monkeypatch, tmp_path, "--plan") == 0
-    assert "2 cases, about 4 minutes" in capsys.readouterr().out
+    def planned(*words: str) -> str:
+        capsys.readouterr()
+        assert run("--plan", *words) == 0
+        return str(capsys.readouterr().out)
+
+    assert "2 cases, about 4 minutes" in planned()
     assert not measured
-    assert run(monkeypatch, tmp_path, "--only", "training/a") == 0  # as if it was stopped after the first
+    assert run("--only", "training/a") == 0  # as if it was stopped after the first
     kept = json.loads((tmp_path / "results.json").read_text())
     assert {name: found["minutes"] for name, found in kept.items()} == {"training/a": 1.5}
-    assert run(monkeypatch, tmp_path) == 0
+    assert run() == run() == 0
     assert measured == ["ours a", "ours b"]
     assert "## Training speed" in (tmp_path / "page.md").read_text()
-    capsys.readouterr()
-    assert run(monkeypatch, tmp_path, "--plan") == 0
-    assert "0 cases, about 0 minutes" in capsys.readouterr().out
-    assert run(monkeypatch, tmp_path, "--plan", "--again", "--rounds", "3") == 0
-    assert "2 cases, about 2 minutes" in capsys.readouterr().out  # 1.5 min for 7 rounds and a warm-up
-    assert run(monkeypatch, tmp_path, "--again") == 0
-    assert len(measured) == 4
+    assert "0 cases, about 0 minutes" in planned()
+    assert "2 cases, about 2 minutes" in planned("--again", "--rounds", "3")  # 1.5 min for 7 rounds and a warm-up
+    for changed, words in ((2, ["--again"]), (2, ["--rounds", "3"]), (0, ["--rounds", "3"])):
+        measured.clear()
+        assert run(*words) == 0
+        assert len(measured) == changed
+    monkeypatch.setattr(bench, "code_of", lambda *modules: "other")
+    assert "2 cases" in planned("--rounds", "3")
 
 
-def test_a_case_that_fails_leaves_the_others(
-    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_case_that_fails_or_does_not_fit_the_budget_leaves_the_others(
+    measured: list[str],
+    run: Run,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = bench.JobProcess.poll
     monkeypatch.setattr(
         bench.JobProcess, "poll", lambda self: ended(self) if len(measured) == 2 else Ended(None, 1, 1.0)
     )
-    assert run(monkeypatch, tmp_path) == 1
+    assert run() == 1
     assert list(json.loads((tmp_path / "results.json").read_text())) == ["training/b"]
     assert "bench: training/a ended with exit status 1; its error is above" in capsys.readouterr().err
-
-
-def test_a_case_is_measured_again_when_the_package_or_its_rounds_changed(
-    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for words in ([], [], ["--rounds", "3"]):
-        assert run(monkeypatch, tmp_path, *words) == 0
-    assert len(measured) == 4
-    monkeypatch.setattr(bench, "code_of", lambda *modules: "other")
-    assert run(monkeypatch, tmp_path, "--rounds", "3", "--only", "training/a") == 0
-    assert len(measured) == 5
-
-
-def test_a_command_is_measured_again_when_a_file_of_conf_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def identities() -> dict[str, Any]:
-        return {name: task.identity for name, task in bench.tasks(bench.arguments().parse_args([])).items()}
-
-    monkeypatch.setattr(bench, "CONF", tmp_path)
-    (tmp_path / "profile.yaml").write_text("max_steps: 1")
-    before = identities()
-    assert identities() == before
-    (tmp_path / "profile.yaml").write_text("max_steps: 2")
-    assert {name for name, now in identities().items() if now != before[name]} == set(COMMANDS)
-
-
-def test_a_budget_leaves_cases_for_the_next_call(
-    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, tmp_path, "--budget", "2.5", "--only", "training/a") == 0
-    assert run(monkeypatch, tmp_path, "--budget", "1") == 3  # the second needs two minutes
-    assert "left for the next call (--budget 1): training/b" in capsys.readouterr().err
-    assert measured == ["ours a"]
-
-
-def test_a_bench_of_the_gpu_or_with_other_results_leaves_the_page_of_the_cpu(
-    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "PAGE", tmp_path / "cpu.md")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(bench, "RESULTS", tmp_path)
-    other = tmp_path / "other.json"
-    for device, results, page in (
-        ("cuda", "cuda.json", "cuda.md"),
-        ("cpu", "other.json", "other.md"),
-        ("cpu", "cpu.json", "cpu.md"),
-    ):
-        words = ["--results", str(other)] if results == other.name else []
-        monkeypatch.setattr("sys.argv", ["bench", *words, "--no-huggingface", "--device", device])
-        assert not (tmp_path / page).exists()
-        assert bench.main() == 0
-        assert "## Training speed" in (tmp_path / page).read_text()
-        identities = (record["identity"] for record in json.loads((tmp_path / results).read_text()).values())
-        assert ("a GPU" in {identity["processor"] for identity in identities}) == (device == "cuda")
-
-
-def test_only_cases_with_hugging_face_need_its_environment(
-    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    turns = {"training/a": "ours a", "training/b": "huggingface float32"}
-    cases = {name: TurnTaking("training", TINY, (turn,), 2.0) for name, turn in turns.items()}
-    monkeypatch.setattr(bench, "comparisons", lambda: cases)
-    monkeypatch.setattr(bench, "TRANSFORMERS", tmp_path / "missing")
-    words = ["bench", "--results", str(tmp_path / "results.json"), "--markdown", str(tmp_path / "page.md"), "--only"]
-    for name, status in (("training/a", 0), ("training/b", 2)):
-        monkeypatch.setattr("sys.argv", [*words, name])
-        assert bench.main() == status
-    assert measured == ["ours a"]
-    assert f"{tmp_path / 'missing'} is missing; `make bench` builds it" in capsys.readouterr().err
+    assert run("--budget", "1") == 3  # the case needs two minutes
+    assert "left for the next call (--budget 1): training/a" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -262,17 +214,15 @@ def test_workers_take_turns() -> None:
     job = JobProcess(measure, TurnTaking("training", replace(TINY, batch_size=64), turns, 1.0), 2, 1)
     while (ended := job.poll()) is None:
         time.sleep(0.1)
-    measured = ended.value
-    assert {turn: len(taken) for turn, taken in measured["seconds"].items()} == dict.fromkeys(turns, 2)
-    assert measured["peak_bytes"]["ours float32"] > 1 << 20
-    assert measured["workers"]["ours bf16"]["parameters"] > 10_000
+    assert {turn: len(taken) for turn, taken in ended.value["seconds"].items()} == dict.fromkeys(turns, 2)
+    assert ended.value["peak_bytes"]["ours float32"] > 1 << 20
+    assert ended.value["workers"]["ours bf16"]["parameters"] > 10_000
 
 
 def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
-    write_section(path, "one", "first")
-    write_section(path, "two", "second")
-    write_section(path, "one", "changed")
+    for name, text in (("one", "first"), ("two", "second"), ("one", "changed")):
+        write_section(path, name, text)
     text = path.read_text()
     assert text.startswith("# Benchmarks\n")
     assert "first" not in text
@@ -290,11 +240,8 @@ def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) ->
         (["--rounds", "0"], "'0': must be an integer >= 1"),
     ],
 )
-def test_a_bad_command_line_is_named(
-    words: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", *words])
+def test_a_bad_command_line_is_named(words: list[str], named: str, run: Run, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
-        bench.main()
+        run(*words)
     assert ended.value.code == 2
     assert named in capsys.readouterr().err

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_session
 from benchmarks.bench import arguments, tasks
-from benchmarks.gpu_session import GpuSession, TimedPart, arms, bench_words, measure, n_steps, speeds, table
+from benchmarks.gpu_session import GpuSession, bench_words, measure, n_steps, speeds, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,7 @@ def test_a_part_that_exceeds_its_time_is_stopped_and_later_ones_are_left_out(tmp
     assert session.run("late", ["-c", "pass"])["status"] == "left out: no time"
     assert [part["part"] for part in json.loads((tmp_path / "summary.json").read_text())["parts"]] == ["long", "late"]
     assert "left out: no time" in table(session.parts)
+    assert n_steps(GpuSession(tmp_path, 0, dry_run=False), 1e6) == 100  # a training still has steps
 
 
 def test_the_training_takes_the_fastest_arm_and_the_remaining_time(
@@ -62,27 +63,6 @@ def test_the_training_takes_the_fastest_arm_and_the_remaining_time(
     assert session.parts[-1]["arm"] == "compiled"
 
 
-def test_no_part_takes_the_time_that_is_kept_for_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, limits = 0.0, {}
-
-    def run(part: TimedPart, log: Path, limit: float) -> str:
-        nonlocal now
-        limits[part.name] = limit
-        now += limit
-        return "stopped after its time, exit -15"
-
-    monkeypatch.setattr(gpu_session, "_run", run)
-    monkeypatch.setattr(gpu_session.time, "monotonic", lambda: now)
-    measure(GpuSession(tmp_path, 570, dry_run=False, started=0.0))
-    assert limits["training"] == gpu_session.LEAST_TRAINING_SECONDS
-    assert now == 570 - gpu_session.GRACE_SECONDS
-    assert limits["bench"] == 120
-
-
-def test_without_time_a_training_still_has_steps(tmp_path: Path) -> None:
-    assert n_steps(GpuSession(tmp_path, 0, dry_run=False), 1e6) == 100
-
-
 def test_the_first_third_of_the_log_is_left_out(tmp_path: Path) -> None:
     lines = ["step,train/tokens_per_second,train/mfu", *(f"{i},{speed},0.1" for i, speed in enumerate((1, 2, 30)))]
     (tmp_path / "metrics.csv").write_text("\n".join([*lines, "9,,"]))
@@ -90,22 +70,13 @@ def test_the_first_third_of_the_log_is_left_out(tmp_path: Path) -> None:
     assert speeds(tmp_path / "none") == {}
 
 
-def test_the_bench_understands_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    words = bench_words(GpuSession(tmp_path, 570, dry_run=False))
-    options = arguments().parse_args(words[2:])
-    assert options.device == "cuda"
-    named = {name.split("/")[0] for name in tasks(options)}
-    assert (len(tasks(options)), named) == (4, {"training", "evaluation", "token"})
-
-
-def test_a_missing_environment_for_the_comparison_is_said(
+def test_the_bench_understands_its_command_and_a_missing_environment_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(gpu_session, "TRANSFORMERS", ROOT / "none/bin/python")
-    assert "--no-huggingface" in bench_words(GpuSession(tmp_path, 570, dry_run=False))
+    words = bench_words(GpuSession(tmp_path, 570, dry_run=False))
+    options = arguments().parse_args(words[2:])
+    assert (options.device, options.huggingface) == ("cuda", False)
+    assert {name.split("/")[0] for name in tasks(options)} == {"training", "evaluation", "token"}
     assert "none/bin/python is missing, so ours is measured alone" in capsys.readouterr().err
-
-
-def test_two_precisions_and_compilation_are_measured() -> None:
-    assert {"bfloat16", "float32", "compiled"} <= arms(dry_run=False).keys()

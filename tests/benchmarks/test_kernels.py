@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.kernels import __main__ as kernels
+from benchmarks import kernels
 
 
 def test_kernels_are_timed_and_compared_and_a_failure_is_named() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import commands, worker
-from benchmarks.cases import COMPARISONS, TINY, Limits
+from benchmarks.cases import TINY, Limits
 from benchmarks.commands import KEPT, OTHER, checkpoint_cost, kind_of, step_profiles, validation_cost
 from benchmarks.worker import make_workload, our_model, random_tokens
 from tests.training.small_run import TINY as TINY_RUN
@@ -31,8 +31,7 @@ def test_our_workloads_run_and_carry_their_memory(name: str, precision: str, mon
     assert running.run(2) > 0
     assert running.run(1) > 0
     assert [memory is None for memory in memories] == [True, False, False]
-    parameters = sum(parameter.numel() for parameter in our_model(TINY).parameters())
-    assert running.describe()["parameters"] == parameters
+    assert running.describe()["parameters"] == sum(parameter.numel() for parameter in our_model(TINY).parameters())
 
 
 def test_the_memory_of_a_workload_is_that_above_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +49,6 @@ def test_generation_the_loader_and_the_limits_run(monkeypatch: pytest.MonkeyPatc
     half = replace(TINY, precision="bf16")
     assert make_workload("training", "matrix", half).describe()["work"] == 3 * 2 * 16**3
     assert make_workload("training", "bandwidth", half).describe()["work"] == 5 * 2 * 1000
-
-
-def test_every_case_has_a_workload() -> None:
-    for case in (case for cases in COMPARISONS.values() for case in cases.values()):
-        known = {*worker.FORWARD[case.workload], "loader", "matrix", "bandwidth"}
-        assert {turn.split()[0] for turn in case.turns} <= known
 
 
 def test_the_needed_operations_are_those_of_every_product() -> None:
@@ -112,23 +105,16 @@ def test_whole_commands_are_timed_and_a_failure_is_shown(tmp_path: Path, monkeyp
     monkeypatch.setattr(commands, "LOSSES", sizes)
     measured = commands.recl_losses(tmp_path, 1)
     assert measured["positions"] == 60
-    assert {name: seconds[0] > 0 for name, seconds in measured["seconds"].items()} == {
-        "one pass float32": True,
-        "one pass bf16": True,
-        "direct float32": True,
-    }
+    assert list(measured["seconds"]) == ["one pass float32", "one pass bf16", "direct float32"]
+    assert all(seconds[0] > 0 for seconds in measured["seconds"].values())
     with pytest.raises(SystemExit, match="nonsense"):
         commands.run(*commands.TXL, "nonsense", directory=tmp_path)
-
-
-@pytest.mark.slow
-def test_the_preparation_of_a_corpus_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "CORPORA", (("python-stdlib", "byte"), ("wikipedia-2015", "byte")))
     monkeypatch.delenv("TXL_DATA", raising=False)
-    ((name, measured),) = commands.preparation(tmp_path, 1)["corpora"].items()
+    ((name, prepared),) = commands.preparation(tmp_path, 1)["corpora"].items()
     assert name == "python-stdlib, byte"
-    assert all(measured[name][0] > 0 for name in ("first", "cached"))  # which is shorter depends on what else runs
-    assert measured["first_peak"][0] > 1 << 20
+    assert all(prepared[name][0] > 0 for name in ("first", "cached"))  # which is shorter depends on what else runs
+    assert prepared["first_peak"][0] > 1 << 20
 
 
 def test_a_step_is_divided_into_kinds_of_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

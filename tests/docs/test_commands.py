@@ -16,8 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from experiments.engine.setup import parse
-from experiments.reproduce import SECTIONS
+from experiments.reproduce import parse
 from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, commands
 from tests.evaluation.recl.tiny_huggingface import save_tiny
@@ -120,7 +119,7 @@ def test_every_reproduction_is_understood() -> None:
         else:
             continue
         n_found += 1
-        assert parse(words, tuple(SECTIONS), None).profile.name == words[words.index("--profile") + 1]
+        assert parse(words).profile.name == words[words.index("--profile") + 1]
     assert n_found >= 8
 
 

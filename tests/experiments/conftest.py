@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from experiments.claims import judged
-from experiments.engine.jobs import Job, merge
-from experiments.engine.outcomes import Outcomes
-from experiments.engine.plan import Stopwatch
-from experiments.engine.profiles import PROFILES
-from experiments.engine.runner import Runner
-from experiments.engine.setup import Setup
-from experiments.report.assemble import assemble
+from experiments.engine.jobs import Job, Outcomes, merge
+from experiments.engine.plan import Plan, Stopwatch
+from experiments.engine.profiles import PROFILES, Setup
+from experiments.report.pages import assemble
 from experiments.report.sections import Section, Table
 from experiments.reproduce import SECTIONS
 from tests.experiments.tables.sample_outcomes import World, draw_figures, small_corpus, write_outcomes
@@ -64,5 +61,6 @@ def results(
     """Return the results of `assemble`; the key of job i is i, and the clock stood at 5,000 seconds."""
     clock = tmp_path_factory.mktemp("clock") / "clock.json"
     clock.write_text(json.dumps({"began": "2026-11-24T03:00:00+00:00", "seconds": 5000.0}))
-    runner = Runner(finished.runs, {job.name: f"{i:064x}" for i, job in enumerate(jobs)}, [{}], lambda job: [])
-    return assemble(finished, jobs, runner, sections, judged(sections), "make it", Stopwatch(clock, restart=False))
+    keys = {job.name: f"{i:064x}" for i, job in enumerate(jobs)}
+    plan = Plan(replace(finished, command="make it"), jobs, keys, [{}])
+    return assemble(plan, outcomes_of(finished), sections, judged(sections), Stopwatch(clock, restart=False))

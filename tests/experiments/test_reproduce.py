@@ -11,15 +11,13 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from experiments import claims, reproduce
 from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from tests import wandb_files
 from tests.experiments.report.written import check_results, read_sections
@@ -47,14 +45,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "report"
-    words = [
-        "--profile",
-        "smoke",
-        "--directory",
-        str(directory),
-        "trainer.max_steps=20",
-        "trainer.val_every_n_steps=10",
-    ]
+    words = ["--profile=smoke", f"--directory={directory}", "trainer.max_steps=20", "trainer.val_every_n_steps=10"]
     done = call(*words, home=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == f"report: {directory}/report.html"
@@ -63,7 +54,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     by_default = [name for name in reproduce.SECTIONS if name not in reproduce.ON_REQUEST]
     assert [section["id"] for section in results["sections"]] == by_default
     assert results["claims"] == claims.judged(read_sections(results))
-    assert len(results["claims"]) == len(claims.CLAIMS)
+    assert len(results["claims"]) == 10  # all but those beyond the paper
     assert results["corpora"][0]["name"].startswith("python-stdlib")
     page = (directory / "report.html").read_text()
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
@@ -72,8 +63,13 @@ def test_from_nothing_to_a_report_and_again_at_once(
         assert section["title"] in (directory / "report.md").read_text()
         for figure in section.get("figures", []):
             assert (directory / figure["png"]).stat().st_size > 5000
-    check_wandb(directory, results)
-    check_progress(directory, results)
+    for name, run in results["runs"].items():  # for the status line, and offline runs of W&B
+        if run["command"] == "train":
+            assert training_progress(directory / "runs" / name).startswith(f"{run['steps']}/{run['steps']} bpc ")
+        files = wandb_files.run_files(directory / "runs" / name)
+        assert len(files) == (run["command"] in COMMANDS_WITH_LOGGER), name
+    (report,) = wandb_files.run_files(directory)
+    assert wandb_files.artifacts(report)["report"]["name"] == "report-smoke"
 
     ended = {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/job.json")}
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -81,37 +77,6 @@ def test_from_nothing_to_a_report_and_again_at_once(
     assert f"{len(ended)} of them finished before" in capsys.readouterr().err
     assert ended == {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/job.json")}
     assert read(directory)["sections"] == results["sections"]
-
-
-def check_progress(directory: Path, results: dict[str, Any]) -> None:
-    """Every training left its last step and loss for the status line."""
-    for name, run in results["runs"].items():
-        if run["command"] == "train":
-            assert training_progress(directory / "runs" / name).startswith(f"{run['steps']}/{run['steps']} bpc ")
-
-
-def check_wandb(directory: Path, results: dict[str, Any]) -> None:
-    """Every job has one offline run, with the keys that the dashboard shows."""
-    for name, run in results["runs"].items():
-        files = wandb_files.run_files(directory / "runs" / name)
-        assert len(files) == (run["command"] in COMMANDS_WITH_LOGGER), name
-    trained = wandb_files.run_files(directory / "runs" / "recurrence-relative-full_loss-seed1")[0]
-    names = {key for record in wandb_files.history(trained, "train/bpc") for key in record}
-    measured = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")
-    assert {f"train/{name}" for name in measured} | {"tokens"} <= names
-    shown = json.dumps(wandb_files.summary(trained))
-    assert "main_results" in shown
-    assert "table_6" in shown
-    assert "final/test/bpc" in shown
-    assert wandb_files.artifacts(trained)["model"]
-    recl = wandb_files.run_files(directory / "runs" / "recl-group1")[0]
-    assert {row[0] for row in wandb_files.table(recl, "recl/table")["data"]} == {"Transformer-XL", "QRNN", "LSTM"}
-    assert wandb_files.media(recl, "table", "recl/gains_r0.1_table")
-    assert wandb_files.media(recl, "table", "recl/bpc_table")
-    attention = wandb_files.run_files(directory / "runs" / "attention")[0]
-    assert all(wandb_files.media(attention, "images", f"attention/{name}") for name in ("by_distance", "text", "terms"))
-    (report,) = wandb_files.run_files(directory)
-    assert wandb_files.artifacts(report)["report"]["name"] == "report-smoke"
 
 
 SMALL = ["--profile", "smoke", "--only", "table_7", "--logger", "csv", "--parallel", "1"]
@@ -136,13 +101,7 @@ def test_a_section_of_the_smoke_run_makes_a_report_and_nothing_runs_twice(
     check_results(results)
     assert [section["id"] for section in results["sections"]] == ["table_7"]
     for name, run in results["runs"].items():
-        recorded = json.loads((directory / "runs" / name / "job.json").read_text())
-        assert run["seconds"] == recorded["seconds"] > 0
-        if run["command"] == "train":
-            metrics = json.loads((directory / "runs" / name / "metrics.json").read_text())
-            assert (run["steps"], run["tokens"]) == (metrics["steps"], metrics["tokens"])
-    of_training = [run["seconds"] for run in results["runs"].values() if run["command"] == "train"]
-    assert results["seconds"]["training"] == pytest.approx(sum(of_training), abs=0.06)
+        assert run["seconds"] == json.loads((directory / "runs" / name / "job.json").read_text())["seconds"] > 0
     assert results["seconds"]["wall"] > sum(run["seconds"] for run in results["runs"].values()) - 1
     capsys.readouterr()
     before = finished(directory)
@@ -262,5 +221,41 @@ def test_an_intel_cpu_without_amx_is_told_what_is_faster(
 ) -> None:
     monkeypatch.setattr(reproduce, "has_slow_bfloat16", lambda: slow)
     setup = Setup(PROFILES["laptop"], (f"trainer.precision={precision}",), tmp_path)
-    planned = Plan(setup, [training(Arm(), 1, setup)], Mock(), 1)
+    planned = Plan(setup, [training(Arm(), 1, setup)], {}, [{}])
     assert [line.startswith("on this Intel CPU") for line in reproduce.advice(planned)] == [True] * advised
+
+
+def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
+    words = ["--only", "table_7", "profile=smoke", "--prefix", "srun -n 2", "--logger", "csv", "seed=3", "--plan"]
+    assert reproduce.parse([*words, "--directory", str(tmp_path), "--parallel", "3"]) == Setup(
+        PROFILES["smoke"],
+        ("seed=3",),
+        tmp_path,
+        planning=True,
+        sections=("table_7",),
+        parallel=3,
+        logger="csv",
+        prefix=("srun", "-n", "2"),
+        command="make reproduce PROFILE=smoke ARGS='--only=table_7 --logger=csv seed=3'",
+    )
+    default = reproduce.parse([])
+    assert (default.command, default.parallel) == ("make reproduce", None)
+    assert default.directory == Path("reports/laptop").resolve()
+    assert set(reproduce.SECTIONS) - set(default.sections) == {"beyond"}
+    assert reproduce.parse(["--only", "beyond"]).sections == ("beyond",)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--only", "table_99"], "--only table_99: must be of main_results, table_6"),
+        (["profile=huge"], "profile=huge: must be one of smoke"),
+        (["--parallel", "0"], "--parallel 0: must be an integer >= 1"),
+        (["--prefix", "srun 'a"], "--prefix srun 'a: "),
+    ],
+)
+def test_a_bad_command_line_is_named(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        reproduce.parse(words)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Jobs: planned once, identified by what they depend on."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,15 +10,12 @@ import torch
 from experiments import reproduce
 from experiments.engine import jobs
 from experiments.engine.jobs import Job
-from experiments.engine.plan import Estimate, token_cost, tokens_read
-from experiments.engine.profiles import PROFILES
-from experiments.engine.runner import Runner
-from experiments.engine.setup import Setup
+from experiments.engine.plan import Plan, token_cost
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.paper import TABLE_6, TABLE_7
 from experiments.tables import table_8
 from experiments.tables.arms import (
     CORPUS_OPTIONS,
-    ENCODINGS,
     Arm,
     OtherCorpus,
     check_overrides,
@@ -66,6 +62,9 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
 
 
 def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: Path) -> None:
+    default = Setup(PROFILES["laptop"], (), tmp_path)
+    with_memory, without = (set(training(Arm(on), 1, default).overrides) for on in (True, False))
+    assert with_memory ^ without == {"memory=on", "memory=off"}
     for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
         with pytest.raises(OptionError, match="the experiments set it"):
             check_overrides((word,))
@@ -89,11 +88,7 @@ def test_longer_segments_have_equal_tokens_or_equal_steps(profile: str, loss: st
     setup = Setup(PROFILES[profile], (), tmp_path)
     same, tokens, steps = (
         jobs.composed(training(arm, 1, setup).overrides)
-        for arm in (
-            Arm(True, loss=loss),
-            Arm(False, loss=loss, longer="equal tokens"),
-            Arm(False, loss=loss, longer="equal steps"),
-        )
+        for arm in (Arm(loss=loss), *(Arm(False, loss=loss, longer=equal) for equal in LENGTHS))
     )
     assert steps.trainer.max_steps == same.trainer.max_steps
     assert steps.data.segment_len == tokens.data.segment_len > same.data.segment_len
@@ -105,21 +100,13 @@ def test_longer_segments_have_equal_tokens_or_equal_steps(profile: str, loss: st
 
 def test_every_run_is_evaluated_once_on_both_splits(tmp_path: Path) -> None:
     _, found = planned("laptop", tmp_path)
-    evaluations = [job for job in found if job.command == "evaluate"]
-    trained = {job.name for job in found if job.command == "train" and not job.name.startswith("published")}
-    assert {job.needs[0] for job in evaluations} == trained
-    assert all({"splits=[valid,test]", "select_on=valid", "losses=true"} <= set(job.overrides) for job in evaluations)
-    unclamped = {job.needs[0] for job in evaluations if "unclamped=true" in job.overrides}
+    evaluations = {job.needs[0]: " ".join(job.overrides) for job in found if job.command == "evaluate"}
+    assert set(evaluations) == {job.name for job in found if job.command == "train"}
+    assert all("splits=[valid,test] select_on=valid losses=true" in words for words in evaluations.values())
+    unclamped = {name for name, words in evaluations.items() if "unclamped=true" in words}
     assert unclamped == {f"{arm.key}-seed1" for arm in (Arm(), Arm(False), Arm(False, loss="half"))}
-    memory = {job.needs[0] for job in evaluations if any(w.startswith("memory_at_evaluation") for w in job.overrides)}
-    assert memory >= {f"{arm.key}-seed1" for arm in (Arm(False), Arm(False, loss="half"))}
-    assert "recurrence-relative-full_loss-seed1" not in memory
-
-
-def test_the_arms_of_the_first_claim_differ_in_nothing_but_the_memory(tmp_path: Path) -> None:
-    setup = Setup(PROFILES["laptop"], (), tmp_path)
-    on, off = training(Arm(True), 1, setup), training(Arm(False), 1, setup)
-    assert set(on.overrides) ^ set(off.overrides) == {"memory=on", "memory=off"}
+    memory = {name for name, words in evaluations.items() if "memory_at_evaluation=" in words}
+    assert unclamped - memory == {"recurrence-relative-full_loss-seed1"}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +142,7 @@ def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
         after = keys_of([other, reading, timing], corpus)
         return {name for name in before if after[name] != before[name]}
 
-    how = ("logger=csv", "trainer.num_threads=1", "data.cache_dir=/elsewhere", "data.root=/there", "resume=auto")
+    how = ("logger=csv", "data.path=/moved.txt", "data.cache_dir=/elsewhere", "data.root=/there", "resume=auto")
     shown = ("trainer.progress_bar=false", "trainer.progress_file=true", "trainer.log_every_n_steps=7")
     assert changed(*how, *shown, "checkpoint.every_n_steps=7") == set()
     assert changed("optimizer.lr=1e-3") == changed(corpus="y") == {run.name, "read"}
@@ -180,47 +167,12 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
     assert len(keys) == 2
 
 
-def test_two_jobs_of_one_name_must_be_the_same() -> None:
-    one, other = Job("a", "train", ("seed=1",), "x"), Job("a", "train", ("seed=2",), "x")
-    with pytest.raises(ValueError, match="two jobs are called a"):
-        jobs.merge({"s": [one], "t": [other]})
-    with pytest.raises(ValueError, match="not planned"):
-        jobs.merge({"s": [replace(one, needs=("missing",))]})
-
-
 def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> None:
     setup = Setup(PROFILES["smoke"], ("data=file", "data.path=book.txt", "optimizer.lr=1e-3"), tmp_path, planning=True)
     run = training(Arm(corpus=OtherCorpus("other", ("data=text8",))), 1, setup)
     chosen = [word for word in run.overrides if word.split("=")[0] in CORPUS_OPTIONS]
     assert chosen == ["data=text8"]
     assert "optimizer.lr=1e-3" in run.overrides
-
-
-def test_an_estimate_learns_from_what_has_run(tmp_path: Path) -> None:
-    setup = Setup(PROFILES["smoke"], (), tmp_path)
-    run = training(Arm(), 1, setup)
-    runner = Runner(setup.runs, {run.name: "k"}, [{}], lambda job: [])
-    config = jobs.composed(run.overrides)
-    tokens = config.trainer.max_steps * config.data.batch_size * config.data.segment_len
-    assert Estimate(setup.profile, runner).seconds(run) == pytest.approx(4 + tokens / 15_000)  # as the profile says
-    assert tokens_read(run) == tokens
-    for number, seconds in enumerate((5.0, 10.0, 40.0)):  # 200, 100 and 25 tokens/s
-        folder = setup.runs / str(number)
-        folder.mkdir(parents=True)
-        (folder / "metrics.json").write_text(json.dumps({"tokens": 1000, "seconds": seconds}))
-    runner.keys = {str(number): "k" for number in range(3)}
-    assert Estimate(setup.profile, runner).seconds(run) == pytest.approx(4 + tokens / 100)
-    reading = Job("read", "recl", (), "x")
-    assert Estimate(setup.profile, runner).seconds(reading) == setup.profile.seconds["recl"]
-
-
-@pytest.mark.parametrize("words", [("model.n_layer=5",), ("model.d_model=60", "model.feed_forward=swiglu")])
-def test_a_token_costs_as_much_as_the_layers_weigh(words: tuple[str, ...], tmp_path: Path) -> None:
-    setup = Setup(PROFILES["smoke"], words, tmp_path)
-    with torch.device("meta"):
-        models = [make_model(jobs.composed(("profile=smoke", *more)), 256) for more in ((), words)]
-    matrices = [sum(p.numel() for p in model.layers.parameters() if p.dim() == 2) for model in models]
-    assert token_cost(training(Arm(), 1, setup), setup.profile) == pytest.approx(matrices[1] / matrices[0])
 
 
 def test_a_shortened_published_model_is_as_long_as_the_profiles_own_runs() -> None:
@@ -230,30 +182,14 @@ def test_a_shortened_published_model_is_as_long_as_the_profiles_own_runs() -> No
     assert PROFILES["paper"].main_overrides == ()
 
 
-def estimate(profile: str, tmp_path: Path, found: list[Job]) -> float:
+def estimate(setup: Setup, found: list[Job]) -> float:
     """Return the hours that the jobs take one after the other."""
-    runner = Runner(tmp_path, {}, [{}], lambda job: [])
-    return sum(map(Estimate(PROFILES[profile], runner).seconds, found)) / 3600
-
-
-def test_the_smoke_run_has_every_encoding_both_losses_and_longer_segments(tmp_path: Path) -> None:
-    _, found = planned("smoke", tmp_path)
-    trained = {job.arm for job in found if job.command == "train"}
-    for part in (*ENCODINGS.values(), "full loss", "half loss", "longer segments", "shuffled lines", "LSTM", "QRNN"):
-        assert any(part in title for title in trained), part
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("profile", ["smoke", "laptop"])
-def test_arms_left_out_are_arms(profile: str, tmp_path: Path) -> None:
-    setup = Setup(replace(PROFILES[profile], leave_out=()), (), tmp_path, planning=True)
-    every = [job for section in reproduce.SECTIONS.values() for job in section.jobs(setup)]
-    assert set(PROFILES[profile].leave_out) <= {job.name.partition("-seed")[0] for job in every}
+    return sum(map(Plan(setup, [], {}, [{}]).seconds, found)) / 3600
 
 
 @pytest.mark.slow
 def test_the_evening_has_every_row_with_three_seeds_and_fits_into_three_hours(tmp_path: Path) -> None:
-    _, found = planned("evening", tmp_path)
+    setup, found = planned("evening", tmp_path)
     arms: dict[str, list[int | None]] = {}
     for job in found:
         if job.command == "train":
@@ -264,12 +200,12 @@ def test_the_evening_has_every_row_with_three_seeds_and_fits_into_three_hours(tm
     rows += [Arm(baseline="lstm"), Arm(baseline="qrnn"), Arm(False, "absolute"), Arm(False, "al_rfou")]
     assert set(arms) > {arm.title for arm in rows}
     assert sum("shuffled lines" in title for title in arms) == len(TABLE_7)
-    assert estimate("evening", tmp_path, found) / 2 < 3  # two jobs at once
+    assert estimate(setup, found) / 2 < 3  # two jobs at once
 
 
 @pytest.mark.parametrize("profile", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpu", "paper")])
 def test_a_larger_profile_trains_the_published_models_and_estimates_them_by_size(profile: str, tmp_path: Path) -> None:
-    _, found = planned(profile, tmp_path)
+    setup, found = planned(profile, tmp_path)
     by_name = {job.name: job for job in found}
     assert by_name["published-wt103_base"].sections[:3] == ("main_results", "table_6", "table_8")
     ablation = by_name["recurrence-relative-full_loss-seed1"]
@@ -278,7 +214,7 @@ def test_a_larger_profile_trains_the_published_models_and_estimates_them_by_size
     standard = by_name["published-wt103_base"]
     assert token_cost(standard, PROFILES[profile]) == pytest.approx({"gpu": 1.0, "paper": 1.3}[profile], abs=0.05)
     if profile == "paper":
-        assert estimate(profile, tmp_path, [by_name["published-wt103_large"]]) > 24 * 14
+        assert estimate(setup, [by_name["published-wt103_large"]]) > 24 * 14
 
 
 def test_the_plan_names_the_models_without_a_corpus(

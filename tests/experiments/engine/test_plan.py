@@ -1,30 +1,123 @@
-"""Plan of a reproduction, the progress of its trainings, the stopwatch."""
+"""Plan of a reproduction: its table and estimates, its jobs run once and again after a change, the stopwatch."""
 
 import json
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from experiments.engine import plan as module
-from experiments.engine.jobs import Job
-from experiments.engine.plan import Plan, Stopwatch, training_progress, training_share
-from experiments.engine.profiles import PROFILES
-from experiments.engine.runner import Runner
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, composed
+from experiments.engine.plan import Plan, Stopwatch, make_slots, token_cost, training_progress, training_share
+from experiments.engine.profiles import PROFILES, Setup
+from experiments.tables.arms import Arm, training
+from txl_lightning.errors import UserError
+from txl_lightning.jobs.folder import JobFolder
+from txl_lightning.jobs.processes import Ended
+from txl_lightning.runs.models import make_model
+
+JOBS = [
+    Job("time", "speed", (), "x", alone=True),
+    *(Job(name, "train", (), "x", sections=("s",)) for name in "abc"),
+    Job("read", "evaluate", ("checkpoint=@runs/a/checkpoints/best.ckpt",), "x", needs=("a",)),
+]
 
 
-def test_steps_and_loss_of_a_training_are_those_of_its_progress_file(tmp_path: Path) -> None:
-    assert (training_progress(tmp_path), training_share(tmp_path)) == ("", None)
-    for steps, loss, shown, share in ((0, None, "0/1500", None), (600, 2.5971, "600/1500 bpc 2.597", (0.4, 20.0))):
-        state = {"steps": steps, "max_steps": 1500, "unit": "bpc", "loss": loss, "seconds": 20.0}
-        (tmp_path / "progress.json").write_text(json.dumps(state))
-        assert (training_progress(tmp_path), training_share(tmp_path)) == (shown, share)
+def plan_of(directory: Path, jobs: list[Job], *overrides: str, slots: int = 2, keys: str = "key of ") -> Plan:
+    setup = Setup(PROFILES["smoke"], overrides, directory, sections=("table_6",), logger="none")
+    return Plan(setup, jobs, {job.name: f"{keys}{job.name}" for job in jobs}, [{}] * slots)
 
 
-def make_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
+class Pretended:
+    """A process that has ended after two seconds: with a result, unless its job is to fail."""
+
+    started: ClassVar[list[list[str]]] = []
+    failing: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, function: object, folder: JobFolder, words: list[str], prefix: object, **options: Any) -> None:
+        assert function is module.run_txl
+        self.status = Pretended.failing.get(folder.path.name, 0)
+        Pretended.started.append(words)
+        if self.status >= 0:
+            options["log"].write_text("first line\nlast line\n")
+        if not self.status:
+            (folder.path / folder.result_file).write_text("{}")
+
+    def poll(self) -> Ended:
+        return Ended(None, self.status, seconds=2.0)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Exit status by name of the jobs that are to fail; all processes are pretended."""
+    Pretended.started, Pretended.failing = [], {}
+    monkeypatch.setattr(module, "JobProcess", Pretended)
+    return Pretended.failing
+
+
+def record(directory: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "runs" / name / "job.json").read_text())
+    return found
+
+
+def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing: dict[str, int]) -> None:
+    plan_of(tmp_path, JOBS).run()
+    assert Pretended.started[-1][0] == "speed"  # alone, at the end
+    evaluate = next(words for words in Pretended.started if words[0] == "evaluate")
+    assert f"checkpoint={tmp_path}/runs/a/checkpoints/best.ckpt" in evaluate
+    assert record(tmp_path, "a") == {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
+    n = len(Pretended.started)
+    plan_of(tmp_path, JOBS).run()
+    assert len(Pretended.started) == n == len(JOBS)
+    (tmp_path / "runs/a/metrics.json").write_text('{"steps": 6')  # cut off
+    plan_of(tmp_path, JOBS).run()
+    assert [words[-2:] for words in Pretended.started[n:]] == [[f"hydra.run.dir={tmp_path}/runs/a", "resume=auto"]]
+
+
+def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
+    tmp_path: Path, failing: dict[str, int]
+) -> None:
+    failing |= {"a": 3, "b": -9}
+    with pytest.raises(UserError) as error:
+        plan_of(tmp_path, JOBS).run()
+    assert set(str(error.value).splitlines()) == {
+        f"a ended with exit status 3: last line ({tmp_path}/runs/a/log.txt)",
+        f"b was killed by SIGKILL: no output ({tmp_path}/runs/b/log.txt)",
+        "read was not run: it needs a",
+    }
+    assert record(tmp_path, "a")["done"] is False
+    failing.clear()
+    Pretended.started.clear()
+    plan_of(tmp_path, JOBS).run()
+    assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train", "train"]
+    assert record(tmp_path, "a")["seconds"] == 4.0  # of both runs
+
+
+@pytest.mark.parametrize(("keys", "kept"), [("key of ", True), ("another ", False)])
+def test_a_job_whose_key_changed_starts_again_and_any_other_resumes(
+    keys: str, kept: bool, tmp_path: Path, failing: dict[str, int]
+) -> None:
+    failing["a"] = 1
+    with pytest.raises(UserError):
+        plan_of(tmp_path, JOBS[1:2]).run()
+    (tmp_path / "runs/a/half_done").write_text("")
+    failing.clear()
+    plan_of(tmp_path, JOBS[1:2], keys=keys).run()
+    assert (tmp_path / "runs/a/half_done").exists() == kept
+    assert record(tmp_path, "a")["seconds"] == (4.0 if kept else 2.0)
+
+
+def test_a_folder_may_have_signs_of_hydras_grammar(tmp_path: Path, failing: dict[str, int]) -> None:
+    folder = tmp_path / "copy (1), x=y’s" / "it's"
+    read = Job("read", "recl", ("checkpoints=[@runs/a/best.ckpt,@runs/b/best.ckpt]", "data_path=@runs/../c.txt"), "x")
+    plan_of(folder, [read]).run()
+    words = [word for word in Pretended.started[0][1:] if "num_threads" not in word]
+    parsed = [word.value() for word in OverridesParser.create().parse_overrides(words)]
+    assert [str(path) for path in parsed[0]] == [f"{folder}/runs/{name}/best.ckpt" for name in "ab"]
+    assert [str(path) for path in parsed[1:]] == [f"{folder}/c.txt", f"{folder}/runs/read"]
 
 
 def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,11 +125,10 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monke
     monkeypatch.setattr(module, "tokens_read", lambda job: 1_000_000)
     monkeypatch.setattr(module, "token_cost", lambda job, profile: 1.0)
     monkeypatch.setattr(module, "cores", lambda: 2)
-    setup = Setup(PROFILES["smoke"], (), tmp_path, sections=("table_6",))
-    jobs = [Job("time", "speed", (), "x", alone=True), *(Job(n, "train", (), "x", sections=("s",)) for n in "abc")]
-    planned = Plan(setup, jobs, Runner(tmp_path / "runs", {j.name: "k" for j in jobs}, [{}], lambda job: []), 2)
-    folder = make_folder(tmp_path / "runs") / "a"
-    (make_folder(folder) / "job.json").write_text(json.dumps({"key": "k", "done": True}))
+    planned = plan_of(tmp_path, JOBS[:4])
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"key": "key of a", "done": True}))
     (folder / "metrics.json").write_text(json.dumps({"tokens": 50_000, "seconds": 2.0}))  # 25,000 tokens/s
     lines = planned.table().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:6]]
@@ -51,22 +143,58 @@ def test_a_plan_shows_every_job_and_the_sum_of_their_times(tmp_path: Path, monke
     assert planned.summary().startswith("profile smoke: 4 jobs, 1 of them finished before, 2 at once, into ")
 
 
-def test_the_stopwatch_continues_its_sum(tmp_path: Path) -> None:
-    path = tmp_path / "clock.json"
-    path.write_text(json.dumps({"began": "2026-01-02T03:04:05+00:00", "seconds": 100.0}))
-    with Stopwatch(path, restart=False) as watch:
-        time.sleep(0.3)
-        assert 100.3 <= watch.seconds < 110
-    saved = json.loads(path.read_text())
-    assert saved["began"] == "2026-01-02T03:04:05+00:00"
-    assert 100.3 <= saved["seconds"] < 110
-    assert Stopwatch(path, restart=True).seconds < 100
+def test_an_estimate_is_the_profiles_or_the_median_of_what_has_run(tmp_path: Path) -> None:
+    runs = [training(Arm(), seed, Setup(PROFILES["smoke"], (), tmp_path)) for seed in (1, 2, 3)]
+    config = composed(runs[0].overrides)
+    tokens = config.trainer.max_steps * config.data.batch_size * config.data.segment_len
+    assert plan_of(tmp_path, runs).seconds(runs[0]) == pytest.approx(4 + tokens / 15_000)
+    for run, seconds in zip(runs, (5.0, 10.0, 40.0), strict=True):  # 200, 100 and 25 tokens/s
+        folder = tmp_path / "runs" / run.name
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text(json.dumps({"tokens": 1000, "seconds": seconds}))
+    assert plan_of(tmp_path, runs).seconds(runs[0]) == pytest.approx(4 + tokens / 100)
+    assert plan_of(tmp_path, runs).seconds(JOBS[-1]) == PROFILES["smoke"].seconds["evaluate"]
 
 
-@pytest.mark.parametrize("content", ["", '{"began": "2026', "[]", "{}"])
-def test_a_damaged_sum_begins_again(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("model.n_layer=5",), ("model.d_model=60", "model.feed_forward=swiglu")])
+def test_a_token_costs_as_much_as_the_layers_weigh(words: tuple[str, ...], tmp_path: Path) -> None:
+    setup = Setup(PROFILES["smoke"], words, tmp_path)
+    with torch.device("meta"):
+        models = [make_model(composed(("profile=smoke", *more)), 256) for more in ((), words)]
+    matrices = [sum(p.numel() for p in model.layers.parameters() if p.dim() == 2) for model in models]
+    assert token_cost(training(Arm(), 1, setup), setup.profile) == pytest.approx(matrices[1] / matrices[0])
+
+
+def test_steps_and_loss_of_a_training_are_those_of_its_progress_file(tmp_path: Path) -> None:
+    assert (training_progress(tmp_path), training_share(tmp_path)) == ("", None)
+    for steps, loss, shown, share in ((0, None, "0/1500", None), (600, 2.5971, "600/1500 bpc 2.597", (0.4, 20.0))):
+        state = {"steps": steps, "max_steps": 1500, "unit": "bpc", "loss": loss, "seconds": 20.0}
+        (tmp_path / "progress.json").write_text(json.dumps(state))
+        assert (training_progress(tmp_path), training_share(tmp_path)) == (shown, share)
+
+
+def test_jobs_at_once_have_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+
+    def slots(profile: str, parallel: int | None) -> list[dict[str, str]]:
+        return make_slots(Setup(PROFILES[profile], (), tmp_path, parallel=parallel))
+
+    assert len(slots("gpu", None)) == 3
+    assert slots("gpu", 2) == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    assert slots("gpu", 1) == [{}]
+    assert slots("smoke", 5) == [{}] * 5
+    with pytest.raises(UserError, match="--parallel 4: needs 4 GPUs, 3 are visible"):
+        slots("gpu", 4)
+
+
+@pytest.mark.parametrize(("content", "before"), [('{"began": "then", "seconds": 100.0}', 100), ('{"began": "20', 0)])
+def test_the_stopwatch_continues_its_sum_unless_it_is_damaged(content: str, before: float, tmp_path: Path) -> None:
     path = tmp_path / "clock.json"
     path.write_text(content)
     with Stopwatch(path, restart=False) as watch:
-        assert watch.seconds < 100
-    assert set(json.loads(path.read_text())) == {"began", "seconds"}
+        time.sleep(0.2)
+        assert before + 0.2 <= watch.seconds < before + 30
+    saved = json.loads(path.read_text())
+    assert (saved["began"] == "then") == bool(before)
+    assert before + 0.2 <= saved["seconds"] < before + 30
+    assert Stopwatch(path, restart=True).seconds < 30

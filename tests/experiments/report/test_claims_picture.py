@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.report import claims_picture
+from experiments.report import verdicts
 from tests.experiments.report.sample_claim import claim
 
 
 def test_every_claim_has_its_effect_interval_paper_and_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
-    monkeypatch.setattr(claims_picture, "save_figure", lambda figure, stem: drawn.append(figure))
+    monkeypatch.setattr(verdicts, "save_figure", lambda figure, stem: drawn.append(figure))
     claims: list[dict[str, Any]] = [
         claim("holds", 4.2, 2.7),
         claim("does not hold", -153.0, None) | {"relative_low": None, "relative_high": -20.0},
         claim("within noise", 1.0, 3.0) | {"relative_low": None, "relative_high": None},
     ]
-    claims_picture.draw_claims(tmp_path / "claims.png", claims)
+    verdicts.draw_claims(tmp_path / "claims.png", claims)
     (axes,) = drawn[0].axes
     points: dict[tuple[int, str], list[float]] = {}
     for line in axes.lines:
@@ -26,7 +26,7 @@ def test_every_claim_has_its_effect_interval_paper_and_mark(tmp_path: Path, monk
         if len(x) and round(float(y[0]) - 0.08, 6) in (0, 1, 2):
             kind = line.get_marker() if line.get_marker() != "None" else "interval"
             points[round(y[0]), f"{kind} {line.get_color()}"] = [float(value) for value in x]
-    here, paper = claims_picture.HERE, claims_picture.PAPER
+    here, paper = verdicts.HERE, verdicts.PAPER
     assert points == {
         (0, f"interval {here}"): [pytest.approx(3.2), pytest.approx(5.2)],
         (0, f"o {here}"): [4.2],

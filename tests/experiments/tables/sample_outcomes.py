@@ -14,7 +14,7 @@ import matplotlib.image
 import numpy as np
 
 from experiments.engine.jobs import Job
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import Setup
 
 CORPUS = {"name": "sample", "level": "byte", "sha256": "ab" * 32}
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.engine.jobs import composed, merge
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
-from experiments.tables import beyond, table_6
+from experiments.engine.jobs import composed
+from experiments.engine.profiles import PROFILES, Setup
+from experiments.tables import beyond
 from experiments.tables.arms import Arm, training
 from txl_lightning.config.schemas import Config
 from txl_lightning.runs.models import make_model
@@ -42,15 +41,8 @@ def test_every_arm_composes_and_has_as_many_parameters(profile: str, tmp_path: P
         assert parameters(config_of(arm, tmp_path, profile)) == pytest.approx(expected, rel=0.01), arm.title
 
 
-def test_the_runs_of_the_paper_are_those_of_table_6(tmp_path: Path) -> None:
-    setup = setup_of("laptop", tmp_path)
-    found = merge({"table_6": table_6.jobs(setup), "beyond": beyond.jobs(setup)})
-    shared = {job.name for job in found if job.sections == ("table_6", "beyond")}
-    arms = (beyond.ON.key, beyond.OFF.key)
-    assert shared == {f"{arm}-seed{n}{end}" for arm in arms for n in (1, 2, 3) for end in ("", "-lengths")}
-
-
-def test_arms_that_claims_compare_have_three_seeds(tmp_path: Path) -> None:
+def test_arms_that_claims_compare_have_three_seeds_and_the_widths_are_multiples_of_eight(tmp_path: Path) -> None:
+    assert [beyond.gated_width(width) for width in (384, 2048, 1536, 8)] == [256, 1368, 1024, 8]
     runs = beyond._runs(setup_of("laptop", tmp_path))
     assert {len(runs[arm]) for arm in beyond.ARMS.values()} == {3}
     assert {len(runs[arm]) for arm in beyond.WITHOUT.values()} == {1}
@@ -86,21 +78,3 @@ def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:
             }[part]
         )
     assert config_of(beyond.WITHOUT["gated feed-forward"], tmp_path).model.d_inner == plain.model.d_inner
-
-
-def test_with_and_without_memory_differ_in_nothing_else(tmp_path: Path) -> None:
-    for on, off in ((beyond.ROPE, beyond.ROPE_OFF), (beyond.NONE, beyond.NONE_OFF)):
-        assert on.is_paired_with(off)
-        runs = (training(arm, 1, setup_of("laptop", tmp_path)) for arm in (on, off))
-        assert set.symmetric_difference(*(set(run.overrides) for run in runs)) == {"memory=on", "memory=off"}
-
-
-@pytest.mark.parametrize(("width", "gated"), [(384, 256), (2048, 1368), (1536, 1024), (8, 8)])
-def test_a_gated_width_is_two_thirds_in_multiples_of_eight(width: int, gated: int) -> None:
-    assert beyond.gated_width(width) == gated
-
-
-def test_one_recl_job_has_the_first_seed_of_every_arm_without_the_single_parts(tmp_path: Path) -> None:
-    found = beyond.jobs(setup_of("laptop", tmp_path))
-    (recl,) = (job for job in found if job.command == "recl")
-    assert recl.needs == tuple(f"{arm.key}-seed1" for arm in beyond.ARMS.values())

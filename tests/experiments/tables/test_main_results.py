@@ -1,18 +1,15 @@
 """Published models in the tables of the larger profiles, and the models instead of them without their corpora."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.engine.jobs import Job, composed, merge
-from experiments.engine.outcomes import Outcomes, TrainingResult
-from experiments.engine.profiles import PROFILES
-from experiments.engine.setup import Setup
+from experiments.engine.jobs import Job, Outcomes, composed, merge
+from experiments.engine.profiles import PROFILES, Setup
 from experiments.paper import MAIN_RESULTS
-from experiments.report.assemble import _optimizers
+from experiments.report.pages import _optimizers
 from experiments.report.sections import Section
 from experiments.reproduce import SECTIONS
 from experiments.tables import main_results, table_6, table_7
@@ -28,33 +25,22 @@ def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
     return Setup(PROFILES[profile], overrides, tmp_path / "report", planning=True)
 
 
-@pytest.fixture
-def lm1b_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    def set_presence(present: bool) -> None:
-        for module in (main_results, table_7):
-            monkeypatch.setattr(module, "at_hand", lambda data: present and data.name == "lm1b")
-
-    return set_presence
-
-
 @pytest.mark.parametrize(
     ("profile", "steps"), [("gpu", 20_000), pytest.param("paper", 400_000, marks=pytest.mark.slow)]
 )
 def test_table_7_is_one_billion_word_where_it_is(
-    profile: str, steps: int, lm1b_is: Callable[[bool], None], tmp_path: Path
+    profile: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm1b_is(True)
+    monkeypatch.setattr(table_7, "at_hand", lambda data: data.name == "lm1b")
     words = ("data.root=/data", "data.segment_len=64", "model.n_layer=2", "trainer.max_steps=7")
-    setup = setup_of(profile, tmp_path, *words)
-    runs = table_7._runs(setup)
+    runs = table_7._runs(setup_of(profile, tmp_path, *words))
     assert [arm.corpus.name for arm in runs if arm.corpus] == ["One Billion Word"] * 3
     for arm, arm_runs in runs.items():
         config = composed(arm_runs[0].overrides)
         assert (config.data.name, config.data.root, config.data.segment_len) == ("lm1b", "/data", 32)
         assert (config.model.name, config.model.n_layer, config.trainer.max_steps) == ("txl_lm1b_table7", 20, steps)
         assert config.memory.mem_len == (32 if arm.recurrence else 0)
-        assert config.encoding.name == arm.encoding
-        assert config.optimizer.name == "adam"
+        assert (config.encoding.name, config.optimizer.name) == (arm.encoding, "adam")
     assert [len(arm_runs) for arm_runs in runs.values()] == [2, 1, 2]
 
 
@@ -63,21 +49,14 @@ def test_table_7_is_one_billion_word_where_it_is(
     [("gpu", False, ()), ("laptop", True, ()), ("gpu", True, ("data=enwik8", "model=txl_enwik8_base"))],
 )
 def test_table_7_is_of_shuffled_lines_otherwise(
-    profile: str, present: bool, overrides: tuple[str, ...], lm1b_is: Callable[[bool], None], tmp_path: Path
+    profile: str, present: bool, overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm1b_is(present)
+    monkeypatch.setattr(table_7, "at_hand", lambda data: present and data.name == "lm1b")
     setup = setup_of(profile, tmp_path, *overrides)
     assert {arm.corpus.name for arm in table_7._runs(setup) if arm.corpus} == {"shuffled lines"}
-
-
-@pytest.mark.parametrize("present", [True, False])
-def test_the_report_says_which_corpus_table_7_has(
-    present: bool, lm1b_is: Callable[[bool], None], tmp_path: Path
-) -> None:
-    lm1b_is(present)
-    found = section("table_7", setup_of("gpu", tmp_path))
-    assert ("The paper's corpus" in found.here) == present
-    assert ("One Billion Word, the paper's corpus, is not used here" in found.here) == (not present)
+    if not present:
+        here = section("table_7", setup).here
+        assert "One Billion Word, the paper's corpus, is not used here" in here
 
 
 def section(name: str, setup: Setup) -> Section:
@@ -98,15 +77,8 @@ def test_tables_and_figures_have_the_published_models_of_their_corpus(
     assert "published-wt103_base" in jobs["recl-group1"].needs
     assert "recurrence-relative-full_loss-seed1" in jobs["recl-group2"].needs
     assert jobs["attention"].needs == jobs["samples"].needs == (f"published-{largest}",)
-
-
-def test_another_corpus_has_the_model_of_the_ablation_instead(tmp_path: Path) -> None:
-    setup = setup_of("gpu", tmp_path, "data=enwik8", "model=txl_enwik8_base")
-    jobs = {job.name: job for job in planned(setup, "table_8", "figures_5_to_7")}
-    own = training(Arm(), 1, setup).name
-    assert own in jobs["recl-group1"].needs
-    assert jobs["attention"].needs == (own,)
-    assert main_results.standard_run(setup) is main_results.largest_run(setup) is None
+    other = setup_of(profile, tmp_path, "data=enwik8", "model=txl_enwik8_base")
+    assert main_results.standard_run(other) is main_results.largest_run(other) is None
 
 
 def test_the_last_rows_of_table_6_stand_beside_the_papers(tmp_path: Path) -> None:
@@ -133,16 +105,15 @@ def test_the_report_says_which_optimizers_were_used(tmp_path: Path) -> None:
 
 
 def test_published_models_stand_beside_the_papers_rows() -> None:
-    def result(ppl: float) -> TrainingResult:
-        return TrainingResult({"corpus": {"level": "word", "name": "x"}, "test/ppl": ppl, "steps": 7})
-
-    table = main_results._paper_table(1, {"wt103_base": result(25.0), "lm1b_large": result(1.0)})
+    table = main_results._paper_table(
+        1, {"wt103_base": {"test/ppl": 25.0, "steps": 7}, "lm1b_large": {"test/ppl": 1.0, "steps": 8}}
+    )
     assert len(table.rows) == len(MAIN_RESULTS[1].rows)
     row = {key: table.number("Transformer-XL standard", key).value for key in ("loss", "steps", "paper", "difference")}
     assert row == {"loss": 25.0, "steps": 7, "paper": 24.0, "difference": 1.0}
     assert table.number("QRNN", "paper").value == 33.0
     assert table.rows["Transformer-XL large"]["loss"] is None
-    letters = TrainingResult({"corpus": {"level": "char", "name": "x"}, "test/bpc": 1.1, "steps": 7})
+    letters = {"test/bpc": 1.1, "steps": 7}
     extra = main_results._paper_table(3, {"text8_base": letters})  # a model that the paper's table does not have
     assert extra.rows["Transformer-XL 12 layers"]["paper"] is None
     assert extra.rows["Transformer-XL 12 layers"]["difference"] is None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import paper
-from experiments.engine.setup import Setup
+from experiments.engine.profiles import Setup
 from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
 from experiments.tables import comparisons, table_6
@@ -498,18 +498,13 @@ def test_figures_of_jobs_stand_above_their_captions(sections: list[Section], fin
     }
 
 
-def test_samples(sections: list[Section]) -> None:
-    (section,) = (section for section in sections if section.samples)
-    assert [(s.title, s.context, s.truth, s.text) for s in section.samples] == [
-        ("sample 1", "def", " f(x):", " g(y):\n"),
-        ("sample 2", "def", " f(x):", " h(z):\n"),
-    ]
-    for words in ("3 tokens of the test split", "500 new tokens", "40 most likely", "temperature 1."):
-        assert words in section.here
-
-
 def test_words_about_the_runs_have_their_numbers(sections: list[Section], finished: Setup) -> None:
     here = {section.id: section.here for section in sections}
+    (samples,) = (section.samples for section in sections if section.samples)
+    drawn = [("sample 1", "def", " f(x):", " g(y):\n"), ("sample 2", "def", " f(x):", " h(z):\n")]
+    assert [(s.title, s.context, s.truth, s.text) for s in samples] == drawn
+    for words in ("3 tokens of the test split", "500 new tokens", "40 most likely", "temperature 1."):
+        assert words in here["appendix_e"]
     notes = {table.id: " ".join(table.notes) for section in sections for table in section.tables}
     first = read(finished, f"{ON}-seed1", "metrics.json")
     sizes = f"{first['parameters']:,} parameters, {first['steps']:,} steps"

@@ -87,11 +87,12 @@ class AttentionStep:
 
     def seconds(self, kernel: str, steps: int) -> float:
         """Return the time of a step."""
-        _wait()
+        wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+        wait()
         start = time.perf_counter()
         for _ in range(steps):
             self.run(kernel)
-        _wait()
+        wait()
         return (time.perf_counter() - start) / steps
 
 
@@ -138,11 +139,6 @@ def _peak_mib(step: AttentionStep, kernel: str) -> float | None:
     before = torch.cuda.memory_allocated()
     step.run(kernel)
     return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""Picture of all claims: effect with interval here, the paper's effect beside it, the mark."""
+"""Claims as the report shows them: the text of a row, the summary, and the picture with effects and intervals."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,20 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from experiments.report.text import SIGNS, decimal, percent
+from experiments.report.sections import decimal, interval, percent
 from txl_lightning.reporting.canvas import COLOURS, new_figure, save_figure
 
+RULE = (
+    "One rule for all: a claim rests on one difference or several, positive if the claim is right. It holds if every "
+    "95 % interval lies above zero, even if the effect is small. It does not hold if one lies below zero, or if one "
+    "that includes zero lies in percent below half of the effect in the paper: the run excludes even half of it. "
+    "Otherwise it is within noise. Of several differences, the one that supports the claim least is shown. "
+    "Intervals of losses are over seeds and blocks of 1,000 to 20,000 tokens of the test text, 30 or more if "
+    "it has as many thousands, those of context lengths over positions, of speed over rounds, of attention over heads. "
+    "An interval has no end on the side where a context length may be beyond those measured. The smallest visible "
+    "effect is half the width of the interval, of context lengths at least one step of those measured."
+)
+SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
 FILE = "figures/claims.png"
 PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the lines of the grid behind letters
 HERE, PAPER = COLOURS[0], COLOURS[1]
@@ -25,6 +37,51 @@ CAPTION = (
     "that should be worse (nats). Lengths, speeds: percent of the one that should be smaller. Attention maps: percent "
     "of one of the two terms. The axis is linear up to 2 % and logarithmic beyond."
 )
+
+
+def claim_text(claim: Mapping[str, Any]) -> dict[str, str]:
+    """Return a claim of `results.json` as the table of claims shows it.
+
+    Returns:
+        `claim` in a sentence; `effect` with its unit, its 95 % `interval`, and the `smallest` effect that the run could
+        have seen; `relative` and `relative_interval`, the same in percent; `theirs`, the paper's effect in percent; the
+        `mark` with its sign. What there is not is empty.
+    """
+    unit = f" {claim['unit']}" if claim["unit"] else ""
+    size = claim["smallest"] or abs(claim["effect"]) or 1.0
+    digits = max(0, min(4, 1 - math.floor(math.log10(size))))  # two of the interval's digits or three
+    relative, paper, of_percent = claim["relative"], claim["relative_paper"], 1 if abs(claim["relative"]) < 100 else 0
+    return {
+        "claim": claim["claim"],
+        "effect": decimal(claim["effect"], digits, signed=True) + unit,
+        "interval": interval(claim["low"], claim["high"], digits, signed=True),
+        "smallest": "" if claim["smallest"] is None else decimal(claim["smallest"], digits) + unit,
+        "relative": percent(relative),
+        "relative_interval": interval(claim["relative_low"], claim["relative_high"], of_percent, signed=True),
+        "theirs": "" if paper is None else percent(paper),
+        "mark": f"{SIGNS[claim['mark']]} {claim['mark']}",
+    }
+
+
+def summary(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return mark, count in words and claims with their effects, a line for each mark that a claim has."""
+    words = {
+        "holds": ("holds", "hold"),
+        "does not hold": ("does not hold", "do not hold"),
+        "within noise": ("is within noise", "are within noise"),
+    }
+    lines = []
+    for mark, (one, several) in words.items():
+        named = []
+        for claim in claims:
+            if claim["mark"] == mark:
+                paper = claim["relative_paper"]
+                effect = percent(claim["relative"]) + ("" if paper is None else f"; paper {percent(paper)}")
+                named.append(f"{claim['short'].rstrip('.')} ({effect})")
+        if named:
+            counted = f"{len(named)} of {len(claims)} claims {one if len(named) == 1 else several}"
+            lines.append((mark, counted, "; ".join(named)))
+    return lines
 
 
 def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:

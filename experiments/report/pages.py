@@ -1,50 +1,153 @@
-"""Pages of the report: `report.html`, and `report.md` in GitHub's Markdown, beside `results.json`."""
+"""Files of the report: `results.json`, as `results.schema.json` says, `report.html`, and `report.md` for GitHub."""
 
 from __future__ import annotations
 
 import base64
 import json
+import platform
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import torch
 from markupsafe import Markup
 
-from experiments.report import text
-from experiments.report.claims_picture import ALT, CAPTION, FILE, draw_claims
+from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.plan import Plan, Stopwatch
+from experiments.engine.profiles import PROFILES
+from experiments.report import sections as text
 from experiments.report.sections import HEADINGS, Figure, Section, Table, to_json
+from experiments.report.verdicts import ALT, CAPTION, FILE, RULE, SIGNS, claim_text, draw_claims, summary
+from txl_lightning.cli import COMMANDS
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
+from txl_lightning.jobs.identity import code_of
+from txl_lightning.reporting.machine import cores, processor
 from txl_lightning.reporting.tables import markdown_table
 
+LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
 TEMPLATES = Path(__file__).parent / "templates"
-TITLES = {
-    "smoke": "Transformer-XL, a smoke run",
-    "laptop": "Transformer-XL at laptop size",
-    "evening": "Transformer-XL at laptop size, all rows",
-    "gpu": "Transformer-XL at the size of one GPU",
-    "paper": "Transformer-XL at the paper’s size",
-}
-DIFFERENCES = {
-    "smoke": "other models, other data, other hardware",
-    "laptop": "other models, other data, other hardware",
-    "evening": "other models, other data, other hardware",
-    "gpu": "smaller models, shorter training, other hardware",
-    "paper": "another implementation, other hardware",
-}
 MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too tall as blocks
 LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
-PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
 # escaped, to keep intervals and names readable in the source.
 MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
 LINE_STARTS = re.compile(r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))")  # marks of lists, headings and rules
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+def assemble(
+    plan: Plan, outcomes: Outcomes, sections: Sequence[Section], claims: list[dict[str, Any]], watch: Stopwatch
+) -> dict[str, Any]:
+    """Return the content of `results.json`, with the sections themselves in place of their JSON.
+
+    Args:
+        plan: jobs of the reproduction, all finished.
+        outcomes: their results.
+        sections: sections of the report, in order.
+        claims: judged, as `claims.judged` returns them.
+        watch: wall-clock time so far.
+    """
+    profile = plan.setup.profile
+    n_gpus = torch.cuda.device_count() if profile.accelerator == "gpu" else 0
+    gpus = [torch.cuda.get_device_name(i) for i in range(n_gpus)]
+    runs = {job.name: _run(job, plan, outcomes) for job in plan.jobs}
+    seconds = {"wall": watch.seconds, "training": 0.0, "rest": 0.0}
+    for run in runs.values():
+        seconds["training" if run["command"] == "train" else "rest"] += run["seconds"]
+    return {
+        "schema_version": 1,
+        "profile": profile.name,
+        "note": profile.note,
+        "command": plan.setup.command,
+        "started": watch.began,
+        "seconds": {kind: round(value, 1) for kind, value in seconds.items()},
+        "machine": {
+            "processor": processor(),
+            "cores": cores(),
+            "gpus": gpus,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        },
+        "versions": {name: version(name) for name in LIBRARIES},
+        "code": code_of(*(f"{row.package}.command" for row in COMMANDS.values())),
+        "corpora": _corpora(plan.jobs, outcomes),
+        "settings": _settings(plan, outcomes),
+        "runs": runs,
+        "sections": sections,
+        "rule": RULE,
+        "claims": claims,
+    }
+
+
+def _run(job: Job, plan: Plan, outcomes: Outcomes) -> dict[str, Any]:
+    """Entry of a job under `runs`."""
+    run: dict[str, Any] = {
+        "command": job.command,
+        "arm": job.arm,
+        "seed": job.seed,
+        "sections": list(job.sections),
+        "overrides": list(job.overrides),
+        "key": plan.keys[job.name],
+        "seconds": plan.record(job)["seconds"],
+        "directory": f"runs/{job.name}",
+    }
+    if job.command == "train":
+        metrics = outcomes.metrics(job)
+        run |= {name: metrics[name] for name in ("parameters", "steps", "tokens")}
+    return run
+
+
+def _corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
+    """Every corpus once, with the ids of the sections that used it."""
+    found: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        if job.command == "train":
+            corpus = outcomes.metrics(job)["corpus"]
+            entry = found.setdefault(corpus["sha256"], {**corpus, "used_by": []})
+            entry["used_by"] = list(dict.fromkeys((*entry["used_by"], *job.sections)))
+    return list(found.values())
+
+
+def _optimizers(jobs: list[Job]) -> str:
+    """Recipe of the first training, and the optimizers and learning rates of others that differ in them."""
+    recipes = [composed(job.overrides).optimizer for job in jobs if job.command == "train"]
+    first, *others = dict.fromkeys(f"{recipe.name}, learning rate {recipe.lr:g}" for recipe in recipes)
+    also = f"; some arms: {'; '.join(others)}" if others else ""
+    schedule = "cosine to 0" if recipes[0].schedule == "cosine" else recipes[0].schedule
+    return f"{first}, {recipes[0].warmup_steps} steps of warm-up, {schedule}{also}"
+
+
+def _settings(plan: Plan, outcomes: Outcomes) -> list[list[str]]:
+    """Settings that all runs share, as pairs of text."""
+    first = next((job for job in plan.jobs if job.command == "train"), None)
+    if first is None:
+        return [["profile", plan.setup.profile.name]]
+    config, metrics = composed(first.overrides), outcomes.metrics(first)
+    evaluation = metrics["evaluation"]
+    return [
+        ["model", f"{config.model.name}: {metrics['parameters']:,} parameters"],
+        [
+            "training",
+            f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
+        ],
+        ["memory", f"{config.memory.mem_len} tokens in training (0 without recurrence)"],
+        ["optimizer", _optimizers(plan.jobs)],
+        [
+            "evaluation",
+            f"{evaluation['batch_size']} streams that start without context; with recurrence a memory, without it a "
+            "window before every token; attention length chosen on validation",
+        ],
+        ["weights", "those of the best validation"],
+        ["precision", config.trainer.precision],
+        ["overrides", " ".join(plan.setup.overrides) or "none"],
+    ]
 
 
 def write_report(results: Mapping[str, Any], directory: Path) -> Path:
@@ -84,16 +187,17 @@ def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
     markdown.globals.update(pipe_table=pipe_table, results_table=results_table)
     markdown.filters.update(code=code, fence=fence, linked=linked)
     sections: Sequence[Section] = results["sections"]
+    profile = PROFILES[results["profile"]]
     context = {
         **results,
-        "title": TITLES[results["profile"]],
-        "differences": DIFFERENCES[results["profile"]],
+        "title": profile.title,
+        "differences": profile.differences,
         "images": {figure.png: _image(figure, directory) for section in sections for figure in section.figures},
         "short": {section.id: section.title.partition(":")[0] for section in sections},
         "captions": {table.id: table.caption for section in sections for table in section.tables},
         "facts": _facts(results),
-        "summary": text.summary(results["claims"]),
-        "claim_rows": [text.claim_text(claim) for claim in results["claims"]],
+        "summary": summary(results["claims"]),
+        "claim_rows": [claim_text(claim) for claim in results["claims"]],
         "picture": _claims_picture(results["claims"], directory),
     }
     return {
@@ -111,7 +215,7 @@ def _environment(**options: Any) -> jinja2.Environment:
         keep_trailing_newline=True,
         **options,
     )
-    environment.globals.update(signs=text.SIGNS, most_stacked=MOST_STACKED, column_groups=column_groups)
+    environment.globals.update(signs=SIGNS, most_stacked=MOST_STACKED, column_groups=column_groups)
     environment.globals.update({name: getattr(text, name) for name in ("common_seeds", "notes", "values_by_seed")})
     environment.filters.update(
         {name: getattr(text, name) for name in ("cell_text", "seeds_text", "duration", "visible")}
@@ -139,15 +243,13 @@ def _image(figure: Figure, directory: Path) -> dict[str, Any]:
     """Return `source` (a data URI), `width` and `height` of a figure, in CSS pixels (96 per inch).
 
     Raises:
-        UserError: a file is missing, or the PNG is damaged.
+        UserError: a file is missing.
     """
     try:
         picture = (directory / figure.png).read_bytes()
         drawing = (directory / figure.svg).read_bytes() if figure.svg else None
     except OSError as error:
         raise UserError(f"figure {error.filename} cannot be read ({error.strerror})") from error
-    if not picture.startswith(PNG_START):
-        raise UserError(f"figure {directory / figure.png} is not a PNG")
     width, height = struct.unpack(">II", picture[16:24])
     kind, data = ("png", picture)
     if drawing is not None and len(drawing) < LARGEST_SVG:

@@ -1,1 +1,0 @@
-"""Attention kernels beside eager attention: `python -m benchmarks.kernels`."""
