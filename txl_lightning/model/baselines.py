@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.errors import require
-from txl_lightning.model.config import TieProjections, check_clusters
+from txl_lightning.config.architecture import RecurrentConfig
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.layers import Dropout, initialize
 from txl_lightning.model.memory import in_column_order
 from txl_lightning.model.softmax import TokenSoftmax
-
-Cell = Literal["lstm", "qrnn"]
 
 
 class LSTMLayer(nn.Module):
@@ -189,51 +186,6 @@ def _scan(f: Tensor, u: Tensor) -> Tensor:
 
 
 LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn": QRNNLayer}
-
-
-@dataclass(frozen=True)
-class RecurrentConfig:
-    """Architecture of a recurrent baseline.
-
-    Args:
-        vocab_size: V, number of tokens.
-        cell: `lstm` or `qrnn`.
-        n_layer: N, layers.
-        d_model: D, width of the embedding and of every layer.
-        d_embed: width of the first embedding table; None for D.
-        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
-        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
-        tie_projections: clusters whose softmax shares the projection of the embedding.
-        dropout: probability at the embedding and at the output of the last layer.
-        hidden_dropout: probability between layers.
-        weight_dropout: probability at single weights, one mask per segment: the hidden-to-hidden weights of
-            an LSTM, all weights of a QRNN layer.
-
-    Raises:
-        OptionError: a value is not allowed; the message names it.
-    """
-
-    vocab_size: int
-    cell: Cell = "lstm"
-    n_layer: int = 2
-    d_model: int = 512
-    d_embed: int | None = None
-    cutoffs: tuple[int, ...] = ()
-    div_val: int = 1
-    tie_projections: TieProjections = "all_but_first"
-    dropout: float = 0.1
-    hidden_dropout: float = 0.1
-    weight_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.cell in LAYERS, "cell", self.cell, f"must be one of {', '.join(LAYERS)}")
-        for name in ("vocab_size", "n_layer", "d_model", "div_val"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
-        check_clusters(self)
-        for name in ("dropout", "hidden_dropout", "weight_dropout"):
-            value = getattr(self, name)
-            require(0.0 <= value < 1.0, name, value, "must be a probability in [0, 1)")
 
 
 @dataclass(frozen=True)

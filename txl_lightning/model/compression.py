@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from txl_lightning.model.config import COMPRESSIONS, TransformerXLConfig
+from txl_lightning.config.architecture import COMPRESSIONS, TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.model.config import TieProjections
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
 
@@ -29,7 +28,7 @@ class TokenSoftmax(nn.Module):
             separate one. Without effect if the embedding has no projections.
     """
 
-    def __init__(self, embedding: TokenEmbedding, tie_projections: TieProjections = "all_but_first") -> None:
+    def __init__(self, embedding: TokenEmbedding, tie_projections: str = "all_but_first") -> None:
         super().__init__()
         n_further, width = embedding.n_clusters - 1, embedding.tables[0].shape[1]
         self.bias = nn.Parameter(torch.empty(embedding.edges[-1]))

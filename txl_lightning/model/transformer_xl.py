@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
-from txl_lightning.model.config import LENGTHS, TransformerXLConfig
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel

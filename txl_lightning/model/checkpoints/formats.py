@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.checkpoints import tensorflow
 from txl_lightning.model.checkpoints.weight_mapping import CheckpointError, Family, weight_mapping
-from txl_lightning.model.config import TieProjections, TransformerXLConfig
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
@@ -260,7 +260,7 @@ def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     }
 
 
-def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None = None) -> TieProjections:
+def _tie_projections(tied: list[bool] | None, otherwise: str | None = None) -> str:
     """Translate a list of one truth value per cluster to `tie_projections`; `otherwise` replaces other patterns."""
     if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"

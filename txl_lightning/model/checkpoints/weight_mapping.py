@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.errors import UserError
-from txl_lightning.model.config import TransformerXLConfig
 
 Family = Literal["original", "Hugging Face", "TensorFlow"]
 SCOPE = "transformer/"  # of the TensorFlow variables

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings.base import Encoding, register_encoding
 
 

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
-from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.positions import distances_of_keys, rotation
 
 

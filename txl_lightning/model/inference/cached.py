@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import (
