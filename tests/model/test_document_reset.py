@@ -184,7 +184,7 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
 def test_what_resets_cannot_be_combined_with():
     config = documents_model().config
     object.__setattr__(config, "memory_reset", "x")  # in tests, the constructor itself refuses a wrong Literal
-    with pytest.raises(OptionError, match="memory_reset=x: must be never or document"):
+    with pytest.raises(OptionError, match="memory_reset=x: must be one of never, document"):
         config.__post_init__()
     with pytest.raises(OptionError, match="memory_start=zeros: must be empty with memory_reset=document"):
         documents_model(memory_start="zeros")

@@ -26,7 +26,7 @@ from txl_lightning.model.inference.generation import candidates
 
 def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:
     torch.manual_seed(0)
-    return RecurrentLanguageModel(RecurrentConfig(VOCABULARY, cell, 2, 8, **options)).double()
+    return RecurrentLanguageModel(RecurrentConfig(VOCABULARY, cell=cell, n_layer=2, d_model=8, **options)).double()
 
 
 MODELS = {

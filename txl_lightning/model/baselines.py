@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch.nn import functional as F
 
 from txl_lightning.config.architecture import RecurrentConfig
 from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, initialize
-from txl_lightning.model.memory import in_column_order
+from txl_lightning.model.memory import CarriedState
 from txl_lightning.model.softmax import TokenSoftmax
 
 
@@ -189,57 +189,24 @@ LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn
 
 
 @dataclass(frozen=True)
-class RecurrentState:
+class RecurrentState(CarriedState):
     """State of all layers between two segments: a value without gradient, like `Memory`.
 
     Args:
         previous: output h of an LSTM layer, or input x of a QRNN layer, at the last token.
         cells: c at the last token.
-        first_column: index of the first stream among all columns of the global batch.
     """
 
     previous: Float[Tensor, "N B D"]
     cells: Float[Tensor, "N B D"]
-    first_column: int = 0
 
     @property
     def batch_size(self) -> int:
         """B, streams."""
         return self.cells.shape[1]
 
-    def columns(self, start: int, stop: int) -> RecurrentState:
-        """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
-        return RecurrentState(self.previous[:, start:stop], self.cells[:, start:stop], self.first_column + start)
 
-    @staticmethod
-    def join(parts: Sequence[RecurrentState]) -> RecurrentState:
-        """Join the states of neighbouring columns, in the order of their columns.
-
-        Raises:
-            ValueError: the parts leave a gap or overlap.
-        """
-        parts = in_column_order(parts)
-        return RecurrentState(
-            previous=torch.cat([part.previous for part in parts], dim=1),
-            cells=torch.cat([part.cells for part in parts], dim=1),
-            first_column=parts[0].first_column,
-        )
-
-    def to(self, device: torch.device | str) -> RecurrentState:
-        """Copy the state to a device."""
-        return replace(self, previous=self.previous.to(device), cells=self.cells.to(device))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers for a checkpoint."""
-        return {"previous": self.previous, "cells": self.cells, "first_column": self.first_column}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> RecurrentState:
-        """Rebuild a state from `state_dict`."""
-        return cls(state["previous"], state["cells"], int(state["first_column"]))
-
-
-class RecurrentLanguageModel(nn.Module):
+class RecurrentLanguageModel(ScoringModel, nn.Module):
     """N layers of LSTM or QRNN between the embedding and the softmax that Transformer-XL has too.
 
         nll, state = model.score(tokens, targets, state)
@@ -280,13 +247,14 @@ class RecurrentLanguageModel(nn.Module):
         return RecurrentState(zeros, zeros)
 
     def forward(
-        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None
-    ) -> tuple[Float[Tensor, "B T D"], RecurrentState]:
+        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None, n_last: int | None = None
+    ) -> tuple[Float[Tensor, "B Q D"], RecurrentState]:
         """Return the outputs of the last layer, after dropout, and the state after the last token.
 
         Args:
             tokens_BT: T consecutive tokens of B streams.
             state: returned for the previous segment; None for the start of the streams.
+            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None for all.
 
         Raises:
             ValueError: the state is of another number of streams.
@@ -299,37 +267,11 @@ class RecurrentLanguageModel(nn.Module):
         hidden_BTD = self.dropout(self.embedding(tokens_BT))
         carried: list[tuple[Tensor, Tensor]] = []
         for n, layer in enumerate(self.layers):
-            hidden_BTD, previous_BD, cell_BD = layer(
-                self.hidden_dropout(hidden_BTD) if n else hidden_BTD, previous_NBD[n], cells_NBD[n]
-            )
+            input_BTD = self.hidden_dropout(hidden_BTD) if n else hidden_BTD
+            hidden_BTD, previous_BD, cell_BD = layer(input_BTD, previous_NBD[n], cells_NBD[n])
             carried.append((previous_BD, cell_BD))
         # Autocast computes the layers in another type; the state keeps the type of the weights.
         previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
-        return self.dropout(hidden_BTD), replace(state, previous=previous, cells=cells)
-
-    def score(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
-        state: RecurrentState | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], RecurrentState]:
-        """Return nll_t = -log P(target_t | its tokens, state) in nats, in token order, and the new state.
-
-        Args:
-            tokens_BT: may be longer than the targets; the first tokens are then context without a loss. The new
-                state is that after the last token, so the next segment must not repeat tokens.
-            targets_BT: the token after each of the last T_targets tokens.
-            state: returned for the previous segment; None for the start of the streams.
-
-        Raises:
-            ValueError: there are fewer tokens than targets, or the state is of another number of streams.
-        """
-        if tokens_BT.shape[1] < targets_BT.shape[1]:
-            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
-        hidden_BTD, state = self(tokens_BT, state)
-        hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
-        return self.softmax(hidden_BTD, targets_BT, self.embedding), state
-
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
-        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+        hidden_BTD = self.dropout(hidden_BTD)
+        n_first = 0 if n_last is None else hidden_BTD.shape[1] - n_last
+        return hidden_BTD[:, n_first:], replace(state, previous=previous, cells=cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,16 +37,6 @@ class CompressiveMemory(Memory):
 
     n_compressed: int = 0
     compression_loss: Tensor | None = field(default=None, compare=False, repr=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers for a checkpoint."""
-        return {**super().state_dict(), "n_compressed": self.n_compressed}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> CompressiveMemory:
-        """Rebuild a memory from `state_dict`."""
-        filled, first_column, n_compressed = (int(state[name]) for name in ("filled", "first_column", "n_compressed"))
-        return cls(state["states"], filled, first_column, n_compressed=n_compressed)
 
 
 class TimeConvolution(nn.Conv1d):
@@ -264,8 +254,8 @@ class Compressor(nn.Module):
             loss = torch.stack(terms).sum()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
-        return CompressiveMemory(
-            torch.stack(states), filled, memory.first_column, n_compressed=n_compressed, compression_loss=loss
+        return replace(
+            memory, states=torch.stack(states), filled=filled, n_compressed=n_compressed, compression_loss=loss
         )
 
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from txl_lightning.model.compression import CompressiveMemory, Compressor, key_u
 from txl_lightning.model.embedding import TokenEmbedding
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
+from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import (
@@ -92,7 +93,7 @@ class TransformerXLLayer(nn.Module):
         return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(ScoringModel, nn.Module):
     """Transformer-XL: segment recurrence with a positional encoding, by default the paper's relative one.
 
     The memory is an argument and a result, never part of the module:
@@ -234,34 +235,8 @@ class TransformerXL(nn.Module):
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 
-    def score(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
-        memory: Memory | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], Memory]:
-        """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
-
-        Args:
-            tokens_BT: may be longer than the targets; the first tokens are then extended context.
-            targets_BT: the token after each of the last T_targets tokens.
-            memory: returned for the previous segment; None for the start of the streams.
-
-        Raises:
-            ValueError: there are fewer tokens than targets, or the memory is of another number of streams.
-        """
-        if tokens_BT.shape[1] < targets_BT.shape[1]:
-            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
-        hidden_BTD, memory = self(tokens_BT, memory, n_last=targets_BT.shape[1])
-        return self.losses(hidden_BTD, targets_BT), memory
-
     def losses(self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, from the hidden states of `forward`."""
         if self.config.memory_reset == "document":
             targets_BT = without_marks(targets_BT)
-        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding)
-        return nll_BT
-
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""
-        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+        return super().losses(hidden_BTD, targets_BT)

@@ -22,6 +22,7 @@ from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import (
     VisibleKeys,
@@ -143,7 +144,7 @@ class KeyValueMemory:
         return self.buffer_NPXCE
 
 
-class CachedTransformerXL:
+class CachedTransformerXL(ScoringModel):
     """Model with its present weights, for evaluation and generation; computes the same function as the model.
 
         cached = CachedTransformerXL(model, mem_len=3800)
@@ -166,6 +167,7 @@ class CachedTransformerXL:
         compression = model.config.compression
         require(can_cache(model), "compression", compression, "cannot be cached; use the model itself")
         self.model = model.with_lengths(**lengths)
+        self.losses, self.log_probabilities = self.model.losses, self.model.log_probabilities  # type: ignore[method-assign]
         self._weights = WeightsSnapshot(model)
         self._distances = _Distances(self.model)
         self._dropouts = [module for module in model.modules() if isinstance(module, Dropout) and module.p]
@@ -246,27 +248,6 @@ class CachedTransformerXL:
             hidden_BTD = layer.forward_with(attend, queries_BTD)
         memory.advance(T, config.mem_len, config.ext_len, first_BT)
         return model.final_norm(hidden_BTD), memory
-
-    def score(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
-        memory: KeyValueMemory | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], KeyValueMemory]:
-        """Return nll_t = -log P(target_t | its tokens, memory) in nats, as `TransformerXL.score`, and the memory.
-
-        Raises:
-            RuntimeError, ValueError: as a call, and if there are fewer tokens than targets.
-        """
-        T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
-        if T_targets > T:
-            raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
-        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets)
-        return self.model.losses(hidden_BTD, targets_BT), memory
-
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
-        return self.model.log_probabilities(hidden_BTD)
 
     def _layers(self) -> Iterator[TransformerXLLayer]:
         for layer in self.model.layers:
