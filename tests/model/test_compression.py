@@ -69,7 +69,7 @@ def test_groups_do_not_depend_on_how_the_stream_is_cut(compression: str) -> None
         assert isinstance(memory, CompressiveMemory)
         assert (memory.n_compressed, memory.length, memory.filled) == (5, 10, 10)
         function = model.compressor.functions[0]  # type: ignore[union-attr]
-        expected = function(embedded[:, 6 : 16 + function.lookahead], None)  # 21 states: 16 fall out, 5 stay
+        expected = function(embedded[:, 6 : 16 + function.lookahead])  # 21 states: 16 fall out, 5 stay
         torch.testing.assert_close(memory.states[0, :, :5], expected)
         torch.testing.assert_close(memory.states[0, :, 5:], embedded[:, 16:21])
 

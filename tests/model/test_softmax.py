@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.errors import OptionError
-from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.softmax import ROWS_BYTES, TokenSoftmax, negative_log_likelihood
+from txl_lightning.model.embedding import ROWS_BYTES, TokenEmbedding, TokenSoftmax, negative_log_likelihood
 
 
 def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftmax]:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import RecurrentConfig
-from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, initialize
 from txl_lightning.model.memory import CarriedState
-from txl_lightning.model.softmax import TokenSoftmax
 
 
 class LSTMLayer(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
-from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
@@ -27,7 +26,6 @@ from txl_lightning.model.positions import (
     hide_other_documents,
     without_marks,
 )
-from txl_lightning.model.softmax import TokenSoftmax
 
 
 class TransformerXLLayer(nn.Module):
@@ -66,30 +64,23 @@ class TransformerXLLayer(nn.Module):
             visible: keys that the queries may attend to.
             places_Q: places of the tokens whose output is returned; None for all.
         """
-        memory_BMD = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
+        attended_BTD = self.attention(self.attended(hidden_BTD), self.attended(memory_BMD), positions, visible)
+        if places_Q is not None:
+            hidden_BTD, attended_BTD = hidden_BTD[:, places_Q], attended_BTD[:, places_Q]
+        return self.after_attention(hidden_BTD, attended_BTD)
 
-        def attend(queries_BTD: Tensor) -> Tensor:
-            attended: Tensor = self.attention(queries_BTD, memory_BMD, positions, visible)
-            return attended
+    def attended(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return what attention projects of the layer's inputs: LN h of a pre-norm layer, else h."""
+        return self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
 
-        if places_Q is None:
-            return self.forward_with(attend, hidden_BTD)
-        attended_BQD = attend(self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD)[:, places_Q]
-        return self.forward_with(lambda _: attended_BQD, hidden_BTD[:, places_Q])
-
-    def forward_with(
-        self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]
+    def after_attention(
+        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
-        """Compute the layer with another function in place of its attention.
-
-        Args:
-            attend: from the states that queries are projected from to the output of attention.
-            hidden_BTD: input of the layer.
-        """
+        """Compute the layer's output from its input and the output of its attention."""
+        hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         if self.pre_norm:
-            hidden_BTD = hidden_BTD + self.dropout(attend(self.attention_norm(hidden_BTD)))
             return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
-        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(attend(hidden_BTD)))
+        hidden_BTD = self.attention_norm(hidden_BTD)
         return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
 
 

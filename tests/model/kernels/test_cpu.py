@@ -11,8 +11,8 @@ from torch.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.kernels import cpu, factors
-from txl_lightning.model.kernels.factors import DistanceLogits, Factors
+from txl_lightning.model.kernels import cpu, eager
+from txl_lightning.model.kernels.eager import DistanceLogits, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -103,10 +103,10 @@ def test_products_are_for_many_queries_in_a_precise_type(
 def test_products_with_distances_in_bfloat16_are_those_of_any_cpu(
     n_rows: int, S: int, amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factors, "_has_amx", lambda: amx)
+    monkeypatch.setattr(eager, "_has_amx", lambda: amx)
     rows, table = torch.randn(2, n_rows, 1, 4).bfloat16(), torch.randn(2, 12, 4).bfloat16()
     for r_HSE in (table[:, -S:], table[:, -S:].contiguous()):
-        found = factors._products(rows.flatten(1, 2), r_HSE)
+        found = eager._products(rows.flatten(1, 2), r_HSE)
         expected = rows.flatten(1, 2).double() @ r_HSE.double().mT
         torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.05)
     assert isinstance(torch.cpu._is_amx_tile_supported(), bool)  # private: fails when torch changes it

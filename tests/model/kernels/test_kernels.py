@@ -16,7 +16,7 @@ from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import kernels
 from txl_lightning.model.kernels import cpu, eager, flex, fused
-from txl_lightning.model.kernels.factors import DistanceLogits, Factors
+from txl_lightning.model.kernels.eager import DistanceLogits, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
