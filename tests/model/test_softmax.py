@@ -8,13 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.config.architecture import Architecture
 from txl_lightning.errors import OptionError
 from txl_lightning.model.embedding import ROWS_BYTES, TokenEmbedding, TokenSoftmax, negative_log_likelihood
 
 
 def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftmax]:
     tie = options.pop("tie_projections", "all_but_first")
-    embedding = TokenEmbedding(V, D, **options).double()
+    embedding = TokenEmbedding(Architecture(V, d_model=D, **options)).double()
     softmax = TokenSoftmax(embedding, tie).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in [*embedding.parameters(), *softmax.parameters()]:

@@ -57,12 +57,8 @@ class LSTMLayer(nn.Module):
         start = (previous_BD[None], cell_BD[None])
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=in_bfloat16):
             if self.training and self.weight_dropout.p:
-                weights = [
-                    self.lstm.weight_ih_l0,
-                    self.weight_dropout(self.lstm.weight_hh_l0),
-                    self.lstm.bias_ih_l0,
-                    self.lstm.bias_hh_l0,
-                ]
+                weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
+                weights = [self.lstm.weight_ih_l0, weight_hh, self.lstm.bias_ih_l0, self.lstm.bias_hh_l0]
                 h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
             else:
                 h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
@@ -220,9 +216,7 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(
-            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
-        )
+        self.embedding = TokenEmbedding(config)
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
         layer = LAYERS[config.cell]

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from txl_lightning.config.architecture import Architecture
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
 
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
@@ -26,22 +27,15 @@ class TokenEmbedding(nn.Module):
     projection; as in the paper's code cluster 0 has one even if the widths are equal.
 
     Args:
-        vocab_size: V.
-        d_model: D.
-        d_embed: width of the first table.
-        cutoffs: first token of every cluster but cluster 0, ascending; empty for one cluster.
-        div_val: each cluster is narrower by this factor than the one before.
+        config: V, D, and the widths and cut-offs of the clusters.
     """
 
-    def __init__(
-        self, vocab_size: int, d_model: int, d_embed: int | None = None, cutoffs: tuple[int, ...] = (), div_val: int = 1
-    ) -> None:
+    def __init__(self, config: Architecture) -> None:
         super().__init__()
-        d_embed = d_embed or d_model
-        self.d_model, self.div_val = d_model, div_val
-        self.edges = (0, *cutoffs, vocab_size)
-        self.n_clusters = len(cutoffs) + 1
-        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [vocab_size]  # noqa: E741
+        self.d_model, self.div_val = d_model, div_val = config.d_model, config.div_val
+        self.edges = (0, *config.cutoffs, config.vocab_size)
+        self.n_clusters, d_embed = len(config.cutoffs) + 1, config.d_embed or d_model
+        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [config.vocab_size]  # noqa: E741
         widths = [d_embed // div_val**i for i in range(len(sizes))]
         self.tables = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         for table in self.tables:

@@ -99,9 +99,7 @@ class TransformerXL(ScoringModel, nn.Module):
         super().__init__()
         self.config = config
         self.encoding = ENCODINGS[config.encoding](config)
-        self.embedding = TokenEmbedding(
-            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
-        )
+        self.embedding = TokenEmbedding(config)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()

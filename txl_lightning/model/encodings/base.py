@@ -50,11 +50,6 @@ class LayerPositions(NamedTuple):
         by_distance = {"table_HSE": self.table_HSE, "bias_HS": self.bias_HS, "rotation_2SE": self.rotation_2SE}
         return self._replace(**{name: x if x is None else x[:, -n_keys - 1 :] for name, x in by_distance.items()})
 
-    def of_heads(self, heads: slice) -> LayerPositions:
-        """Keep some of the heads, of all but the sinusoids and the rotation, which have none."""
-        of_heads = {"u_HE": self.u_HE, "v_HE": self.v_HE, "table_HSE": self.table_HSE, "bias_HS": self.bias_HS}
-        return self._replace(**{name: x if x is None else x[heads] for name, x in of_heads.items()})
-
 
 class Encoding(nn.Module):
     """Base class of encodings: adds no positional information.
@@ -154,10 +149,8 @@ def register_encoding(
     Raises:
         OptionError: another class has the name, or a value is not allowed.
     """
-    require(name.isidentifier(), "name", name, "must be letters, digits and underscores")
     good_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
     require(good_terms, "terms", terms, "must be letters of abcd, each at most once")
-    require(table in (None, "distances", "positions"), "table", table, "must be None, distances or positions")
 
     def register(encoding: type[Encoding]) -> type[Encoding]:
         known = ENCODINGS.get(name, encoding)
