@@ -14,11 +14,9 @@ from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import CachedTransformerXL, in_place_changes
-from txl_lightning.model.kernels import cpu
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 4, 4]
-FEW_SEGMENTS = [3, 1, 7, 1]
 SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
 ENCODINGS: dict[str, dict[str, Any]] = {
     "relative": {},
@@ -79,16 +77,6 @@ def test_the_cache_computes_what_hidden_states_do(encoding, lengths):
     assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
 
 
-HEADS = ["relative, pre-norm, untied u and v", "shaw", "absolute", "alibi", "rope, QK-norm"]
-
-
-@pytest.mark.parametrize(("terms", "encoding", "scores_at_once"), product_of(SUBSETS, HEADS, [1, 40]))
-def test_a_few_heads_at_a_time(monkeypatch, encoding, terms, scores_at_once):
-    monkeypatch.setattr(cpu, "LOGITS_BYTES_AT_ONCE", 8 * scores_at_once)
-    model = tiny_model(**ENCODINGS[encoding], terms=terms, n_head=5, mem_len=5)
-    assert_same(model, random_stream(2, sum(FEW_SEGMENTS)), FEW_SEGMENTS, EXACT)
-
-
 @settings(max_examples=50)
 @given(
     encoding=st.sampled_from(sorted(ENCODINGS)),
@@ -126,16 +114,6 @@ def test_the_window_slides_many_times_over_one_buffer(T):
     assert memory.filled == 5
     assert moves >= 10
     assert len(buffers - {0}) == 1, "a full memory allocates nothing"
-
-
-def test_score_predicts_the_last_tokens_and_refuses_too_few():
-    model, stream = tiny_model(), random_stream(2, 9)
-    cached = CachedTransformerXL(model)
-    with torch.no_grad():
-        nll, _ = cached.score(stream[:, :-1], stream[:, 3:])
-        assert_close(nll, model.score(stream[:, :-1], stream[:, 3:])[0], EXACT)
-        with pytest.raises(ValueError, match="3 tokens cannot predict 4 targets"):
-            cached.score(stream[:, :3], stream[:, :4])
 
 
 def test_it_is_a_language_model_with_lengths_of_its_own():
@@ -292,44 +270,3 @@ def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n
             assert torch.equal(after.states, memory.states)
         longer = [other.score(stream[:, :3], targets[:, :3], kept)[0] for kept in (memory, after)]
         torch.testing.assert_close(longer[0], longer[1], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("lengths", "terms"), product_of(LENGTHS, ["", "ac", "bd", "abcd"]))
-def test_blocks_of_queries_leave_out_hidden_keys_only(lengths, terms, monkeypatch):
-    widths = []
-
-    def noting(factors, dropout):
-        widths.append(tuple(factors.visible.mask_TK.shape))
-        return original(factors, dropout)
-
-    monkeypatch.setattr(cpu, "QUERIES_AT_ONCE", 2)
-    for encoding in ("relative", "shaw", "rope, QK-norm"):
-        assert_same(model_of(encoding, terms=terms, **lengths), random_stream(2, 20), [5, 1, 9, 5], EXACT)
-    model = tiny_model(terms=terms, mem_len=0)
-    whole = model(random_stream(2, 5))[0]
-    part = (cpu.fused, "attend") if {"a", "c"} & set(terms) else (cpu, "_attend_at_once")
-    original = getattr(*part)
-    monkeypatch.setattr(*part, noting)
-    with torch.no_grad():
-        in_blocks = model(random_stream(2, 5))[0]
-        CachedTransformerXL(model)(random_stream(2, 5))
-    assert widths == [(2, 2), (2, 4), (1, 5)] * 4
-    torch.testing.assert_close(in_blocks, whole, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("n_streams", [1, 2])  # one token of one stream reads the table in another way
-def test_while_the_memory_grows_in_half_precision(n_streams):
-    model = tiny_model(mem_len=40).bfloat16()
-    cached = CachedTransformerXL(model)
-    lengths = [9] + [1] * 51  # views of the table until the memory is full
-    hidden = outputs(cached, random_stream(n_streams, 60), lengths)
-    torch.testing.assert_close(hidden, outputs(model, random_stream(n_streams, 60), lengths), rtol=0.05, atol=0.1)
-
-
-def test_a_full_memory_has_a_table_of_its_own():
-    model = tiny_model(mem_len=8)
-    cached = CachedTransformerXL(model)
-    outputs(cached, random_stream(2, 12), [3] * 4)
-    assert {positions.table_HSE.shape[1] for positions in cached._distances.positions} == {8 + 3 + 1}
-    outputs(cached, random_stream(2, 14), [12, 1, 1])
-    assert {positions.table_HSE.shape[1] for positions in cached._distances.positions} == {8 + 1 + 1}

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
-from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.encodings.alibi import slopes
 from txl_lightning.model.encodings.base import register_encoding
 from txl_lightning.model.encodings.rope import RotaryEncoding
-from txl_lightning.model.positions import rotate
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 ARMS = {
@@ -59,16 +58,6 @@ def rotation_of(n_keys: int, d_head: int, interpolation: float = 1.0) -> Tensor:
     return rotation
 
 
-@pytest.mark.parametrize("first_position", [0, 5, 1000])
-def test_scores_are_those_of_llamas_rotation_at_any_shift(first_position: int) -> None:
-    q, k = (torch.randn(2, 3, n, 8, dtype=torch.float64) for n in (4, 9))
-    rotation = rotation_of(9, 8)
-    ours = rotate(q, rotation) @ rotate(k, rotation).transpose(2, 3)
-    queries = llama_rotation(q, first_position + 5)
-    theirs = queries @ llama_rotation(k, first_position).transpose(2, 3)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-
-
 def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     model, stream = tiny_model(encoding="rope", d_head=4, mem_len=3, n_layer=1), random_stream(2, 8)
     attention = model.layers[0].attention
@@ -98,20 +87,6 @@ def test_interpolation_gives_a_longer_attention_the_angles_of_training() -> None
         cached = CachedTransformerXL(trained, interpolation=2.0)
         torch.testing.assert_close(score_segments(cached, stream, [3, 5])[0], expected, **EXACT)
         assert not torch.allclose(score_segments(trained, stream, [3, 5])[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoding": "rope", "d_head": 4, "clamp_len": 5}, "clamp_len=5: must be -1: encoding=rope rotates"),
-        ({"encoding": "rope", "d_head": 3}, "d_head=3: must be even: encoding=rope rotates pairs"),
-        ({"encoding": "rope", "d_head": 4, "interpolation": 0.5}, "interpolation=0.5: must be a number >= 1"),
-        ({"encoding": "alibi", "interpolation": 2.0}, "interpolation=2.0: must be 1: encoding=alibi rotates no"),
-    ],
-)
-def test_options_that_do_not_fit_a_rotation_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        tiny_model(**options)
 
 
 @pytest.mark.parametrize(
@@ -193,26 +168,6 @@ def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_
         assert torch.allclose(model(tokens)[0][:, -1], model(mixed)[0][:, -1], rtol=0, atol=1e-12) == same
     two_layers = tiny_model(encoding="none")  # the causal mask tells later layers how far a token has seen
     assert not torch.allclose(two_layers(tokens)[0][:, -1], two_layers(mixed)[0][:, -1])
-
-
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "none"])
-def test_these_encodings_have_no_parameters(encoding: str) -> None:
-    with_terms = {name for name, _ in tiny_model(encoding=encoding, d_head=4).named_parameters()}
-    assert with_terms == {name for name, _ in tiny_model(encoding="absolute").named_parameters()}
-
-
-def test_qk_norm_has_a_gain_for_queries_and_one_for_keys_of_each_layer_that_starts_near_one() -> None:
-    plain, normed = (dict(tiny_model(qk_norm=on).named_parameters()) for on in (False, True))
-    new = set(normed) - set(plain)
-    norms = ("query_norm", "key_norm")
-    assert new == {f"layers.{n}.attention.{norm}.weight" for n in range(2) for norm in norms}
-    assert all(normed[name].shape == (SIZES["d_head"],) for name in new)
-    only_keys = {name for name, _ in tiny_model(qk_norm=True, terms="cd").named_parameters()}
-    assert not any("query_norm" in name for name in only_keys)
-    wide = TransformerXL(TransformerXLConfig(**{**SIZES, "d_head": 4000, "qk_norm": True}))
-    gain = wide.layers[0].attention.query_norm.weight
-    assert gain.mean().item() == pytest.approx(1, abs=2e-3)
-    assert gain.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_qk_norm_is_the_root_mean_square_of_each_head() -> None:

@@ -184,6 +184,7 @@ class TransformerXLConfig(Architecture):
         none, trained = self.compression is None, self.compression in TRAINED_COMPRESSIONS
         refused: list[tuple[str, bool, str]] = [
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
+            ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
             ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
             ("compressed_len", resets and self.compressed_len > 0, "must be 0 with memory_reset=document"),
             ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
@@ -231,17 +232,6 @@ class TransformerXLConfig(Architecture):
     def active_terms(self) -> str:
         """Chosen terms that the encoding has, in alphabetical order."""
         return "".join(term for term in self.kind.terms if term in self.terms)
-
-    @property
-    def required_table_len(self) -> int:
-        """`table_len`, for an encoding that needs it.
-
-        Raises:
-            OptionError: it is not given.
-        """
-        given, allowed = self.table_len, f"must be given for encoding={self.encoding} (trained tables)"
-        require(given is not None, "table_len", given, allowed)
-        return given or 0
 
 
 _NAMES = [f.name for f in fields(TransformerXLConfig)]

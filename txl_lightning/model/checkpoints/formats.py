@@ -137,10 +137,9 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         CheckpointError: that code has no such encoding, norm or feed-forward, or the model has terms switched off.
     """
     config = model.config
-    al_rfou = config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model
-    _require_parts(
-        config, "the paper's code", ATTENTION_TYPES, {"d_head": (al_rfou, "n_head·d_head = d_model for al_rfou")}
-    )
+    narrower = config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model
+    lacks = {"d_head": (narrower, "only n_head·d_head = d_model for al_rfou")}
+    _require_parts(config, "the paper's code", ATTENTION_TYPES, lacks)
     n_clusters = len(config.cutoffs) + 1
     tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
     return _weights(model, "original"), {

@@ -30,7 +30,8 @@ class AlRfouEncoding(Encoding):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        self.table = nn.Parameter(torch.empty(config.n_layer, config.required_table_len, config.d_model))
+        assert config.table_len is not None
+        self.table = nn.Parameter(torch.empty(config.n_layer, config.table_len, config.d_model))
 
     def layer_input(self, n: int, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Add the rows of layer n."""
