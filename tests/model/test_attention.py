@@ -1,6 +1,5 @@
 """The attention against a naive one: plain loops over the paper's equation."""
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.model.tiny_model import SUBSETS, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
@@ -84,9 +83,6 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -
 
 def visible_keys(T: int, M: int, filled: int, attention_len: int | None, like: Tensor) -> VisibleKeys:
     return VisibleKeys(attention_mask(T, M, filled, attention_len, like), M - filled, attention_len)
-
-
-SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
 
 
 @st.composite

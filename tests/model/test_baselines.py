@@ -65,19 +65,6 @@ def test_segments_do_not_matter(cell, adaptive, segments):
     torch.testing.assert_close(cut_state.cells, whole_state.cells, **EXACT)
 
 
-@both
-def test_losses_depend_on_all_earlier_tokens_and_on_no_later_one(cell):
-    model, stream = tiny_recurrent(cell), random_stream(1, 9)
-    tokens, targets = stream[:, :-1], stream[:, 1:]
-    nll, _ = model.score(tokens, targets)
-    for place in range(8):
-        changed = tokens.clone()
-        changed[0, place] = (changed[0, place] + 1) % VOCABULARY
-        difference = (model.score(changed, targets)[0] - nll).abs()[0]
-        assert not difference[:place].any()
-        assert (difference[place:] > 1e-9).all()
-
-
 def test_the_layers_are_those_of_torchs_lstm():
     model, stream = tiny_recurrent("lstm"), random_stream(2, 7)
     lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)

@@ -1,6 +1,5 @@
 """Cached inference computes what the hidden-state memory does, and refuses what it cannot compute."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,29 +9,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.model.tiny_model import ENCODINGS, SUBSETS, random_stream, score_segments, tiny_model
 from txl_lightning import LanguageModel, TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.cached import CachedTransformerXL, in_place_changes
 
 EXACT, SINGLE = 1e-10, 1e-6  # of the largest number compared
 SEGMENTS = [3, 1, 1, 7, 2, 9, 1, 4, 4]
-SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
-ENCODINGS: dict[str, dict[str, Any]] = {
-    "relative": {},
-    "relative, pre-norm, untied u and v": {"pre_norm": True, "untie_biases": True},
-    "relative, modern recipe": {
-        "pre_norm": True,
-        "final_norm": True,
-        "norm": "rms",
-        "feed_forward": "swiglu",
-        "qk_norm": True,
-    },
-    "shaw": {"encoding": "shaw", "table_len": 5},
-    "absolute": {"encoding": "absolute"},
-    "al_rfou, pre-norm": {"encoding": "al_rfou", "table_len": 4, "pre_norm": True},
-    "alibi": {"encoding": "alibi"},
-    "rope, QK-norm": {"encoding": "rope", "d_head": 4, "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
+MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
+ARMS: dict[str, dict[str, Any]] = {
+    **ENCODINGS,
+    "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
+    "relative, modern recipe": MODERN,
+    "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
+    "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
 }
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5},
@@ -47,9 +37,9 @@ LENGTHS: list[dict[str, Any]] = [
 
 
 def model_of(encoding: str, **options: Any) -> TransformerXL:
-    """A tiny model of an entry of ENCODINGS; one that rotates has no clamp."""
-    clamp = {"clamp_len": -1} if ENCODINGS[encoding].get("encoding") == "rope" else {}
-    return tiny_model(**{**ENCODINGS[encoding], **options, **clamp})
+    """A tiny model of an entry of ARMS; one that rotates has no clamp."""
+    clamp = {"clamp_len": -1} if ARMS[encoding].get("encoding") == "rope" else {}
+    return tiny_model(**{**ARMS[encoding], **options, **clamp})
 
 
 @torch.no_grad()
@@ -71,7 +61,7 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
     assert_close(cached, outputs(model, stream, segments), tolerance)
 
 
-@pytest.mark.parametrize(("encoding", "lengths"), product_of(ENCODINGS, LENGTHS))
+@pytest.mark.parametrize(("encoding", "lengths"), product_of(ARMS, LENGTHS))
 def test_the_cache_computes_what_hidden_states_do(encoding, lengths):
     model = model_of(encoding, **lengths)
     assert_same(model, random_stream(2, sum(SEGMENTS)), SEGMENTS, EXACT)
@@ -79,7 +69,7 @@ def test_the_cache_computes_what_hidden_states_do(encoding, lengths):
 
 @settings(max_examples=50)
 @given(
-    encoding=st.sampled_from(sorted(ENCODINGS)),
+    encoding=st.sampled_from(sorted(ARMS)),
     terms=st.sampled_from(["abcd", "abcd", *SUBSETS]),
     lengths=st.fixed_dictionaries(
         {
@@ -244,7 +234,7 @@ def test_keys_and_values_have_the_type_that_autocast_computes_in(options):
         cached(stream, memory)
 
 
-@pytest.mark.parametrize(("name", "lengths"), product_of(ENCODINGS, LENGTHS))
+@pytest.mark.parametrize(("name", "lengths"), product_of(ARMS, LENGTHS))
 def test_states_at_places_are_those_of_the_whole_segment(name, lengths):
     model, stream, places = model_of(name, **lengths), random_stream(2, 17), torch.tensor([0, 3, 4, 7])
     before = model(stream[:, :9])[1]
@@ -255,7 +245,7 @@ def test_states_at_places_are_those_of_the_whole_segment(name, lengths):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "lengths", "n_targets"), product_of(ENCODINGS, LENGTHS, [1, 3, 8]))
+@pytest.mark.parametrize(("name", "lengths", "n_targets"), product_of(ARMS, LENGTHS, [1, 3, 8]))
 def test_the_last_layer_needs_queries_of_the_scored_tokens_only(name, lengths, n_targets):
     model, stream = model_of(name, **lengths), random_stream(2, 17)
     targets = random_stream(2, 8)

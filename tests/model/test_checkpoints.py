@@ -73,35 +73,19 @@ def test_shared_biases_are_found_in_the_layers_of_huggingface():
     assert torch.equal(from_huggingface(weights, config).encoding.u, tiny_model().encoding.u)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["word_emb.emb_layers.0.weight", "layers.1.dec_attn.qkv_net.weight", "layers.0.pos_ff.layer_norm.bias"],
-)
-def test_a_missing_weight_is_named(family, name):
+@pytest.mark.parametrize("ending", ["layers.1.dec_attn.qkv_net.weight", "r_w_bias"])
+def test_a_missing_weight_is_named(family, ending):
     weights, config, load = exported(family)
-    name = name if family == "original" else f"transformer.{name}"
-    del weights[name]
-    with pytest.raises(CheckpointError, match=name):
-        load(weights, config)
+    with pytest.raises(CheckpointError, match=ending):
+        load({name: weight for name, weight in weights.items() if not name.endswith(ending)}, config)
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ("layers.1.dec_attn.r_net.weight", r"layers\.1\.attention\.position\.weight"),
-        ("layers.0.pos_ff.CoreNet.0.bias", r"layers\.0\.feed_forward\.0\.bias"),
-    ],
-)
-def test_a_wrong_shape_is_named_with_both_shapes(family, theirs, ours):
+def test_a_wrong_shape_is_named_with_both_shapes(family):
     weights, config, load = exported(family)
-    name = theirs if family == "original" else f"transformer.{theirs}"
-    right = list(weights[name].shape)
+    (name,) = [name for name in weights if name.endswith("layers.1.dec_attn.r_net.weight")]
     weights[name] = weights[name][1:]
-    wrong = [right[0] - 1, *right[1:]]
-    with pytest.raises(CheckpointError, match=f"{ours}.*") as error:
+    with pytest.raises(CheckpointError, match=r"layers\.1\.attention\.position\.weight has shape \[5, 8\].* \[6, 8\]"):
         load(weights, config)
-    assert str(wrong) in str(error.value)
-    assert str(right) in str(error.value)
 
 
 def test_a_softmax_that_is_not_tied_to_the_embedding_is_refused(family):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, tiny_model
+from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL
@@ -19,15 +19,6 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 EXACT = {"rtol": 0, "atol": 1e-9}
 B, T, L = 3, 4, 18
 
-ENCODINGS = {
-    "relative": {},
-    "shaw": {"encoding": "shaw", "table_len": 8},
-    "absolute": {"encoding": "absolute"},
-    "al_rfou": {"encoding": "al_rfou", "table_len": 6},
-    "rope": {"encoding": "rope", "d_head": 4},
-    "alibi": {"encoding": "alibi"},
-    "none": {"encoding": "none"},
-}
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 0},
     {"mem_len": 3},

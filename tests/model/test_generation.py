@@ -13,13 +13,7 @@ from tests.covering import product_of
 from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model import (
-    RecurrentConfig,
-    RecurrentLanguageModel,
-    SlidingWindow,
-    generate,
-    generate_all,
-)
+from txl_lightning.model import RecurrentConfig, RecurrentLanguageModel, SlidingWindow, generate, generate_all
 from txl_lightning.model.inference.generation import candidates
 
 

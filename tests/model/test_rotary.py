@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from txl_lightning import CachedTransformerXL, TransformerXL
+from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
+from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.encodings.alibi import slopes
@@ -128,36 +128,14 @@ def test_slopes_are_the_published_ones(n_head: int) -> None:
     torch.testing.assert_close(slopes(n_head, expected), expected, rtol=1e-15, atol=0)
 
 
-def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
-    """Attention of the first layer in loops over i and j, by Press et al. 2022 (section 3)."""
-    layer, H, E = model.layers[0].attention, model.config.n_head, model.config.d_head
-    W_q, W_k, W_v = (w.view(H, E, -1) for w in layer.qkv.weight.chunk(3))
-    outputs = []
-    for b in range(len(hidden)):
-        states, M = [*memory[b], *hidden[b]], memory.shape[1]
-        for i in range(hidden.shape[1]):
-            heads = []
-            for h in range(H):
-                keys = range(M + i + 1)
-                distance = [M + i - j if clamp_len <= 0 else min(M + i - j, clamp_len) for j in keys]
-                content = [(W_q[h] @ states[M + i]) @ (W_k[h] @ states[j]) / math.sqrt(E) for j in keys]
-                scores = torch.stack([content[j] - PUBLISHED[H][h] * distance[j] for j in keys])
-                heads.append(sum(p * (W_v[h] @ states[j]) for p, j in zip(scores.softmax(0), keys, strict=True)))
-            outputs.append(layer.output.weight @ torch.cat(heads))
-    return torch.stack(outputs).view_as(hidden)
-
-
 @pytest.mark.parametrize("clamp_len", [-1, 3])
-@pytest.mark.parametrize("n_head", [1, 6, 8])
-def test_alibi_is_the_naive_one(n_head: int, clamp_len: int) -> None:
-    model = tiny_model(encoding="alibi", n_head=n_head, clamp_len=clamp_len, mem_len=4)
-    tokens, seen = random_stream(2, 5), []
-    _, memory = model(tokens)
-    model.layers[0].attention.register_forward_hook(lambda _, given, output: seen.append((given, output)))
-    model(tokens, memory)
-    (hidden, states, *_), output = seen[0]
-    assert states.shape[1] == 4
-    torch.testing.assert_close(output, naive_alibi(model, hidden, states, clamp_len), **EXACT)
+def test_alibi_adds_a_slope_times_the_distance(clamp_len: int) -> None:
+    """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
+    model = tiny_model(encoding="alibi", n_head=6)
+    (bias_HS,) = {positions.bias_HS for positions in model.encoding.positions(5, clamp_len, torch.zeros(1).double())}
+    distances = [min(d, clamp_len) if clamp_len > 0 else d for d in range(5, -1, -1)]
+    expected = torch.tensor([[-slope * d for d in distances] for slope in PUBLISHED[6]], dtype=torch.float64)
+    torch.testing.assert_close(bias_HS / SIZES["d_head"] ** 0.5, expected, **EXACT)
 
 
 def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_layer() -> None:

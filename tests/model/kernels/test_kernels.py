@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model.tiny_model import random_stream, tiny_model
+from tests.model.tiny_model import SUBSETS, random_stream, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model import kernels
 from txl_lightning.model.kernels import cpu, eager, flex, fused
@@ -21,7 +21,6 @@ from txl_lightning.model.positions import VisibleKeys, attention_mask
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # on the CPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
 
 
 @dataclass(frozen=True)
