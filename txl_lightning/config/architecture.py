@@ -182,6 +182,7 @@ class TransformerXLConfig(Architecture):
         rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
         loss, rate = self.compression_loss, self.compression_rate
         none, trained = self.compression is None, self.compression in TRAINED_COMPRESSIONS
+        pools, blind = not (none or trained), not none and loss == "reconstruction" and "a" not in self.active_terms
         refused: list[tuple[str, bool, str]] = [
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
             ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
@@ -189,20 +190,16 @@ class TransformerXLConfig(Architecture):
             ("compressed_len", resets and self.compressed_len > 0, "must be 0 with memory_reset=document"),
             ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
             ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
-            ("clamp_len", rotates and self.clamp_len > 0, f"must be -1: {by} rotates queries and keys; interpolate"),
+            (
+                "clamp_len",
+                rotates and self.clamp_len > 0,
+                f"must be -1: {by} rotates; use interpolation",
+            ),
             ("compressed_len", none and self.compressed_len > 0, "must be 0 without a compression"),
             ("compression", not none and self.kind.absolute, f"needs an encoding of distances; {by} has none"),
             ("compression_loss", trained and loss == "none", f"would leave compression={self.compression} untrained"),
-            (
-                "compression_loss",
-                not (none or trained) and loss == "autoencoding",
-                "is for compression=conv or dilated",
-            ),
-            (
-                "compression_loss",
-                not none and loss == "reconstruction" and "a" not in self.active_terms,
-                f"compares attention by content, term (a), which terms={self.terms} lack",
-            ),
+            ("compression_loss", pools and loss == "autoencoding", "is for compression=conv or dilated"),
+            ("compression_loss", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
             ("mem_len", self.compresses and self.mem_len < rate, f"must be 0 or at least compression_rate={rate}"),
         ]
         for name, wrong, allowed in refused:

@@ -55,6 +55,9 @@ class Factors(NamedTuple):
 
         logits_ij = query_i·keys_j + distances_{i-j},    -inf where key j is hidden from query i
 
+    A further addend, such as a bias of every key, is one more field: `part` keeps its share, and `logits`,
+    `fused.bias_of` and `flex.attend` add it.
+
     Args:
         query: (q_i + u) / sqrt(E), terms (a) and (c), [H, B, T, E]; B and T are 1 without (a). None without both.
         keys: k_j, [H, B, K, E], rotated already where the encoding rotates; not read without a query.
