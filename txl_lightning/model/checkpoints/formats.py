@@ -368,9 +368,8 @@ def _embedding_and_softmax(config: TransformerXLConfig, family: Family) -> Itera
     one_bias = not (clustered or (tensorflow and config.cutoffs))
     biases = [bias.format(i) for i in (range(1) if one_bias else clusters)]
     yield _concatenated(biases, "softmax.bias", [config.vocab_size] if one_bias else sizes)
-    for name, in_tensorflow in (
-        (("cluster_weight", "cluster_W"), ("cluster_bias", "cluster_b")) if config.cutoffs else ()
-    ):
+    columns = {"cluster_weight": "cluster_W", "cluster_bias": "cluster_b"} if config.cutoffs else {}
+    for name, in_tensorflow in columns.items():
         theirs = f"{SOFTMAX}cutoff_0/{in_tensorflow}" if tensorflow else f"crit.{name}"
         yield _changed(theirs, f"softmax.{name}", _flip if family == "original" else _same)
     if not clustered and config.d_embed in (None, config.d_model):

@@ -185,11 +185,7 @@ class CachedTransformerXL(ScoringModel):
         self._weights.check()
         zero_11D = self.model.embedding.tables[0].new_zeros(1, 1, self.config.d_model)
         layers: Any = self.model.layers
-        kv_PHBTE = [
-            layer.attention.project(layer.attention_norm(zero_11D) if layer.pre_norm else zero_11D)[1]
-            for layer in layers
-        ]
-        kv_NPHE = torch.stack(kv_PHBTE)[:, :, :, 0, 0]
+        kv_NPHE = torch.stack([layer.attention.project(layer.attended(zero_11D))[1][:, :, 0, 0] for layer in layers])
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
         N, P, H, E = kv_NPHE.shape
         buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
