@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -234,9 +234,8 @@ class Compressor(nn.Module):
             loss = torch.stack(terms).sum()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
-        return replace(
-            memory, states=torch.stack(states), filled=filled, n_compressed=n_compressed, compression_loss=loss
-        )
+        sizes = {"filled": filled, "first_column": memory.first_column, "n_compressed": n_compressed}
+        return CompressiveMemory(torch.stack(states), **sizes, compression_loss=loss)
 
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
