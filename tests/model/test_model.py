@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
 from functools import partial
 from types import ModuleType
 
@@ -115,15 +116,19 @@ def test_each_dropout_acts_in_training_and_not_in_evaluation(site):
     assert torch.equal(model.eval()(stream)[0], exact)
 
 
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A second copy of `txl_lightning.model`, without the checks of shapes, which cannot be compiled."""
-    hooks = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
-    monkeypatch.setattr(sys, "meta_path", hooks)
-    monkeypatch.setattr(txl_lightning, "model", sys.modules["txl_lightning.model"])  # restored after the test
-    for name in [name for name in sys.modules if name.startswith("txl_lightning.model")]:
-        monkeypatch.delitem(sys.modules, name)
-    return importlib.import_module("txl_lightning.model")
+@pytest.fixture(scope="module")
+def unchecked() -> Iterator[ModuleType]:
+    """A second copy of `txl_lightning.model`, without the checks of shapes, which cannot be compiled.
+
+    All tests share it: torch.compile remembers the modules of a name that it has seen.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        hooks = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("jaxtyping")]
+        patch.setattr(sys, "meta_path", hooks)
+        patch.setattr(txl_lightning, "model", sys.modules["txl_lightning.model"])  # restored after the tests
+        for name in [name for name in sys.modules if name.startswith("txl_lightning.model")]:
+            patch.delitem(sys.modules, name)
+        yield importlib.import_module("txl_lightning.model")
 
 
 COMPRESSIVE = {"mem_len": 4, "compressed_len": 2, "compression": "conv", "compression_rate": 2}

@@ -234,8 +234,8 @@ class Compressor(nn.Module):
             loss = torch.stack(terms).sum()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
-        sizes = {"filled": filled, "first_column": memory.first_column, "n_compressed": n_compressed}
-        return CompressiveMemory(torch.stack(states), **sizes, compression_loss=loss)
+        first = memory.first_column
+        return CompressiveMemory(torch.stack(states), filled, None, n_compressed, loss, first_column=first)
 
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
