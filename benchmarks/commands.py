@@ -23,8 +23,7 @@ from benchmarks.worker import ROOT, Workload, make_workload
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, typed
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
+from txl_lightning.evaluation.scoring.windows import loss_grid, position_blocks, window_reader
 from txl_lightning.model.positions import attention_mask
 from txl_lightning.runs.bfloat16 import autocast
 from txl_lightning.runs.trained import load_trained

@@ -31,7 +31,7 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.windows import window_reader
 from txl_lightning.model.checkpoints.formats import CheckpointError, to_huggingface, to_original
 from txl_lightning.model.encodings import ENCODINGS, Encoding, LayerPositions
-from txl_lightning.model.encodings.al_rfou import AlRfouEncoding
+from txl_lightning.model.encodings.absolute import AlRfouEncoding
 from txl_lightning.model.encodings.relative import RelativeEncoding
 from txl_lightning.model.inference.cached import CachedTransformerXL
 from txl_lightning.model.positions import distances_of_keys

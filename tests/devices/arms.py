@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from txl_lightning import TransformerXL, TransformerXLConfig
-from txl_lightning.model import softmax
+from txl_lightning.model import embedding
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
 from txl_lightning.runs.models import Model
 
@@ -86,5 +86,5 @@ def even_clusters(cluster_of: torch.Tensor, n_clusters: int) -> list[int]:
 def unread_clusters() -> Iterator[None]:
     """Replace the one read of the adaptive softmax."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(softmax, "cluster_sizes", even_clusters)
+        patch.setattr(embedding, "cluster_sizes", even_clusters)
         yield

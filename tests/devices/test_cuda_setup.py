@@ -11,26 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.streams import Segment
 from txl_lightning.distributed import ranks
 from txl_lightning.training import build, curves
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.run import train
-
-
-class Transferred(torch.Tensor):
-    """Tensor that notes how it is copied."""
-
-    calls: list[tuple[Any, dict[str, Any]]]
-
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append((args, kwargs))
-        return self
 
 
 def test_a_batch_is_pinned_for_a_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,26 +35,6 @@ def test_a_batch_is_pinned_for_a_gpu_only(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(moved.tokens, batch.tokens)
     assert torch.equal(moved.targets, batch.targets)
     assert moved.number == batch.number
-
-
-def test_every_batch_of_a_run_passes_through_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers: list[int] = []
-
-    def note(self: StreamsDataModule, batch: Segment, dataloader_idx: int) -> Segment:
-        numbers.append(batch.number)
-        return batch
-
-    monkeypatch.setattr(StreamsDataModule, "on_before_batch_transfer", note)
-    train(tiny_config(tmp_path, "trainer.max_steps=3", "evaluation.max_segments=2"), tmp_path / "run")
-    assert numbers[:3] == [0, 1, 2]
-    assert numbers[-4:] == [0, 1, 0, 1]
-
-
-def test_lightning_copies_to_a_gpu_without_waiting() -> None:
-    tokens = torch.zeros(2, 3, dtype=torch.int64).as_subclass(Transferred)
-    tokens.calls = []
-    move_data_to_device(Segment(tokens, tokens, 0), torch.device("cuda", 0))
-    assert [kwargs for _, kwargs in tokens.calls] == [{"non_blocking": True}] * 2
 
 
 @pytest.mark.parametrize(("accelerator", "backend"), [("gpu", "nccl"), ("cpu", "gloo")])

@@ -73,15 +73,6 @@ def test_an_adaptive_softmax_waits_once(tmp_path: Path) -> None:
     assert reads == ["tolist"] * 5
 
 
-def test_a_log_entry_waits(tmp_path: Path) -> None:
-    assert reads_of_steps(prepare(tmp_path, "trainer.log_every_n_steps=6"))
-
-
-def test_the_first_step_of_an_epoch_waits_because_its_memory_grows(tmp_path: Path) -> None:
-    reads = reads_of_steps(prepare(tmp_path), first=1, last=4)
-    assert reads == ["aten._local_scalar_dense"]
-
-
 @pytest.mark.parametrize(
     "optimizer", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw"))]
 )

@@ -1,6 +1,5 @@
 """The attention against a naive one: plain loops over the paper's equation."""
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, score_segments, tiny_model
+from tests.model.tiny_model import SUBSETS, random_stream, score_segments, tiny_model
 from txl_lightning import TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
-from txl_lightning.model.positions import VisibleKeys, attention_mask, relative_shift, sinusoids_of_distances
+from txl_lightning.model.positions import VisibleKeys, attention_mask, sinusoids_of_distances
 
 
 def R(distance: float, D: int) -> Tensor:
@@ -86,9 +85,6 @@ def visible_keys(T: int, M: int, filled: int, attention_len: int | None, like: T
     return VisibleKeys(attention_mask(T, M, filled, attention_len, like), M - filled, attention_len)
 
 
-SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]
-
-
 @st.composite
 def problems(draw: st.DrawFn) -> dict[str, Any]:
     """Sizes and options of one attention."""
@@ -155,84 +151,10 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
         torch.testing.assert_close(fast_gradient, naive_gradient, rtol=1e-9, atol=1e-9)
 
 
-@given(X=st.integers(1, 3), T=st.integers(1, 5), M=st.integers(0, 5))
-def test_relative_shift_puts_every_distance_under_its_key(X, T, M):
-    K = M + T
-    by_distance = torch.arange(X * T * (K + 1), dtype=torch.float64).view(X, T, K + 1)
-    by_key = relative_shift(by_distance)
-    assert by_key.shape == (X, T, K)
-    for x in range(X):
-        for i in range(T):
-            for j in range(M + i + 1):
-                assert by_key[x, i, j] == by_distance[x, i, K - (M + i - j)]
-
-
-@given(
-    T=st.integers(1, 5), M=st.integers(0, 5), unfilled=st.integers(0, 5), attention_len=st.none() | st.integers(1, 10)
-)
-def test_mask_is_zero_exactly_where_a_query_sees_a_key(T, M, unfilled, attention_len):
-    filled = max(0, M - unfilled)
-    mask = attention_mask(T, M, filled, attention_len, torch.zeros(1, dtype=torch.float64))
-    assert mask.dtype == torch.float64
-    assert mask.shape == (T, M + T)
-    for i in range(T):
-        for j in range(M + T):
-            assert mask[i, j] == (0 if sees(i, j, M, filled, attention_len) else -math.inf)
-
-
-@pytest.mark.parametrize(
-    ("clamp_len", "distances"), [(-1, [4, 3, 2, 1, 0]), (0, [4, 3, 2, 1, 0]), (2, [2, 2, 2, 1, 0])]
-)
-def test_positions_count_down_to_zero_and_are_clamped_from_above(clamp_len, distances):
-    positions = sinusoids_of_distances(4, 6, clamp_len, torch.zeros(1, dtype=torch.float64))
-    torch.testing.assert_close(positions, torch.stack([R(d, 6) for d in distances]), rtol=0, atol=1e-12)
-
-
 def test_far_positions_are_precise_in_single_precision():
     positions = sinusoids_of_distances(5000, 6, -1, torch.zeros(1))
     assert positions.dtype == torch.float32
     torch.testing.assert_close(positions[0].double(), R(5000, 6), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("pre_norm", [False, True])
-def test_a_token_never_sees_the_future(pre_norm):
-    model, stream = tiny_model(pre_norm=pre_norm), random_stream(1, 6)
-    hidden, _ = model(stream)
-    for position in range(6):
-        changed = stream.clone()
-        changed[0, position] = (changed[0, position] + 1) % model.config.vocab_size
-        differs = (model(changed)[0] - hidden).abs().amax(-1)[0] > 0
-        assert differs.tolist() == [t >= position for t in range(6)]
-
-
-def test_no_gradient_reaches_earlier_segments():
-    model = tiny_model(mem_len=4)
-    first, second = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[4, 5, 6, 7]])
-    _, memory = model(first)
-    assert not memory.states.requires_grad
-    hidden, _ = model(second, memory)
-    hidden.square().sum().backward()
-    reached = model.embedding.tables[0].grad.abs().amax(-1) > 0
-    assert reached.nonzero().flatten().tolist() == [4, 5, 6, 7]
-
-
-def test_gradient_reaches_key_and_value_weights_through_the_memory():
-    model, width = tiny_model(n_layer=1), 6
-    stream = random_stream(2, 9)
-    _, memory = score_segments(model, stream[:, :5], [4])
-    inputs = torch.randn(2, 1, 8, dtype=torch.float64)
-    layer = model.layers[0].attention
-
-    def gradient_of_keys_and_values(states: Tensor) -> Tensor:
-        """Only memory is visible, so nothing but its states can carry a gradient into W_k and W_v."""
-        mask = torch.tensor([[0.0] * 4 + [-math.inf]], dtype=torch.float64)
-        output = layer(inputs, states, model.encoding(5, -1, inputs)[0], VisibleKeys(mask, 0, None))
-        (gradient,) = torch.autograd.grad(output.square().sum(), layer.qkv.weight)
-        return gradient[width:]
-
-    through_memory = gradient_of_keys_and_values(memory.states[0])
-    assert (through_memory.abs().amax(-1) > 0).all()
-    assert not gradient_of_keys_and_values(torch.zeros_like(memory.states[0])).any()
 
 
 @pytest.mark.parametrize(
@@ -248,19 +170,3 @@ def test_losses_do_not_depend_on_whether_a_gradient_is_needed(terms, encoding, s
     with torch.no_grad():
         without, _ = score_segments(model, stream, [600, 600])
     torch.testing.assert_close(without, with_gradient.detach(), rtol=0, atol=1e-12)
-
-
-def test_losses_without_gradient_do_not_depend_on_threads_or_on_other_streams():
-    model, stream, threads = tiny_model(mem_len=700).bfloat16(), random_stream(5, 1401), torch.get_num_threads()
-    losses = []
-    try:
-        for n in (1, 2):
-            torch.set_num_threads(n)
-            with torch.no_grad():
-                losses.append(score_segments(model, stream, [700, 699, 1])[0])
-    finally:
-        torch.set_num_threads(threads)
-    with torch.no_grad():
-        alone, _ = score_segments(model, stream[1:2], [700, 699, 1])
-    torch.testing.assert_close(losses[1], losses[0])
-    torch.testing.assert_close(alone, losses[0][1:2])

@@ -1,7 +1,5 @@
 """The recurrent baselines: layers against plain loops; segments, losses, dropout, states as values, options."""
 
-import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments
-from txl_lightning.errors import OptionError
 from txl_lightning.model import baselines
 from txl_lightning.model.baselines import (
     LSTMLayer,
@@ -20,7 +17,6 @@ from txl_lightning.model.baselines import (
     RecurrentLanguageModel,
     RecurrentState,
     forget_mult,
-    lstm_with_weights,
 )
 
 LSTM_PROBE = baselines.has_bfloat16_lstm  # calls the private `_is_mkldnn_bf16_supported`
@@ -69,19 +65,6 @@ def test_segments_do_not_matter(cell, adaptive, segments):
     torch.testing.assert_close(cut_state.cells, whole_state.cells, **EXACT)
 
 
-@both
-def test_losses_depend_on_all_earlier_tokens_and_on_no_later_one(cell):
-    model, stream = tiny_recurrent(cell), random_stream(1, 9)
-    tokens, targets = stream[:, :-1], stream[:, 1:]
-    nll, _ = model.score(tokens, targets)
-    for place in range(8):
-        changed = tokens.clone()
-        changed[0, place] = (changed[0, place] + 1) % VOCABULARY
-        difference = (model.score(changed, targets)[0] - nll).abs()[0]
-        assert not difference[:place].any()
-        assert (difference[place:] > 1e-9).all()
-
-
 def test_the_layers_are_those_of_torchs_lstm():
     model, stream = tiny_recurrent("lstm"), random_stream(2, 7)
     lstm = nn.LSTM(8, 8, num_layers=3, batch_first=True, dtype=torch.float64)
@@ -93,17 +76,6 @@ def test_the_layers_are_those_of_torchs_lstm():
     hidden, new = model(stream, state)
     for ours, theirs in ((hidden, outputs), (new.previous, h), (new.cells, c)):
         torch.testing.assert_close(ours, theirs, **EXACT)
-
-
-@both
-@pytest.mark.parametrize("adaptive", [{}, *ADAPTIVE], ids=str)
-def test_losses_are_negative_log_probabilities_in_token_order(cell, adaptive):
-    model, stream = tiny_recurrent(cell, **adaptive), random_stream(3, 9)
-    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
-    hidden, _ = model(stream[:, :-1])
-    log_probabilities = model.softmax.log_probabilities(hidden, model.embedding)
-    torch.testing.assert_close(log_probabilities.exp().sum(-1), torch.ones(3, 8, dtype=torch.float64), **EXACT)
-    torch.testing.assert_close(nll, -log_probabilities.gather(2, stream[:, 1:, None])[..., 0], **EXACT)
 
 
 @both
@@ -159,67 +131,6 @@ def test_dropout_follows_the_seed_in_training_and_is_absent_in_evaluation(cell, 
     torch.testing.assert_close(model.eval()(stream)[0], plain, **EXACT)
 
 
-@both
-def test_streams_do_not_mix_and_their_states_join(cell):
-    model, stream = tiny_recurrent(cell), random_stream(5, 9)
-    nll, state = score_segments(model, stream, [3, 5])
-    parts = [score_segments(model, stream[rows], [3, 5]) for rows in (slice(0, 2), slice(2, 5))]
-    torch.testing.assert_close(torch.cat([part for part, _ in parts]), nll, **EXACT)
-    joined = RecurrentState.join([replace(parts[1][1], first_column=2), parts[0][1]])
-    torch.testing.assert_close(joined.previous, state.previous, **EXACT)
-    torch.testing.assert_close(joined.cells, state.cells, **EXACT)
-    assert (joined.first_column, joined.batch_size) == (0, 5)
-
-
-def test_columns_join_back_in_any_order():
-    state = RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10)
-    parts = [state.columns(4, 6), state.columns(0, 1), state.columns(1, 4)]
-    assert [part.first_column for part in parts] == [14, 10, 11]
-    joined = RecurrentState.join(parts)
-    assert torch.equal(joined.previous, state.previous)
-    assert torch.equal(joined.cells, state.cells)
-    assert joined.first_column == 10
-    assert state.columns(1, 5).columns(2, 4).first_column == 13
-    for columns in ([(0, 2), (3, 6)], [(0, 3), (2, 6)]):
-        with pytest.raises(ValueError, match="do not join"):
-            RecurrentState.join([state.columns(*bounds) for bounds in columns])
-
-
-@both
-def test_a_new_state_keeps_the_first_column(cell):
-    model, stream = tiny_recurrent(cell), random_stream(4, 6)
-    _, state = model(stream)
-    _, state = model(stream[1:3], state.columns(1, 3).to("cpu"))
-    assert (state.first_column, state.batch_size) == (1, 2)
-
-
-def test_state_dict_survives_a_file():
-    state, file = RecurrentState(torch.randn(2, 3, 4), torch.randn(2, 3, 4), first_column=6), io.BytesIO()
-    torch.save(state.state_dict(), file)
-    file.seek(0)
-    loaded = RecurrentState.from_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(loaded.previous, state.previous)
-    assert torch.equal(loaded.cells, state.cells)
-    assert loaded.first_column == 6
-
-
-@both
-def test_a_state_of_other_streams_is_refused(cell):
-    model = tiny_recurrent(cell)
-    with pytest.raises(ValueError, match="state of 2 streams given with tokens of 3 streams"):
-        model(random_stream(3, 4), model.start_memory(2))
-
-
-@both
-def test_a_state_in_single_precision_stays_so_under_autocast(cell):
-    model, stream = tiny_recurrent(cell).float(), random_stream(2, 9)
-    exact, _ = score_segments(model, stream, [4, 4])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        nll, state = score_segments(model, stream, [4, 4])
-    assert (state.previous.dtype, state.cells.dtype) == (torch.float32, torch.float32)
-    torch.testing.assert_close(nll.float(), exact, rtol=0.1, atol=0.1)
-
-
 @pytest.mark.parametrize(("cell", "a_layer"), [("lstm", 8 * 64**2 + 8 * 64), ("qrnn", 6 * 64**2 + 3 * 64)])
 def test_parameters_and_their_start(cell, a_layer):
     torch.manual_seed(0)
@@ -230,31 +141,6 @@ def test_parameters_and_their_start(cell, a_layer):
     bound = {"lstm": 64**-0.5, "qrnn": 128**-0.5}[cell]
     for parameter in model.layers.parameters():
         assert 0.9 * bound < parameter.abs().max() <= bound
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("d_model", 0),
-        ("div_val", 100),
-        ("cutoffs", (5, 10)),
-        ("hidden_dropout", -0.1),
-        ("weight_dropout", 1.5),
-    ],
-)
-def test_an_option_that_is_not_allowed_is_named_with_its_value(option, value):
-    with pytest.raises(OptionError) as error:
-        RecurrentConfig(**{"vocab_size": 10, "d_model": 16, "cutoffs": (5,), option: value})
-    given = list(value) if isinstance(value, tuple) else value
-    assert str(error.value).startswith(f"{option}={given}: must ")
-
-
-@pytest.mark.parametrize(("option", "allowed"), [("cell", "lstm, qrnn"), ("tie_projections", "all_but_first, all")])
-def test_an_unknown_name_is_answered_with_the_known_ones(option, allowed):
-    config = RecurrentConfig(vocab_size=10)
-    object.__setattr__(config, option, "x")  # in tests, the constructor itself refuses a wrong Literal
-    with pytest.raises(OptionError, match=f"{option}=x: must be one of {allowed}"):
-        config.__post_init__()
 
 
 @pytest.fixture(autouse=True)
@@ -355,14 +241,3 @@ def test_under_autocast_an_lstm_is_in_bfloat16_only_where_the_cpu_has_one(
     assert seen == [torch.bfloat16 if supported else None, None]
     assert torch.equal(*outputs)
     assert isinstance(LSTM_PROBE(), bool)
-
-
-def test_torchs_undocumented_lstm_is_its_module():
-    """Fails when torch changes `torch.lstm`."""
-    x, h, c = torch.randn(2, 5, 4), torch.randn(1, 2, 3), torch.randn(1, 2, 3)
-    module = nn.LSTM(4, 3, batch_first=True)
-    expected, (last_h, last_c) = module(x, (h, c))
-    for ours, theirs in zip(
-        lstm_with_weights(x, (h, c), list(module.parameters())), (expected, last_h, last_c), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)

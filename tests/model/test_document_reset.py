@@ -1,6 +1,5 @@
 """With `memory_reset=document` no token sees anything before its document, in any stream, segment or memory."""
 
-import io
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.covering import product_of
-from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning import Memory, TransformerXL
+from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -20,15 +19,6 @@ from txl_lightning.model.inference.sliding_window import SlidingWindow
 EXACT = {"rtol": 0, "atol": 1e-9}
 B, T, L = 3, 4, 18
 
-ENCODINGS = {
-    "relative": {},
-    "shaw": {"encoding": "shaw", "table_len": 8},
-    "absolute": {"encoding": "absolute"},
-    "al_rfou": {"encoding": "al_rfou", "table_len": 6},
-    "rope": {"encoding": "rope", "d_head": 4},
-    "alibi": {"encoding": "alibi"},
-    "none": {"encoding": "none"},
-}
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 0},
     {"mem_len": 3},
@@ -127,39 +117,12 @@ def test_whole_blocks_of_hidden_keys_do_not_change_a_bit(dtype):
     assert not torch.equal(losses[0], losses[1])
 
 
-@given(starts=places)
-@settings(max_examples=8)
-def test_a_static_memory_computes_what_a_growing_one_does(starts):
-    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), starts)
-    growing_nll, growing = scored(model, stream)
-    static_nll, static = scored(model, stream, memory=model.start_memory(B, static=True))
-    torch.testing.assert_close(static_nll, growing_nll, **EXACT)
-    assert static.in_document_B.tolist() == growing.in_document_B.tolist()
-
-
-def test_the_memory_counts_the_states_of_the_present_document():
-    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), [[2], [L - 2], []])
-    _, memory = scored(model, stream)
-    assert memory.in_document_B.tolist() == [6, 1, 6]
-    cached = CachedTransformerXL(model)
-    with torch.no_grad():
-        _, of_cached = scored(cached, stream)
-    assert of_cached.in_document_B.tolist() == [6, 1, 6]
-
-
-def test_columns_of_a_memory_are_reset_on_their_own_and_kept_in_checkpoints():
-    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), [[3], [9, 15], []])
+def test_columns_of_a_memory_are_reset_on_their_own():
+    model, stream = documents_model(mem_len=6), marked(random_stream(B, L), [[3], [9, L - 2], []])
     whole_nll, whole = scored(model, stream)
-    parts = [scored(model, stream[first:stop]) for first, stop in ((0, 1), (1, 3))]
-    torch.testing.assert_close(torch.cat([nll for nll, _ in parts]), whole_nll, **EXACT)
-    front, back = whole.columns(0, 1), whole.columns(1, 3)
-    joined = Memory.join([back, front]).to("cpu")
-    file = io.BytesIO()
-    torch.save(joined.state_dict(), file)
-    file.seek(0)
-    loaded = Memory.from_state_dict(torch.load(file))
-    assert torch.equal(loaded.states, whole.states)
-    assert loaded.in_document_B.tolist() == whole.in_document_B.tolist()
+    assert whole.in_document_B.tolist() == [6, 1, 6]
+    parts = [scored(model, stream[first:stop])[0] for first, stop in ((0, 1), (1, 3))]
+    torch.testing.assert_close(torch.cat(parts), whole_nll, **EXACT)
 
 
 def test_a_memory_of_an_unmarked_stream_is_one_document():
@@ -182,14 +145,6 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
 
 
 def test_what_resets_cannot_be_combined_with():
-    config = documents_model().config
-    object.__setattr__(config, "memory_reset", "x")  # in tests, the constructor itself refuses a wrong Literal
-    with pytest.raises(OptionError, match="memory_reset=x: must be never or document"):
-        config.__post_init__()
-    with pytest.raises(OptionError, match="memory_start=zeros: must be empty with memory_reset=document"):
-        documents_model(memory_start="zeros")
-    with pytest.raises(OptionError, match="compressed_len=2: must be 0 with memory_reset=document"):
-        documents_model(compressed_len=2, compression="mean", compression_rate=2)
     with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
         SlidingWindow(documents_model(encoding="absolute"), 4, fused=True)
     model = documents_model()

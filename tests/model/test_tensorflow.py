@@ -32,14 +32,6 @@ def read(reference: Path) -> tuple[dict, dict[str, np.ndarray], dict[str, torch.
     return json.loads((reference / "config.json").read_text()), dict(np.load(reference / "weights.npz")), outputs
 
 
-def test_there_are_references():
-    assert [path.name for path in REFERENCES] == [
-        "tensorflow_characters",
-        "tensorflow_words",
-        "tensorflow_words_narrow",
-    ]
-
-
 @pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
 def test_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
@@ -65,27 +57,18 @@ VARIANTS = [
     {},
     {"untie_r": True, "n_layer": 3, "clamp_len": 4},
     {"same_length": False, "clamp_len": 3},
-    {"mem_len": 1},
-    {"mem_len": 11},
     {"mem_len": 0},
-    {"mem_len": 0, "same_length": False},
-    {"n_head": 1, "d_head": 5},
     {"d_embed": 6},
-    {"d_embed": 12},
     CUT,
-    {**CUT, "d_embed": 6},
     {**CUT, **NONE, "d_embed": 6},
     {**CUT, **ALL, "d_embed": 6},
     {**CUT, "tie_projs": [True, False, True], "d_embed": 6},
     {**CUT, "div_val": 2},
     {**CUT, **NONE, "div_val": 2},
     {**CUT, **ALL, "div_val": 2},
-    {**CUT, "div_val": 2, "d_embed": 12},
     {**CUT, "tie_projs": [True, False, True], "div_val": 2, "untie_r": True},
     {**CUT, **NONE, "div_val": 2, "proj_same_dim": False, "untie_r": True},
-    {**CUT, "div_val": 2, "proj_same_dim": False},
     {**CUT, **ALL, "div_val": 2, "proj_same_dim": False},
-    {**CUT, **NONE, "div_val": 2, "proj_same_dim": False, "d_embed": 16},
     {"cutoffs": [10], "tie_projs": [False, False], "div_val": 4, "proj_same_dim": False},
 ]
 
@@ -102,14 +85,6 @@ def test_losses_and_memory_of_other_sizes_and_flags(options, only_lengths):
     with torch.no_grad():
         cached, _ = score_segments(CachedTransformerXL(model), stream, 4)
     torch.testing.assert_close(cached, expected, **CLOSE)
-
-
-@pytest.mark.parametrize("mem_len", [0, 1, 4, 9])
-def test_other_lengths_at_evaluation_are_those_of_the_tensorflow_code(mem_len):
-    variables, stream = random_variables(FLAGS), random_stream(1, 12, FLAGS["n_token"])
-    longer = from_tensorflow(variables, FLAGS).with_lengths(mem_len=mem_len, clamp_len=2)
-    expected, _ = naive_losses(variables, {**FLAGS, "mem_len": mem_len, "clamp_len": 2}, stream, 4)
-    torch.testing.assert_close(score_segments(longer, stream, 4)[0], expected, **CLOSE)
 
 
 def test_the_flags_of_the_scripts_and_of_corpus_info_are_understood():

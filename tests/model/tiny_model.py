@@ -1,5 +1,8 @@
 """A model small enough for exact comparisons in float64, and tokens for it."""
 
+import itertools
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,16 @@ from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 
 VOCABULARY = 11
 SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
+SUBSETS = ["".join(terms) for n in range(5) for terms in itertools.combinations("abcd", n)]  # of the terms
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "relative": {},
+    "shaw": {"encoding": "shaw", "table_len": 5},
+    "absolute": {"encoding": "absolute"},
+    "al_rfou": {"encoding": "al_rfou", "table_len": 4},
+    "alibi": {"encoding": "alibi"},
+    "none": {"encoding": "none"},
+    "rope": {"encoding": "rope", "d_head": 4},
+}
 
 
 def tiny_model(**options: object) -> TransformerXL:

@@ -26,8 +26,8 @@ MODELS = {
         replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
     ),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
-    "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, "lstm", n_layer=1, d_model=8)),
-    "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, "qrnn", n_layer=2, d_model=8)),
+    "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="lstm", n_layer=1, d_model=8)),
+    "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="qrnn", n_layer=2, d_model=8)),
 }
 
 

@@ -76,8 +76,7 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         mem_len = 0
     elif mem_len is None:
         mem_len = max(0, config.memory.mem_len + config.data.segment_len - evaluation.segment_len)
-    if mem_len < 0:
-        raise OptionError("evaluation.mem_len", mem_len, "must be an integer >= 0")
+    require(mem_len >= 0, "evaluation.mem_len", mem_len, "must be an integer >= 0")
     ext_len, limit = evaluation_extended_context(evaluation, extended_context(config)), position_limit(config)
     if limit is not None and evaluation.segment_len + ext_len > limit:
         name = "ext_len" if evaluation.ext_len else "segment_len"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
 
+from txl_lightning.config.architecture import Architecture, RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.errors import require
 
 PACKAGE = Path(__file__).parents[1]
@@ -18,67 +19,58 @@ CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 
 
+REQUIRED = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "cell", "encoding", "mem_len")  # by every size
+
+
+def _options(group: str, architecture: type) -> Any:
+    """Return a dataclass of the options in a group, with the types and defaults of an architecture's fields."""
+    types, defaults = get_type_hints(architecture), {f.name: f.default for f in fields(architecture)}
+    options = {name: option.split(".") for name, option in option_names(architecture).items()}
+    return make_dataclass(
+        f"{group}_options",
+        [
+            (option, types[name], MISSING if name in REQUIRED else defaults[name])
+            for name, (its_group, option) in options.items()
+            if its_group == group
+        ],
+    )
+
+
+_OfAll: Any = _options("model", Architecture)
+_OfTransformerXL: Any = _options("model", TransformerXLConfig)
+_OfRecurrent: Any = _options("model", RecurrentConfig)
+_OfEncoding: Any = _options("encoding", TransformerXLConfig)
+_OfMemory: Any = _options("memory", TransformerXLConfig)
+
+
 @dataclass
-class ModelConfig:
-    """Group `model`: fields of all models."""
+class ModelConfig(_OfAll):
+    """Group `model`: fields of all models (see `config.architecture`)."""
 
     name: str = MISSING
-    n_layer: int = MISSING
-    d_model: int = MISSING
-    dropout: float = 0.1
-    d_embed: int | None = None
-    cutoffs: list[int] = field(default_factory=list)
-    div_val: int = 1
-    tie_projections: str = "all_but_first"
 
 
 @dataclass
-class TransformerXLModelConfig(ModelConfig):
+class TransformerXLModelConfig(_OfTransformerXL, ModelConfig):
     """Group `model` for a Transformer-XL: sizes and lengths (see `TransformerXLConfig`)."""
 
-    n_head: int = MISSING
-    d_head: int = MISSING
-    d_inner: int = MISSING
-    attention_dropout: float = 0.0
-    pre_norm: bool = False
-    final_norm: bool = False
-    norm: str = "layer"
-    feed_forward: str = "relu"
-    layer_norm_epsilon: float = 1e-5
-    init_std: float = 0.02
-    untie_biases: bool = False
-    qk_norm: bool = False
-    terms: str = "abcd"
-    same_length: bool = False
-    extra_key: bool = False
-    clamp_len: int = -1
-    ext_len: int = 0
-
 
 @dataclass
-class RecurrentModelConfig(ModelConfig):
+class RecurrentModelConfig(_OfRecurrent, ModelConfig):
     """Group `model` for a recurrent baseline (see `RecurrentConfig`)."""
 
-    cell: str = MISSING
-    hidden_dropout: float = 0.1
-    weight_dropout: float = 0.0
-
 
 @dataclass
-class EncodingConfig:
-    """Group `encoding`: the encoding of positions, built in or custom (see `encoding_kinds`).
+class EncodingConfig(_OfEncoding):
+    """Group `encoding`: `name` of the encoding of positions, built in or custom (see `encoding_kinds`).
 
     `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
     `interpolation` divides the positions of rope.
     """
 
-    name: str = MISSING
-    table_len: int | None = None
-    interpolation: float = 1.0
-
 
 @dataclass
-class MemoryConfig:
+class MemoryConfig(_OfMemory):
     """Group `memory`: length of the memory in training (0 for no recurrence), its start and its reset.
 
     `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
@@ -89,14 +81,7 @@ class MemoryConfig:
     `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
     """
 
-    mem_len: int = MISSING
-    start: str = "empty"
-    reset: str = "never"
     segments: int | None = None
-    compressed_len: int = 0
-    rate: int = 4
-    compression: str | None = None
-    compression_loss: str = "reconstruction"
 
 
 @dataclass

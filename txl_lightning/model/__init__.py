@@ -1,7 +1,7 @@
 """The model, its memory, inference, baselines and the checkpoints of other implementations; tensors only."""
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel, RecurrentState
-from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import Encoding, LayerPositions, register_encoding
 from txl_lightning.model.inference.cached import CachedTransformerXL, KeyValueMemory
 from txl_lightning.model.inference.generation import generate, generate_all

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels import attend, eager
-from txl_lightning.model.kernels.factors import DistanceLogits, Factors
+from txl_lightning.model.kernels.eager import DistanceLogits, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, rotate
 

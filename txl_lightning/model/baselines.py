@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.errors import require
-from txl_lightning.model.config import TieProjections, check_clusters
-from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.config.architecture import RecurrentConfig
+from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
+from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, initialize
-from txl_lightning.model.memory import in_column_order
-from txl_lightning.model.softmax import TokenSoftmax
-
-Cell = Literal["lstm", "qrnn"]
+from txl_lightning.model.memory import CarriedState
 
 
 class LSTMLayer(nn.Module):
@@ -61,12 +57,8 @@ class LSTMLayer(nn.Module):
         start = (previous_BD[None], cell_BD[None])
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=in_bfloat16):
             if self.training and self.weight_dropout.p:
-                weights = [
-                    self.lstm.weight_ih_l0,
-                    self.weight_dropout(self.lstm.weight_hh_l0),
-                    self.lstm.bias_ih_l0,
-                    self.lstm.bias_hh_l0,
-                ]
+                weight_hh = self.weight_dropout(self.lstm.weight_hh_l0)
+                weights = [self.lstm.weight_ih_l0, weight_hh, self.lstm.bias_ih_l0, self.lstm.bias_hh_l0]
                 h_BTD, last_h, last_c = lstm_with_weights(x_BTD, start, weights)
             else:
                 h_BTD, (last_h, last_c) = self.lstm(x_BTD, start)
@@ -192,102 +184,24 @@ LAYERS: dict[str, type[LSTMLayer] | type[QRNNLayer]] = {"lstm": LSTMLayer, "qrnn
 
 
 @dataclass(frozen=True)
-class RecurrentConfig:
-    """Architecture of a recurrent baseline.
-
-    Args:
-        vocab_size: V, number of tokens.
-        cell: `lstm` or `qrnn`.
-        n_layer: N, layers.
-        d_model: D, width of the embedding and of every layer.
-        d_embed: width of the first embedding table; None for D.
-        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
-        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
-        tie_projections: clusters whose softmax shares the projection of the embedding.
-        dropout: probability at the embedding and at the output of the last layer.
-        hidden_dropout: probability between layers.
-        weight_dropout: probability at single weights, one mask per segment: the hidden-to-hidden weights of
-            an LSTM, all weights of a QRNN layer.
-
-    Raises:
-        OptionError: a value is not allowed; the message names it.
-    """
-
-    vocab_size: int
-    cell: Cell = "lstm"
-    n_layer: int = 2
-    d_model: int = 512
-    d_embed: int | None = None
-    cutoffs: tuple[int, ...] = ()
-    div_val: int = 1
-    tie_projections: TieProjections = "all_but_first"
-    dropout: float = 0.1
-    hidden_dropout: float = 0.1
-    weight_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.cell in LAYERS, "cell", self.cell, f"must be one of {', '.join(LAYERS)}")
-        for name in ("vocab_size", "n_layer", "d_model", "div_val"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value >= 1, name, value, "must be an integer >= 1")
-        check_clusters(self)
-        for name in ("dropout", "hidden_dropout", "weight_dropout"):
-            value = getattr(self, name)
-            require(0.0 <= value < 1.0, name, value, "must be a probability in [0, 1)")
-
-
-@dataclass(frozen=True)
-class RecurrentState:
+class RecurrentState(CarriedState):
     """State of all layers between two segments: a value without gradient, like `Memory`.
 
     Args:
         previous: output h of an LSTM layer, or input x of a QRNN layer, at the last token.
         cells: c at the last token.
-        first_column: index of the first stream among all columns of the global batch.
     """
 
     previous: Float[Tensor, "N B D"]
     cells: Float[Tensor, "N B D"]
-    first_column: int = 0
 
     @property
     def batch_size(self) -> int:
         """B, streams."""
         return self.cells.shape[1]
 
-    def columns(self, start: int, stop: int) -> RecurrentState:
-        """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
-        return RecurrentState(self.previous[:, start:stop], self.cells[:, start:stop], self.first_column + start)
 
-    @staticmethod
-    def join(parts: Sequence[RecurrentState]) -> RecurrentState:
-        """Join the states of neighbouring columns, in the order of their columns.
-
-        Raises:
-            ValueError: the parts leave a gap or overlap.
-        """
-        parts = in_column_order(parts)
-        return RecurrentState(
-            previous=torch.cat([part.previous for part in parts], dim=1),
-            cells=torch.cat([part.cells for part in parts], dim=1),
-            first_column=parts[0].first_column,
-        )
-
-    def to(self, device: torch.device | str) -> RecurrentState:
-        """Copy the state to a device."""
-        return replace(self, previous=self.previous.to(device), cells=self.cells.to(device))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers for a checkpoint."""
-        return {"previous": self.previous, "cells": self.cells, "first_column": self.first_column}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> RecurrentState:
-        """Rebuild a state from `state_dict`."""
-        return cls(state["previous"], state["cells"], int(state["first_column"]))
-
-
-class RecurrentLanguageModel(nn.Module):
+class RecurrentLanguageModel(ScoringModel, nn.Module):
     """N layers of LSTM or QRNN between the embedding and the softmax that Transformer-XL has too.
 
         nll, state = model.score(tokens, targets, state)
@@ -302,9 +216,7 @@ class RecurrentLanguageModel(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(
-            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
-        )
+        self.embedding = TokenEmbedding(config)
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
         layer = LAYERS[config.cell]
@@ -328,13 +240,14 @@ class RecurrentLanguageModel(nn.Module):
         return RecurrentState(zeros, zeros)
 
     def forward(
-        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None
-    ) -> tuple[Float[Tensor, "B T D"], RecurrentState]:
+        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None, n_last: int | None = None
+    ) -> tuple[Float[Tensor, "B Q D"], RecurrentState]:
         """Return the outputs of the last layer, after dropout, and the state after the last token.
 
         Args:
             tokens_BT: T consecutive tokens of B streams.
             state: returned for the previous segment; None for the start of the streams.
+            n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None for all.
 
         Raises:
             ValueError: the state is of another number of streams.
@@ -347,37 +260,11 @@ class RecurrentLanguageModel(nn.Module):
         hidden_BTD = self.dropout(self.embedding(tokens_BT))
         carried: list[tuple[Tensor, Tensor]] = []
         for n, layer in enumerate(self.layers):
-            hidden_BTD, previous_BD, cell_BD = layer(
-                self.hidden_dropout(hidden_BTD) if n else hidden_BTD, previous_NBD[n], cells_NBD[n]
-            )
+            input_BTD = self.hidden_dropout(hidden_BTD) if n else hidden_BTD
+            hidden_BTD, previous_BD, cell_BD = layer(input_BTD, previous_NBD[n], cells_NBD[n])
             carried.append((previous_BD, cell_BD))
         # Autocast computes the layers in another type; the state keeps the type of the weights.
         previous, cells = (torch.stack(part).detach().to(cells_NBD.dtype) for part in zip(*carried, strict=True))
-        return self.dropout(hidden_BTD), replace(state, previous=previous, cells=cells)
-
-    def score(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
-        state: RecurrentState | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], RecurrentState]:
-        """Return nll_t = -log P(target_t | its tokens, state) in nats, in token order, and the new state.
-
-        Args:
-            tokens_BT: may be longer than the targets; the first tokens are then context without a loss. The new
-                state is that after the last token, so the next segment must not repeat tokens.
-            targets_BT: the token after each of the last T_targets tokens.
-            state: returned for the previous segment; None for the start of the streams.
-
-        Raises:
-            ValueError: there are fewer tokens than targets, or the state is of another number of streams.
-        """
-        if tokens_BT.shape[1] < targets_BT.shape[1]:
-            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
-        hidden_BTD, state = self(tokens_BT, state)
-        hidden_BTD = hidden_BTD[:, tokens_BT.shape[1] - targets_BT.shape[1] :]
-        return self.softmax(hidden_BTD, targets_BT, self.embedding), state
-
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the outputs of `forward`."""
-        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+        hidden_BTD = self.dropout(hidden_BTD)
+        n_first = 0 if n_last is None else hidden_BTD.shape[1] - n_last
+        return hidden_BTD[:, n_first:], replace(state, previous=previous, cells=cells)

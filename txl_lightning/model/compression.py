@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from txl_lightning.model.config import COMPRESSIONS, TransformerXLConfig
+from txl_lightning.config.architecture import COMPRESSIONS, TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.layers import initialize
 from txl_lightning.model.memory import Memory
@@ -37,16 +37,6 @@ class CompressiveMemory(Memory):
 
     n_compressed: int = 0
     compression_loss: Tensor | None = field(default=None, compare=False, repr=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers for a checkpoint."""
-        return {**super().state_dict(), "n_compressed": self.n_compressed}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> CompressiveMemory:
-        """Rebuild a memory from `state_dict`."""
-        filled, first_column, n_compressed = (int(state[name]) for name in ("filled", "first_column", "n_compressed"))
-        return cls(state["states"], filled, first_column, n_compressed=n_compressed)
 
 
 class TimeConvolution(nn.Conv1d):
@@ -73,7 +63,7 @@ class TimeConvolution(nn.Conv1d):
 
     @torch.no_grad()
     def add_mean(self) -> None:
-        """Add I / taps to the matrix of each tap: the mean of the states that the taps read."""
+        """Add I / taps to the matrix of each tap: training starts near the mean of the states that they read."""
         self.weight += torch.eye(len(self.weight)).to(self.weight)[:, :, None] / self.weight.shape[2]
 
 
@@ -96,28 +86,21 @@ class CompressionFunction(nn.Module):
         super().__init__()
         self.rate = rate
 
-    def initialize(self) -> None:
-        """Set the parameters, drawn as all others are, so that compression starts near a mean."""
-
-    def groups(self, states_BSD: Tensor) -> Float[Tensor, "B G rate D"]:
-        """Divide the states into groups of `rate` neighbours."""
-        return states_BSD.unflatten(1, (-1, self.rate))
-
 
 class MaxPooling(CompressionFunction):
     """Largest value of every group, for each of the D numbers."""
 
-    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return max_k x_{g·rate + k}."""
-        return self.groups(states_BSD).amax(dim=2)
+        return states_BSD.unflatten(1, (-1, self.rate)).amax(dim=2)
 
 
 class MeanPooling(CompressionFunction):
     """Mean of every group."""
 
-    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return (Σ_k x_{g·rate + k}) / rate."""
-        return self.groups(states_BSD).mean(dim=2)
+        return states_BSD.unflatten(1, (-1, self.rate)).mean(dim=2)
 
 
 class Convolution(CompressionFunction):
@@ -127,14 +110,9 @@ class Convolution(CompressionFunction):
         super().__init__(d_model, rate)
         self.convolution = TimeConvolution(d_model, rate, stride=rate)
 
-    def initialize(self) -> None:
-        """Add 1/rate of the identity to the matrix of each tap, so that training starts near mean pooling."""
-        self.convolution.add_mean()
-
-    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return Σ_k W_k x_{g·rate + k}."""
-        compressed: Tensor = self.convolution(states_BSD)
-        return compressed
+        return self.convolution(states_BSD)
 
 
 class DilatedConvolutions(CompressionFunction):
@@ -150,15 +128,9 @@ class DilatedConvolutions(CompressionFunction):
         self.pairs = TimeConvolution(d_model, 2)
         self.convolution = TimeConvolution(d_model, rate, stride=rate, dilation=2)
 
-    def initialize(self) -> None:
-        """Add identities, so that training starts near the mean of a group and the next one."""
-        self.pairs.add_mean()
-        self.convolution.add_mean()
-
-    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+    def forward(self, states_BSD: Tensor) -> Float[Tensor, "B G D"]:
         """Return Σ_k W_k y_{g·rate + 2k} with y_s = V_0 x_s + V_1 x_{s+1}, from (G + 1)·rate states."""
-        compressed: Tensor = self.convolution(self.pairs(states_BSD))
-        return compressed
+        return self.convolution(self.pairs(states_BSD))
 
 
 class MostUsed(CompressionFunction):
@@ -169,14 +141,13 @@ class MostUsed(CompressionFunction):
 
     needs_usage = True
 
-    def forward(self, states_BSD: Tensor, usage_BS: Tensor | None = None) -> Float[Tensor, "B G D"]:
+    def forward(self, states_BSD: Tensor, usage_BS: Tensor) -> Float[Tensor, "B G D"]:
         """Return the most used states of each stream.
 
         Args:
             states_BSD: S = G·rate states.
             usage_BS: average attention that each received.
         """
-        assert usage_BS is not None
         n_kept = states_BSD.shape[1] // self.rate
         places_BG = usage_BS.topk(n_kept, dim=1).indices.sort(dim=1).values
         return states_BSD.gather(1, places_BG[:, :, None].expand(-1, -1, states_BSD.shape[2]))
@@ -209,13 +180,13 @@ class Compressor(nn.Module):
         assert config.compression is not None
         function = FUNCTIONS[config.compression]
         self.needs_usage = function.needs_usage
-        functions = [function(D, self.rate) for _ in range(config.n_layer)]
-        self.functions = nn.ModuleList(functions)
+        self.functions = nn.ModuleList(function(D, self.rate) for _ in range(config.n_layer))
         n_decoders = config.n_layer if self.loss == "autoencoding" else 0
         self.decoders = nn.ModuleList(nn.Linear(D, self.rate * D, bias=False) for _ in range(n_decoders))
         initialize(self, config.init_std)
-        for of_layer in functions:
-            of_layer.initialize()
+        for module in self.functions.modules():
+            if isinstance(module, TimeConvolution):
+                module.add_mean()
 
     def next_memory(
         self,
@@ -250,8 +221,7 @@ class Compressor(nn.Module):
             if evicted:
                 function: Any = self.functions[n]
                 taken_BSD = ordinary_BMD[:, : evicted + function.lookahead]
-                usage_BS = usage[n][:, C : C + evicted] if self.needs_usage else None
-                new_BGD = function(taken_BSD, usage_BS)
+                new_BGD = function(taken_BSD, *([usage[n][:, C : C + evicted]] if self.needs_usage else []))
                 if torch.is_grad_enabled() and self.loss != "none":
                     losses.append(self._loss(n, hidden_BTD, taken_BSD[:, :evicted], new_BGD))
                 compressed_BCD = torch.cat([compressed_BCD, new_BGD.detach().to(row_BSD.dtype)], dim=1)
@@ -264,9 +234,8 @@ class Compressor(nn.Module):
             loss = torch.stack(terms).sum()
         n_compressed = states[0].shape[1] - (n_ordinary - evicted)
         filled = states[0].shape[1]
-        return CompressiveMemory(
-            torch.stack(states), filled, memory.first_column, n_compressed=n_compressed, compression_loss=loss
-        )
+        first = memory.first_column
+        return CompressiveMemory(torch.stack(states), filled, None, n_compressed, loss, first_column=first)
 
     def _loss(self, n: int, hidden_BTD: Tensor, old_BSD: Tensor, new_BGD: Tensor) -> Tensor:
         if self.loss == "reconstruction":
@@ -312,14 +281,11 @@ class ContentAttention(nn.Module):
     def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
         """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
         layer: Any = self.layer
-        norm = layer.attention_norm if layer.pre_norm else nn.Identity()
-        q_HBTE, _ = layer.attention.project(norm(hidden_BTD))
-        assert q_HBTE is not None
-        q_HBTE = q_HBTE * layer.attention.d_head**-0.5
+        q_HBTE = layer.attention.project(layer.attended(hidden_BTD))[0] * layer.attention.d_head**-0.5
         outputs = []
         for memory_BSD in memories:
             # One after the other: joined to states with a gradient, those without one would get one as well.
-            _, (k_HBSE, v_HBSE) = layer.attention.project(norm(memory_BSD.to(hidden_BTD.dtype)))
+            _, (k_HBSE, v_HBSE) = layer.attention.project(layer.attended(memory_BSD.to(hidden_BTD.dtype)))
             # Torch's fused attention is slow here: on CPU its backward pass took 40 % of a step.
             outputs.append((q_HBTE @ k_HBSE.mT).softmax(dim=-1) @ v_HBSE)
         return outputs
@@ -342,7 +308,6 @@ def key_usage(
         positions: u, v and the encoding of the distances.
         visible: keys that the queries may attend to.
     """
-    if layer.pre_norm:
-        hidden_BTD, memory_BMD = layer.attention_norm(hidden_BTD), layer.attention_norm(memory_BMD)
-    logits_HBTK: Tensor = layer.attention.logits(hidden_BTD, memory_BMD, positions, visible)
+    inputs = layer.attended(hidden_BTD), layer.attended(memory_BMD)
+    logits_HBTK: Tensor = layer.attention.logits(*inputs, positions, visible)
     return logits_HBTK.softmax(dim=-1).mean(dim=(0, 2))

@@ -1,13 +1,22 @@
-"""Token embedding: one table, or adaptive input with narrower tables for rarer words (Baevski & Auli 2019)."""
+"""Token embedding, and the softmax that is tied to it: of one table, or adaptive with narrower tables for rarer words.
+
+Adaptive input: Baevski & Auli 2019; adaptive softmax: Grave et al. 2017.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from txl_lightning.config.architecture import Architecture
+from txl_lightning.model.kernels.cpu import is_eager_on_cpu
+
+ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
 
 
 class TokenEmbedding(nn.Module):
@@ -18,22 +27,15 @@ class TokenEmbedding(nn.Module):
     projection; as in the paper's code cluster 0 has one even if the widths are equal.
 
     Args:
-        vocab_size: V.
-        d_model: D.
-        d_embed: width of the first table.
-        cutoffs: first token of every cluster but cluster 0, ascending; empty for one cluster.
-        div_val: each cluster is narrower by this factor than the one before.
+        config: V, D, and the widths and cut-offs of the clusters.
     """
 
-    def __init__(
-        self, vocab_size: int, d_model: int, d_embed: int | None = None, cutoffs: tuple[int, ...] = (), div_val: int = 1
-    ) -> None:
+    def __init__(self, config: Architecture) -> None:
         super().__init__()
-        d_embed = d_embed or d_model
-        self.d_model, self.div_val = d_model, div_val
-        self.edges = (0, *cutoffs, vocab_size)
-        self.n_clusters = len(cutoffs) + 1
-        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [vocab_size]  # noqa: E741
+        self.d_model, self.div_val = d_model, div_val = config.d_model, config.div_val
+        self.edges = (0, *config.cutoffs, config.vocab_size)
+        self.n_clusters, d_embed = len(config.cutoffs) + 1, config.d_embed or d_model
+        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [config.vocab_size]  # noqa: E741
         widths = [d_embed // div_val**i for i in range(len(sizes))]
         self.tables = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         for table in self.tables:
@@ -81,3 +83,153 @@ class TokenEmbedding(nn.Module):
     def _embed(self, rows: Tensor, cluster: int, like: Tensor) -> Tensor:
         """Return P_i E_i[row] in the type of `like`."""
         return F.linear(F.embedding(rows, self.tables[cluster]), self.projections[cluster]).to(like.dtype)
+
+
+class TokenSoftmax(nn.Module):
+    """P(token | h), with the unscaled embedding as weight and a bias per token.
+
+    With cut-offs the head scores the tokens of cluster 0 and one column for each further cluster, in the
+    order of the clusters; a token of cluster i has P(cluster i | h) · P(token | cluster i, h).
+
+    Args:
+        embedding: shares its tables and, where tied, its projections.
+        tie_projections: clusters that project h with the projection of the embedding; the others have a
+            separate one. Without effect if the embedding has no projections.
+    """
+
+    def __init__(self, embedding: TokenEmbedding, tie_projections: str = "all_but_first") -> None:
+        super().__init__()
+        n_further, width = embedding.n_clusters - 1, embedding.tables[0].shape[1]
+        self.bias = nn.Parameter(torch.empty(embedding.edges[-1]))
+        self.cluster_weight = nn.Parameter(torch.empty(n_further, width)) if n_further else None
+        self.cluster_bias = nn.Parameter(torch.empty(n_further)) if n_further else None
+        untied = {
+            str(i): nn.Parameter(torch.empty_like(shared))
+            for i in range(embedding.n_clusters)
+            if (shared := embedding.projection(i)) is not None
+            and (tie_projections == "none" or (tie_projections == "all_but_first" and i == 0))
+        }
+        self.projections = nn.ParameterDict(untied)
+
+    def forward(
+        self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"], embedding: TokenEmbedding
+    ) -> Float[Tensor, "B T"]:
+        """Return -log P(target | h) in nats, in token order.
+
+        Clusters without a target cost nothing, but their weights get a gradient of zeros instead of None:
+        so an optimizer step does not depend on how columns are divided into processes and chunks.
+
+        With cut-offs the CPU waits for a GPU once in every call: the shapes depend on the numbers of targets.
+        """
+        hidden, targets = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        head_targets, places = targets, [targets]
+        if embedding.n_clusters > 1:
+            cluster_of = sum((targets >= first).long() for first in embedding.edges[1:-1])
+            assert isinstance(cluster_of, Tensor)
+            head_targets = torch.where(cluster_of > 0, embedding.edges[1] + cluster_of - 1, targets)
+            places = list(cluster_of.argsort(stable=True).split(cluster_sizes(cluster_of, embedding.n_clusters)))
+        nll = negative_log_likelihood(self._head(hidden, embedding), head_targets, overwrite=True)
+        for cluster in range(1, embedding.n_clusters):
+            members, first = places[cluster], embedding.edges[cluster]
+            logits = self._logits(hidden[members], cluster, embedding)
+            nll = nll.index_add(0, members, negative_log_likelihood(logits, targets[members] - first, overwrite=True))
+        return nll.view_as(targets_BT).to(self.bias.dtype)
+
+    def log_probabilities(
+        self, hidden_BTD: Float[Tensor, "B T D"], embedding: TokenEmbedding
+    ) -> Float[Tensor, "B T V"]:
+        """Return log P(token | h) of every token of the vocabulary, in float32 or float64."""
+        hidden = hidden_BTD.flatten(0, 1)
+        head = _log_softmax(self._head(hidden, embedding))
+        parts = [head[:, : embedding.edges[1]]]
+        for cluster in range(1, embedding.n_clusters):
+            column = embedding.edges[1] + cluster - 1
+            inside = _log_softmax(self._logits(hidden, cluster, embedding))
+            parts.append(head[:, column : column + 1] + inside)
+        return torch.cat(parts, dim=-1).view(*hidden_BTD.shape[:2], -1)
+
+    def _project(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
+        untied = str(cluster) in self.projections
+        projection = self.projections[str(cluster)] if untied else embedding.projection(cluster)
+        return hidden if projection is None else hidden @ projection
+
+    def _logits(self, hidden: Tensor, cluster: int, embedding: TokenEmbedding) -> Tensor:
+        bias = self.bias[embedding.edges[cluster] : embedding.edges[cluster + 1]]
+        return F.linear(self._project(hidden, cluster, embedding), embedding.rows(cluster), bias)
+
+    def _head(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        if self.cluster_weight is None or self.cluster_bias is None:
+            return self._logits(hidden, 0, embedding)
+        weight = torch.cat([embedding.rows(0), self.cluster_weight])
+        bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
+        return F.linear(self._project(hidden, 0, embedding), weight, bias)
+
+
+def negative_log_likelihood(
+    logits_NV: Float[Tensor, "N V"], targets_N: Int[Tensor, " N"], overwrite: bool = False
+) -> Float[Tensor, " N"]:
+    """Return -log softmax(logits)_target in nats, in float32 or float64.
+
+    `F.cross_entropy` gives the same; its backward pass holds two more tensors of the size of the logits.
+
+    Args:
+        logits_NV: logits of N tokens.
+        targets_N: their targets.
+        overwrite: whether the logits may be overwritten. On the CPU they then are, unless they are in half precision.
+
+    Raises:
+        RuntimeError: in a backward pass with create_graph=True, because there is no second derivative.
+    """
+    nll: Tensor = _NegativeLogLikelihood.apply(logits_NV, targets_N, overwrite)
+    return nll
+
+
+class _NegativeLogLikelihood(torch.autograd.Function):
+    """Backward: (softmax(logits) - one_hot(target)) · gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, overwrite: bool) -> Tensor:
+        if overwrite and is_eager_on_cpu(logits_NV) and logits_NV.dtype in (torch.float32, torch.float64):
+            log_probabilities_NV = torch.log_softmax(logits_NV, 1, out=logits_NV)
+        else:
+            log_probabilities_NV = _log_softmax(logits_NV)
+        ctx.save_for_backward(log_probabilities_NV, targets_N)
+        ctx.dtype = logits_NV.dtype
+        return -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # create_graph=True: the log-probabilities are not linked to the logits
+            raise RuntimeError("the losses have no second derivative: differentiate F.cross_entropy")
+        (gradient_N,) = gradients
+        log_probabilities_NV, targets_N = ctx.saved_tensors
+        # A graph that is kept may be passed again, and needs the log-probabilities then.
+        kept = not is_eager_on_cpu(gradient_N) or torch._C._autograd._get_current_graph_task_keep_graph()
+        result_NV = torch.empty_like(log_probabilities_NV) if kept else log_probabilities_NV
+        for rows, gradient_RV in _one_hot_rows(gradient_N, targets_N, log_probabilities_NV):
+            arguments = (gradient_RV, log_probabilities_NV[rows], 1, gradient_RV.dtype)
+            # Each row is summed before it is overwritten.
+            torch.ops.aten._log_softmax_backward_data.out(*arguments, out=result_NV[rows])
+        return result_NV.to(ctx.dtype), None, None
+
+
+def _one_hot_rows(gradient_N: Tensor, targets_N: Tensor, like_NV: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield -gradient at the targets, and zero elsewhere: on the CPU in one buffer for some rows after the others."""
+    N, V = like_NV.shape
+    n = max(1, ROWS_BYTES // (V * like_NV.element_size())) if is_eager_on_cpu(like_NV) else max(1, N)
+    buffer_RV = like_NV.new_zeros(min(n, N), V)
+    for first in range(0, N, n):
+        rows = slice(first, min(first + n, N))
+        part_RV, targets_R = buffer_RV[: rows.stop - first], targets_N[rows, None]
+        yield rows, part_RV.scatter_(1, targets_R, -gradient_N[rows, None])
+        part_RV.scatter_(1, targets_R, 0)
+
+
+def cluster_sizes(cluster_of: Int[Tensor, " n"], n_clusters: int) -> list[int]:
+    """Return the number of targets in each cluster; on a GPU the CPU waits for it."""
+    sizes: list[int] = torch.stack([(cluster_of == cluster).sum() for cluster in range(n_clusters)]).tolist()
+    return sizes
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))

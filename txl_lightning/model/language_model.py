@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -23,3 +24,37 @@ class SelectiveModel(Protocol):
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor, /) -> Tensor:
         """Return the losses, [B, C], in nats, of the targets after the tokens at `places_C`, from a fresh state."""
         ...
+
+
+class ScoringModel:
+    """Losses and distributions from a model's hidden states, by its `softmax` and `embedding`."""
+
+    def score(
+        self: Any, tokens_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T_targets"], memory: Any = None
+    ) -> tuple[Float[Tensor, "B T_targets"], Any]:
+        """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
+
+        Args:
+            tokens_BT: may be longer than the targets; the first tokens are then context without a loss, such as
+                extended context. A recurrent state is that after the last token: its next segment repeats none.
+            targets_BT: the token after each of the last T_targets tokens.
+            memory: returned for the previous segment; None for the start of the streams.
+
+        Raises:
+            ValueError: there are fewer tokens than targets, or the memory is of another number of streams.
+        """
+        T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
+        if T_targets > T:
+            raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
+        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets)
+        return self.losses(hidden_BTD, targets_BT), memory
+
+    def losses(self: Any, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Return -log P(target | h) in nats, from the hidden states of a call."""
+        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding)
+        return nll_BT
+
+    def log_probabilities(self: Any, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
+        log_probabilities_BTV: Tensor = self.softmax.log_probabilities(hidden_BTD, self.embedding)
+        return log_probabilities_BTV

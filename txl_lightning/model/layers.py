@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.kernels.cpu import has_hooks, is_eager_on_cpu
 
 LEVELS = 1 << 16  # of a random number of dropout

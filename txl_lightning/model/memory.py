@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -12,27 +12,94 @@ from torch import Tensor
 
 from txl_lightning.model.positions import states_of_document
 
+State = TypeVar("State", bound="CarriedState")
+
 
 @dataclass(frozen=True)
-class Memory:
+class CarriedState:
+    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B] without gradient.
+
+    It is a value: a model returns a new one. It must not become a registered buffer: DDP would overwrite it with that
+    of rank 0, and weight averaging would average it.
+
+    Args:
+        first_column: index of the first stream among all columns of the global batch.
+    """
+
+    first_column: int = field(default=0, kw_only=True)
+
+    @property
+    def batch_size(self) -> int:
+        """B, streams."""
+        raise NotImplementedError
+
+    def columns(self: State, start: int, stop: int) -> State:
+        """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
+        part = self._changed(lambda x: x.narrow(_streams_axis(x), start, stop - start))
+        return replace(part, first_column=self.first_column + start)
+
+    def to(self: State, device: torch.device | str) -> State:
+        """Copy the state to a device."""
+        return self._changed(lambda x: x.to(device))
+
+    @classmethod
+    def join(cls: type[State], parts: Sequence[State]) -> State:
+        """Join the states of neighbouring columns, in the order of their columns.
+
+        Raises:
+            ValueError: the parts leave a gap, overlap, or were filled to different lengths.
+        """
+        parts = sorted(parts, key=lambda part: part.first_column)
+        column, filled = parts[0].first_column, getattr(parts[0], "filled", None)
+        for part in parts:
+            found, expected = (part.first_column, getattr(part, "filled", None)), (column, filled)
+            if found != expected:
+                raise ValueError(f"parts do not join: first column and filled are {found}, expected {expected}")
+            column += part.batch_size
+        parts_of_tensors = [part._tensors() for part in parts]
+        joined = {
+            name: torch.cat([tensors[name] for tensors in parts_of_tensors], dim=_streams_axis(x))
+            for name, x in parts_of_tensors[0].items()
+        }
+        return replace(parts[0], **joined)  # type: ignore[arg-type]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: x for name, x in self.state_dict().items() if isinstance(x, Tensor)}
+
+    def _changed(self: State, change: Callable[[Tensor], Tensor]) -> State:
+        return replace(self, **{name: change(x) for name, x in self._tensors().items()})  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain containers for a checkpoint."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @classmethod
+    def from_state_dict(cls: type[State], state: dict[str, Any]) -> State:
+        """Rebuild a state from `state_dict`."""
+        return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})
+
+
+def _streams_axis(x: Tensor) -> int:
+    return min(1, x.ndim - 1)
+
+
+@dataclass(frozen=True)
+class Memory(CarriedState):
     """Inputs of the layers at earlier tokens (paper §3.2).
 
-    Entry n holds the *inputs* of layer n + 1: entry 0 the embedding after dropout, entry n the output of
-    layer n. The states carry no gradient. A memory is a value: `update` returns a new one. It must not become
-    a registered buffer: DDP would overwrite it with that of rank 0, and weight averaging would average it.
+    Entry n holds the *inputs* of layer n + 1: entry 0 the embedding after dropout, entry n the output of layer n.
 
     Args:
         states: the states, oldest first. M may be below the model's `mem_len` (a memory that grows) or
             equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
-        first_column: index of the first stream among all columns of the global batch.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
             unless the memory is reset at documents.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
-    first_column: int = 0
     in_document_B: Int[Tensor, " B"] | None = None
 
     @property
@@ -84,60 +151,3 @@ class Memory:
         if self.in_document_B is not None:
             return self.in_document_B
         return torch.full((self.batch_size,), self.filled, device=self.states.device)
-
-    def columns(self, start: int, stop: int) -> Memory:
-        """Return the memory of streams `start` to `stop` (exclusive), counted within this memory."""
-        in_document_B = None if self.in_document_B is None else self.in_document_B[start:stop]
-        first_column = self.first_column + start
-        return replace(self, states=self.states[:, start:stop], first_column=first_column, in_document_B=in_document_B)
-
-    @staticmethod
-    def join(parts: Sequence[Memory]) -> Memory:
-        """Join the memories of neighbouring columns, in the order of their columns.
-
-        Raises:
-            ValueError: the parts leave a gap, overlap, or were filled to different lengths.
-        """
-        parts = in_column_order(parts)
-        for part in parts:
-            if part.filled != parts[0].filled:
-                raise ValueError(
-                    f"parts do not join: columns from {part.first_column} filled {part.filled}, "
-                    f"expected filled {parts[0].filled}"
-                )
-        in_document_B = None
-        if parts[0].in_document_B is not None:
-            in_document_B = torch.cat([part.document_states() for part in parts])
-        states = torch.cat([part.states for part in parts], dim=1)
-        return replace(parts[0], states=states, in_document_B=in_document_B)
-
-    def to(self, device: torch.device | str) -> Memory:
-        """Copy the memory to a device."""
-        in_document_B = None if self.in_document_B is None else self.in_document_B.to(device)
-        return replace(self, states=self.states.to(device), in_document_B=in_document_B)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain containers for a checkpoint."""
-        state = {"states": self.states, "filled": self.filled, "first_column": self.first_column}
-        return state if self.in_document_B is None else {**state, "in_document_B": self.in_document_B}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Memory:
-        """Rebuild a memory from `state_dict`."""
-        numbers = {name: int(state[name]) for name in ("filled", "first_column")}
-        return cls(states=state["states"], **numbers, in_document_B=state.get("in_document_B"))
-
-
-def in_column_order(parts: Sequence[Any]) -> list[Any]:
-    """Return memories, or other states, of neighbouring columns in the order of their columns.
-
-    Raises:
-        ValueError: the parts leave a gap or overlap.
-    """
-    parts = sorted(parts, key=lambda part: part.first_column)
-    column = parts[0].first_column
-    for part in parts:
-        if part.first_column != column:
-            raise ValueError(f"parts do not join: columns from {part.first_column}, expected columns from {column}")
-        column += part.batch_size
-    return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
-from txl_lightning.model.config import LENGTHS, TransformerXLConfig
-from txl_lightning.model.embedding import TokenEmbedding
+from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
+from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import (
@@ -26,7 +26,6 @@ from txl_lightning.model.positions import (
     hide_other_documents,
     without_marks,
 )
-from txl_lightning.model.softmax import TokenSoftmax
 
 
 class TransformerXLLayer(nn.Module):
@@ -65,34 +64,27 @@ class TransformerXLLayer(nn.Module):
             visible: keys that the queries may attend to.
             places_Q: places of the tokens whose output is returned; None for all.
         """
-        memory_BMD = self.attention_norm(memory_BMD) if self.pre_norm else memory_BMD
+        attended_BTD = self.attention(self.attended(hidden_BTD), self.attended(memory_BMD), positions, visible)
+        if places_Q is not None:
+            hidden_BTD, attended_BTD = hidden_BTD[:, places_Q], attended_BTD[:, places_Q]
+        return self.after_attention(hidden_BTD, attended_BTD)
 
-        def attend(queries_BTD: Tensor) -> Tensor:
-            attended: Tensor = self.attention(queries_BTD, memory_BMD, positions, visible)
-            return attended
+    def attended(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return what attention projects of the layer's inputs: LN h of a pre-norm layer, else h."""
+        return self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
 
-        if places_Q is None:
-            return self.forward_with(attend, hidden_BTD)
-        attended_BQD = attend(self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD)[:, places_Q]
-        return self.forward_with(lambda _: attended_BQD, hidden_BTD[:, places_Q])
-
-    def forward_with(
-        self, attend: Callable[[Tensor], Tensor], hidden_BTD: Float[Tensor, "B T D"]
+    def after_attention(
+        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
-        """Compute the layer with another function in place of its attention.
-
-        Args:
-            attend: from the states that queries are projected from to the output of attention.
-            hidden_BTD: input of the layer.
-        """
+        """Compute the layer's output from its input and the output of its attention."""
+        hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         if self.pre_norm:
-            hidden_BTD = hidden_BTD + self.dropout(attend(self.attention_norm(hidden_BTD)))
             return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
-        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(attend(hidden_BTD)))
+        hidden_BTD = self.attention_norm(hidden_BTD)
         return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(ScoringModel, nn.Module):
     """Transformer-XL: segment recurrence with a positional encoding, by default the paper's relative one.
 
     The memory is an argument and a result, never part of the module:
@@ -107,9 +99,7 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.config = config
         self.encoding = ENCODINGS[config.encoding](config)
-        self.embedding = TokenEmbedding(
-            config.vocab_size, config.d_model, config.d_embed, config.cutoffs, config.div_val
-        )
+        self.embedding = TokenEmbedding(config)
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
@@ -234,34 +224,8 @@ class TransformerXL(nn.Module):
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 
-    def score(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
-        memory: Memory | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], Memory]:
-        """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
-
-        Args:
-            tokens_BT: may be longer than the targets; the first tokens are then extended context.
-            targets_BT: the token after each of the last T_targets tokens.
-            memory: returned for the previous segment; None for the start of the streams.
-
-        Raises:
-            ValueError: there are fewer tokens than targets, or the memory is of another number of streams.
-        """
-        if tokens_BT.shape[1] < targets_BT.shape[1]:
-            raise ValueError(f"{tokens_BT.shape[1]} tokens cannot predict {targets_BT.shape[1]} targets")
-        hidden_BTD, memory = self(tokens_BT, memory, n_last=targets_BT.shape[1])
-        return self.losses(hidden_BTD, targets_BT), memory
-
     def losses(self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, from the hidden states of `forward`."""
         if self.config.memory_reset == "document":
             targets_BT = without_marks(targets_BT)
-        nll_BT: Tensor = self.softmax(hidden_BTD, targets_BT, self.embedding)
-        return nll_BT
-
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the hidden states of `forward`."""
-        return self.softmax.log_probabilities(hidden_BTD, self.embedding)
+        return super().losses(hidden_BTD, targets_BT)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.schemas import from_plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.model.config import LENGTHS
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.trained import model_weights
 

@@ -7,12 +7,11 @@ from contextlib import ExitStack
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.kernels import cpu, factors
-from txl_lightning.model.kernels.factors import DistanceLogits, Factors
+from txl_lightning.model.kernels import cpu, eager
+from txl_lightning.model.kernels.eager import DistanceLogits, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -56,57 +55,15 @@ def test_no_probabilities_are_stored() -> None:
     assert sum(saved.values()) < mask + probabilities / 32
 
 
-def test_first_keys_have_the_gradients_of_slices() -> None:
-    keys = torch.randn(2, 3, 7, 4, dtype=torch.float64, requires_grad=True)
-    lengths, weights = [2, 5, 7], torch.randn(3, 2, 3, 7, 4, dtype=torch.float64)
-
-    def loss(parts: list[Tensor]) -> Tensor:
-        return sum((p.pow(3) * w[:, :, : p.shape[2]]).sum() for p, w in zip(parts, weights, strict=True))  # type: ignore[return-value]
-
-    assert [part.shape[2] for part in cpu.first_keys(keys, lengths)] == lengths
-    (expected,) = torch.autograd.grad(loss([keys[:, :, :n] for n in lengths]), keys, create_graph=True)
-    (found,) = torch.autograd.grad(loss(cpu.first_keys(keys, lengths)), keys, create_graph=True)
-    torch.testing.assert_close(found, expected)
-    (second,) = torch.autograd.grad(found.square().sum(), keys)
-    torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), keys)[0])
-
-
-def test_no_gradient_of_keys_or_queries_is_extended_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "BLOCK", {torch.float64: 7})
-    output, _ = attended(T=20, M=4, dropout=0.0)
-    with profile() as profiled:
-        output.sum().backward()
-    extended = [event.name for event in profiled.events()].count("aten::slice_backward")
-    assert extended == 3  # of the vectors of the distances, once for every block
-
-
-@pytest.mark.parametrize(("n_keys", "ways"), [(300, ["fused", "fused", "products"]), (100, ["fused"] * 3)])
-def test_products_are_for_many_queries_in_a_precise_type(
-    n_keys: int, ways: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = []
-    for name, module, attribute in (("fused", cpu.fused, "attend"), ("products", cpu, "_attend_by_products")):
-        original = getattr(module, attribute)
-        monkeypatch.setattr(module, attribute, lambda *x, n=name, f=original: taken.append(n) or f(*x))
-    for dtype in (torch.bfloat16, torch.float32):
-        for T in (1, 64, 65):
-            query, keys = torch.randn(1, 1, T, 4, dtype=dtype), torch.randn(1, 1, n_keys, 4, dtype=dtype)
-            visible = VisibleKeys(attention_mask(T, n_keys - T, n_keys - T, None, query), 0, None)
-            with torch.no_grad():
-                cpu.attend(Factors(query, keys, keys, DistanceLogits(), visible), Dropout(0.0))
-    few = ["fused"] * (3 if n_keys == 300 else 4)  # 65 queries of 100 keys are two blocks
-    assert taken == [*few, *(ways if n_keys == 300 else few)]
-
-
 @pytest.mark.parametrize("amx", [True, False])
 @pytest.mark.parametrize(("n_rows", "S"), [(1, 9), (4, 9), (12, 9)])
 def test_products_with_distances_in_bfloat16_are_those_of_any_cpu(
     n_rows: int, S: int, amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factors, "_has_amx", lambda: amx)
+    monkeypatch.setattr(eager, "_has_amx", lambda: amx)
     rows, table = torch.randn(2, n_rows, 1, 4).bfloat16(), torch.randn(2, 12, 4).bfloat16()
     for r_HSE in (table[:, -S:], table[:, -S:].contiguous()):
-        found = factors._products(rows.flatten(1, 2), r_HSE)
+        found = eager._products(rows.flatten(1, 2), r_HSE)
         expected = rows.flatten(1, 2).double() @ r_HSE.double().mT
         torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.05)
     assert isinstance(torch.cpu._is_amx_tile_supported(), bool)  # private: fails when torch changes it
@@ -125,21 +82,6 @@ def test_the_softmax_and_its_gradient_are_torchs_bit_for_bit(shape: tuple[int, .
         (p * gradient).sum().backward()
         results.append((p.detach(), leaf.grad))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
-def test_the_softmax_takes_the_memory_of_the_logits_and_its_gradient_that_of_the_gradient() -> None:
-    leaf = torch.randn(2, 3, 4, requires_grad=True)
-    logits = leaf + 0
-    p = cpu.softmax(logits, READER)
-    assert p.data_ptr() == logits.data_ptr()
-    places = []
-    logits.register_hook(lambda gradient: places.append(gradient.data_ptr()))
-    given = torch.randn(2, 3, 4)
-    p.backward(given)
-    assert places == [given.data_ptr()]
-    leaf.grad = None
-    cpu.softmax(leaf + 0, READER).sum().backward()  # an expanded gradient has no memory to take
-    torch.testing.assert_close(leaf.grad, torch.zeros(2, 3, 4))
 
 
 def test_the_softmax_has_a_second_derivative() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from matplotlib.ticker import FuncFormatter
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.benchmarks import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
@@ -19,7 +20,6 @@ from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, c
 from txl_lightning.evaluation.speed.options import TABLE_9, SpeedOptions
 from txl_lightning.evaluation.speed.schemes import RATIOS, TimedScheme, make_schemes, random_text, vanilla_of
 from txl_lightning.files import write_json, write_text
-from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_figure

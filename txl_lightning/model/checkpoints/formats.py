@@ -9,23 +9,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.checkpoints import tensorflow
-from txl_lightning.model.checkpoints.weight_mapping import CheckpointError, Family, weight_mapping
-from txl_lightning.model.config import TieProjections, TransformerXLConfig
+from txl_lightning.model.checkpoints.tensorflow import EMBEDDING, SCOPE, SOFTMAX, CheckpointError
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
-ONLY = {"norm": "layer", "feed_forward": "relu", "final_norm": False}  # in both other implementations
+ONLY = {"norm": "layer", "feed_forward": "relu", "final_norm": False, "qk_norm": False}  # in both other implementations
 SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
 FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")
+Family = Literal["original", "Hugging Face", "TensorFlow"]
+PREFIXES: dict[Family, str] = {"original": "", "Hugging Face": "transformer.", "TensorFlow": SCOPE}
+IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose kernels are transposed
+    ("attention.qkv.weight", "dec_attn.qkv_net.weight", "rel_attn/qkv/kernel"),
+    ("attention.position.weight", "dec_attn.r_net.weight", "rel_attn/r/kernel"),
+    ("attention.output.weight", "dec_attn.o_net.weight", "rel_attn/o/kernel"),
+    ("attention_norm.weight", "dec_attn.layer_norm.weight", "rel_attn/LayerNorm/gamma"),
+    ("attention_norm.bias", "dec_attn.layer_norm.bias", "rel_attn/LayerNorm/beta"),
+    ("feed_forward.0.weight", "pos_ff.CoreNet.0.weight", "ff/layer_1/kernel"),
+    ("feed_forward.0.bias", "pos_ff.CoreNet.0.bias", "ff/layer_1/bias"),
+    ("feed_forward.3.weight", "pos_ff.CoreNet.3.weight", "ff/layer_2/kernel"),
+    ("feed_forward.3.bias", "pos_ff.CoreNet.3.bias", "ff/layer_2/bias"),
+    ("feed_forward_norm.weight", "pos_ff.layer_norm.weight", "ff/LayerNorm/gamma"),
+    ("feed_forward_norm.bias", "pos_ff.layer_norm.bias", "ff/LayerNorm/beta"),
+)
 
 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
@@ -120,23 +137,17 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         CheckpointError: that code has no such encoding, norm or feed-forward, or the model has terms switched off.
     """
     config = model.config
-    if config.encoding not in ATTENTION_TYPES:
-        raise CheckpointError(f"encoding={config.encoding}: the paper's code has only {', '.join(ATTENTION_TYPES)}")
-    _require_parts(config, "the paper's code")
-    if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
-        raise CheckpointError(f"d_head={config.d_head}: the paper's code needs n_head·d_head = d_model for al_rfou")
+    narrower = config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model
+    lacks = {"d_head": (narrower, "only n_head·d_head = d_model for al_rfou")}
+    _require_parts(config, "the paper's code", ATTENTION_TYPES, lacks)
     n_clusters = len(config.cutoffs) + 1
     tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
     return _weights(model, "original"), {
         **_config_to(config),
         "attn_type": ATTENTION_TYPES.index(config.encoding),
-        "pre_lnorm": config.pre_norm,
-        "untie_r": config.untie_biases,
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
-        "ext_len": config.ext_len,
-        "extra_key": config.extra_key,
-        "memory_start": config.memory_start,
+        **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start")},
     }
 
 
@@ -148,79 +159,79 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
             extended context, an empty start of the memory.
     """
     config = model.config
-    if config.encoding != "relative":
-        raise CheckpointError(f"encoding={config.encoding}: Hugging Face's class has only the relative encoding")
-    _require_parts(config, "Hugging Face's class")
-    if config.ext_len:
-        raise CheckpointError(f"ext_len={config.ext_len}: Hugging Face's class has no extended context")
-    if config.same_length and config.extra_key:
-        raise CheckpointError("extra_key=True: Hugging Face's class has no such mask; convert with same_length=false")
-    if config.tie_projections == "all":
-        raise CheckpointError("tie_projections=all: Hugging Face's class never ties the first projection")
-    if config.memory_start != "zeros" and config.mem_len:
-        raise CheckpointError(
-            f"memory_start={config.memory_start}: Hugging Face's class always starts from attended zeros; "
-            "convert with memory_start=zeros if that is what you want"
-        )
+    lacks = {
+        "ext_len": (config.ext_len > 0, "no extended context"),
+        "extra_key": (config.same_length and config.extra_key, "no such mask; convert with same_length=false"),
+        "tie_projections": (config.tie_projections == "all", "a projection of its own in the first cluster"),
+        "memory_start": (
+            config.memory_start != "zeros" and config.mem_len > 0,
+            "only memory_start=zeros, attended to; convert with that if it is what you want",
+        ),
+    }
+    _require_parts(config, "Hugging Face's class", ("relative",), lacks)
     return _weights(model, "Hugging Face"), {
         **_config_to(config),
         "architectures": ["TransfoXLLMHeadModel"],
         "model_type": "transfo-xl",
         "adaptive": True,
-        "pre_lnorm": config.pre_norm,
-        "untie_r": config.untie_biases,
         "proj_share_all_but_first": config.tie_projections == "all_but_first",
     }
+
+
+def _require_parts(
+    config: TransformerXLConfig, who: str, encodings: Sequence[str], lacks: dict[str, tuple[bool, str]]
+) -> None:
+    """Raise `CheckpointError` unless another implementation has all parts of a model."""
+    all_lack: dict[str, tuple[bool, str]] = {
+        "encoding": (config.encoding not in encodings, f"only {', '.join(encodings)}"),
+        **{name: (getattr(config, name) != only, f"only {name}={only}") for name, only in ONLY.items()},
+        "terms": (config.active_terms != config.kind.terms, f"all terms of encoding={config.encoding}, always"),
+        "compression": (config.compression is not None, "no compressed memory"),
+        "memory_reset": (config.memory_reset != "never", "no resets; convert model.with_lengths(memory_reset='never')"),
+        **lacks,
+    }
+    for name, (lacking, has) in all_lack.items():
+        if lacking:
+            raise CheckpointError(f"{name}={getattr(config, name)}: {who} has {has}")
 
 
 def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
     left = dict(weights)
     state: dict[str, Tensor] = {}
     for entry in weight_mapping(config, family):
-        found = {name: left.pop(name) for name in entry.theirs if name in left}
-        absent = [name for name in entry.theirs if name not in found]
-        if absent and not entry.optional and not (entry.repeated and found):
+        present = {name: left.pop(name) for name in entry.theirs if name in left}
+        absent = [name for name in entry.theirs if name not in present]
+        if absent and not entry.optional and not (entry.repeated and present):
             raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {absent[0]!r}")
-        if entry.ours is None or not found:
+        if entry.ours is None or not present:
             continue
         if not entry.repeated:
-            state[entry.ours] = entry.join(list(found.values()))
+            state[entry.ours] = entry.join(list(present.values()))
             continue
-        for name, tensor in found.items():
-            tied = state.setdefault(entry.ours, entry.join([tensor]))
-            if not torch.equal(entry.join([tensor]), tied):
+        for name, tensor in present.items():
+            if not torch.equal(entry.join([tensor]), state.setdefault(entry.ours, entry.join([tensor]))):
                 raise CheckpointError(f"{name} is not tied in this checkpoint; {entry.ours} is always tied")
     if left:
         raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
     model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
     for name, parameter in model.state_dict().items():
         if parameter.shape != state[name].shape:
-            raise CheckpointError(
-                f"{name} has shape {list(state[name].shape)}, the config says {list(parameter.shape)}"
-            )
+            found, expected = list(state[name].shape), list(parameter.shape)
+            raise CheckpointError(f"{name} has shape {found}, the config says {expected}")
     model.load_state_dict(state)
     return model
 
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
-    if model.config.memory_reset != "never":
-        raise CheckpointError(
-            f"memory_reset={model.config.memory_reset}: other code never resets a memory; "
-            "convert model.with_lengths(memory_reset='never') if that is what you want"
-        )
     state = model.state_dict()
     weights: dict[str, Tensor] = {}
     for entry in weight_mapping(model.config, family):
-        if entry.ours is None:
-            continue
-        pieces = entry.split(state[entry.ours])
-        if entry.repeated:
-            pieces = pieces * len(entry.theirs)
-        weights |= dict(zip(entry.theirs, pieces, strict=True))
+        if entry.ours is not None:
+            pieces = entry.split(state[entry.ours])
+            weights |= dict(zip(entry.theirs, pieces * len(entry.theirs) if entry.repeated else pieces, strict=True))
     exponents = torch.arange(0, model.config.d_model, 2, dtype=torch.float64) / model.config.d_model
     if model.config.kind.table is None:  # their sinusoids
-        name = "transformer.pos_emb.inv_freq" if family == "Hugging Face" else "pos_emb.inv_freq"
-        weights[name] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
+        weights[PREFIXES[family] + "pos_emb.inv_freq"] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
     return weights
 
 
@@ -228,39 +239,31 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
     missing = [name for name in REQUIRED_OPTIONS if name not in config]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}")
-    start: Literal["zeros", "empty"] = "empty"
-    if str(config.get("memory_start", "empty")).startswith("zeros"):
-        start = "zeros"
+    given = {name: config[name] for name in (*SAME_OPTIONS, *FURTHER_OPTIONS, "ext_len") if name in config}
     return TransformerXLConfig(
-        **{name: config[name] for name in REQUIRED_OPTIONS},
-        dropout=config.get("dropout", 0.0),
+        **{"dropout": 0.0, **given},
         attention_dropout=config.get("dropatt", 0.0),
         pre_norm=bool(config.get("pre_lnorm", False)),
         d_embed=None if config.get("d_embed") == config["d_model"] else config.get("d_embed"),
         cutoffs=tuple(config.get("cutoffs") or ()),
-        div_val=config.get("div_val", 1),
-        same_length=bool(config.get("same_length", False)),
-        clamp_len=config.get("clamp_len", -1),
-        ext_len=config.get("ext_len", 0),
-        memory_start=start,
-        **{name: config[name] for name in FURTHER_OPTIONS if name in config},
+        memory_start="zeros" if str(config.get("memory_start")).startswith("zeros") else "empty",
         **architecture,
     )
 
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
     """Return the options that both families name alike."""
-    if config.compression is not None:
-        raise CheckpointError(f"compression={config.compression}: no other implementation has a compressed memory")
     return {
         **{name: getattr(config, name) for name in (*SAME_OPTIONS, *FURTHER_OPTIONS)},
         "dropatt": config.attention_dropout,
         "d_embed": config.d_embed or config.d_model,
         "cutoffs": list(config.cutoffs),
+        "pre_lnorm": config.pre_norm,
+        "untie_r": config.untie_biases,
     }
 
 
-def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None = None) -> TieProjections:
+def _tie_projections(tied: list[bool] | None, otherwise: str | None = None) -> str:
     """Translate a list of one truth value per cluster to `tie_projections`; `otherwise` replaces other patterns."""
     if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"
@@ -271,12 +274,124 @@ def _tie_projections(tied: list[bool] | None, otherwise: TieProjections | None =
     raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
 
 
-def _require_parts(config: TransformerXLConfig, who: str) -> None:
-    for name, only in ONLY.items():
-        value = getattr(config, name)
-        if value != only:
-            raise CheckpointError(f"{name}={value}: {who} has only {name}={only}")
-    if config.active_terms != config.kind.terms:
-        raise CheckpointError(f"terms={config.terms}: {who} always has all terms of encoding={config.encoding}")
-    if config.qk_norm:
-        raise CheckpointError(f"qk_norm=True: {who} does not normalise queries and keys")
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of ours and the tensors of the other implementation with the same numbers.
+
+    Args:
+        theirs: names in the other implementation.
+        ours: name in `TransformerXL.state_dict()`; None for a tensor that is not kept.
+        join: computes our tensor from theirs.
+        split: computes their tensors from ours.
+        repeated: all of `theirs` name the same (tied) tensor; one of them is enough.
+        optional: a checkpoint may lack them.
+    """
+
+    theirs: Sequence[str]
+    ours: str | None
+    join: Callable[[Sequence[Tensor]], Tensor] = lambda tensors: tensors[0]
+    split: Callable[[Tensor], list[Tensor]] = lambda tensor: [tensor]
+    repeated: bool = False
+    optional: bool = False
+
+
+def _concatenated(theirs: Sequence[str], ours: str, sizes: list[int]) -> Entry:
+    return Entry(theirs, ours, lambda tensors: torch.cat(list(tensors)), lambda tensor: list(tensor.split(sizes)))
+
+
+def _changed(theirs: str, ours: str, swap: Callable[[Tensor], Tensor], **tied: bool) -> Entry:
+    """Map a tensor by a function that is its own inverse."""
+    return Entry([theirs], ours, lambda tensors: swap(tensors[0]), lambda tensor: [swap(tensor)], **tied)
+
+
+def weight_mapping(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
+    """Iterate over the entries of an architecture, a tensor before those tied to it."""
+    yield from _embedding_and_softmax(config, family)
+    tensorflow, prefix = family == "TensorFlow", PREFIXES[family]
+    for n in range(config.n_layer):
+        for our_name, pytorch, in_tensorflow in IN_EVERY_LAYER:
+            ours, theirs = f"layers.{n}.{our_name}", f"{prefix}layers.{n}.{pytorch}"
+            if tensorflow:
+                theirs = f"{prefix}layer_{n}/{in_tensorflow}"
+                yield _changed(theirs, ours, _transpose) if theirs.endswith("kernel") else Entry([theirs], ours)
+            elif pytorch == "dec_attn.qkv_net.weight" and config.kind.absolute:
+                width = config.n_head * config.d_head
+                yield _concatenated([theirs.replace("qkv", part) for part in ("q", "kv")], ours, [width, 2 * width])
+            elif pytorch != "dec_attn.r_net.weight" or config.kind.projects:
+                yield Entry([theirs], ours)
+    if not tensorflow:
+        yield Entry([prefix + "pos_emb.inv_freq"], None, optional=True)  # stored by them, computed here
+    if config.encoding == "relative":
+        yield from _global_biases(config, family)
+    elif config.encoding == "shaw":
+        for theirs, ours in (("r_w_bias", "u"), ("r_emb", "table"), ("r_bias", "distance_bias")):
+            yield Entry([theirs], f"encoding.{ours}")
+    elif config.encoding == "al_rfou":
+        heads = (config.n_head, config.d_head)  # the original shapes a row of D numbers as H × E
+        yield Entry(["r_emb"], "encoding.table", lambda x: x[0].flatten(2), lambda x: [x.unflatten(-1, heads)])
+
+
+def _global_biases(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
+    """Map u and v: beside the layers; in Hugging Face's class in every layer, if tied there too."""
+    for their_name, ours in (("r_w_bias", "encoding.u"), ("r_r_bias", "encoding.v")):
+        theirs, in_layers = [PREFIXES[family] + their_name], []
+        if family == "Hugging Face":
+            in_layers = [f"transformer.layers.{n}.dec_attn.{their_name}" for n in range(config.n_layer)]
+        if not config.untie_biases:  # ours has a further axis of length one
+            yield Entry([*theirs, *in_layers], ours, lambda x: x[0][None], lambda x: [x[0]], repeated=True)
+        elif in_layers:
+            yield Entry(in_layers, ours, lambda x: torch.stack(list(x)), lambda x: list(x.unbind()))
+        else:
+            yield Entry(theirs, ours)
+
+
+def _embedding_and_softmax(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
+    """Map tables, projections, biases and cluster columns, for TensorFlow with those that `with_all_projections` adds.
+
+    The column of cluster i is number `-i` in the original and `shortlist + i - 1` in the other two.
+    """
+    edges, clustered, tensorflow = (0, *config.cutoffs, config.vocab_size), config.div_val > 1, family == "TensorFlow"
+    clusters, prefix = range(len(edges) - 1), PREFIXES[family]
+    tables = clusters if clustered else range(1)
+    if tensorflow:
+        scope = f"{EMBEDDING}cutoff_{{}}/" if clustered else EMBEDDING
+        table, projection, own = scope + "lookup_table", scope + "proj_W", SOFTMAX + "cutoff_{}/proj"
+        bias = SOFTMAX + ("cutoff_{}/b" if config.cutoffs else "bias")
+    else:
+        table, projection = prefix + "word_emb.emb_layers.{}.weight", prefix + "word_emb.emb_projs.{}"
+        own, bias = "crit.out_projs.{}", "crit.out_layers.{}.bias"
+    for i in tables:
+        yield Entry([table.format(i)], f"embedding.tables.{i}")
+        if not tensorflow:
+            yield Entry([f"crit.out_layers.{i}.weight"], f"embedding.tables.{i}", repeated=True, optional=True)
+    sizes = [end - first for first, end in pairwise(edges)]
+    one_bias = not (clustered or (tensorflow and config.cutoffs))
+    biases = [bias.format(i) for i in (range(1) if one_bias else clusters)]
+    yield _concatenated(biases, "softmax.bias", [config.vocab_size] if one_bias else sizes)
+    columns = {"cluster_weight": "cluster_W", "cluster_bias": "cluster_b"} if config.cutoffs else {}
+    for name, in_tensorflow in columns.items():
+        theirs = f"{SOFTMAX}cutoff_0/{in_tensorflow}" if tensorflow else f"crit.{name}"
+        yield _changed(theirs, f"softmax.{name}", _flip if family == "original" else _same)
+    if not clustered and config.d_embed in (None, config.d_model):
+        return
+    swap = _transpose if tensorflow else _same
+    for i in tables:
+        yield _changed(projection.format(i), f"embedding.projections.{i}", swap)
+    for i in clusters:
+        if config.tie_projections == "none" or (config.tie_projections == "all_but_first" and i == 0):
+            yield _changed(own.format(i), f"softmax.projections.{i}", swap)
+        else:
+            shared = f"embedding.projections.{i if clustered else 0}"
+            yield _changed(own.format(i), shared, swap, repeated=True, optional=True)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _flip(tensor: Tensor) -> Tensor:
+    return tensor.flip(0)
+
+
+def _transpose(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, -1)

@@ -1,4 +1,4 @@
-"""Attention with linear biases of Press et al. 2022 (ALiBi)."""
+"""Attention with linear biases of Press et al. 2022 (ALiBi), and without positions (NoPE; Kazemnejad et al. 2023)."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def slopes(n_head: int, like: Tensor) -> Float[Tensor, " H"]:
     heads = torch.arange(n_head, dtype=like.dtype, device=like.device)
     shares = torch.cat([(heads[:power] + 1) / power, (heads[: n_head - power] * 2 + 1) / (2 * power)])
     return 2.0 ** (-8 * shares)
+
+
+@register_encoding("none", extrapolates=True)
+class NoEncoding(Encoding):
+    """A_ij = q_i·k_j / sqrt(E). Only the causal mask tells a token how many tokens stand before it."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
-from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.positions import distances_of_keys, rotation
 
 
@@ -49,11 +49,6 @@ class LayerPositions(NamedTuple):
         """Keep the distances K, …, 0 with K = `n_keys`, of all but the sinusoids."""
         by_distance = {"table_HSE": self.table_HSE, "bias_HS": self.bias_HS, "rotation_2SE": self.rotation_2SE}
         return self._replace(**{name: x if x is None else x[:, -n_keys - 1 :] for name, x in by_distance.items()})
-
-    def of_heads(self, heads: slice) -> LayerPositions:
-        """Keep some of the heads, of all but the sinusoids and the rotation, which have none."""
-        of_heads = {"u_HE": self.u_HE, "v_HE": self.v_HE, "table_HSE": self.table_HSE, "bias_HS": self.bias_HS}
-        return self._replace(**{name: x if x is None else x[heads] for name, x in of_heads.items()})
 
 
 class Encoding(nn.Module):
@@ -129,15 +124,7 @@ def rotates(encoding: type[Encoding]) -> bool:
 ENCODINGS: dict[str, type[Encoding]] = {}
 
 
-def register_encoding(
-    name: str,
-    terms: str = "a",
-    *,
-    absolute: bool = False,
-    projects: bool = False,
-    table: Literal["distances", "positions"] | None = None,
-    extrapolates: bool = False,
-) -> Callable[[type[Encoding]], type[Encoding]]:
+def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callable[[type[Encoding]], type[Encoding]]:
     """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
 
     `table_HSE` or `sinusoids_SD` enter term (b) of the logits, `bias_HS` term (d), before the division by
@@ -146,10 +133,7 @@ def register_encoding(
     Args:
         name: letters, digits and underscores.
         terms: the terms (a)-(d) that the encoding has; `model.terms` can switch some of them off.
-        absolute: its positions belong to a segment and mean nothing beyond the trained length.
-        projects: every layer has a W_{k,R}, for `sinusoids_SD`.
-        table: kind of the trained table, if any; see `EncodingKind`.
-        extrapolates: evaluation does not clamp distances beyond training's.
+        properties: `absolute`, `projects`, `table` and `extrapolates` of an `EncodingKind`.
 
     Raises:
         OptionError: another class has the name, or a value is not allowed.
@@ -157,7 +141,6 @@ def register_encoding(
     require(name.isidentifier(), "name", name, "must be letters, digits and underscores")
     good_terms = set(terms) <= set("abcd") and len(set(terms)) == len(terms)
     require(good_terms, "terms", terms, "must be letters of abcd, each at most once")
-    require(table in (None, "distances", "positions"), "table", table, "must be None, distances or positions")
 
     def register(encoding: type[Encoding]) -> type[Encoding]:
         known = ENCODINGS.get(name, encoding)
@@ -168,7 +151,7 @@ def register_encoding(
         fits = not (rotates(encoding) and set("bc") & set(terms))
         require(fits, "terms", terms, "must be a or ad: angles rotate q and k")
         ENCODINGS[name] = encoding
-        KINDS[name] = EncodingKind("".join(sorted(terms)), absolute, projects, table, extrapolates, rotates(encoding))
+        KINDS[name] = EncodingKind("".join(sorted(terms)), rotates=rotates(encoding), **properties)
         return encoding
 
     return register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings.base import Encoding, LayerPositions, register_encoding
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import sinusoids_of_distances

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from txl_lightning.model.config import TransformerXLConfig
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings.base import Encoding, LayerPositions, register_encoding
 
 
@@ -19,12 +19,12 @@ class ShawEncoding(Encoding):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        table = (config.n_layer, config.required_table_len, config.n_head, config.d_head)
-        terms = config.active_terms
+        assert config.table_len is not None
+        self.table_len, terms = config.table_len, config.active_terms
+        table = (config.n_layer, self.table_len, config.n_head, config.d_head)
         self.u = nn.Parameter(torch.empty(config.n_layer, *table[2:])) if "c" in terms else None
         self.table = nn.Parameter(torch.empty(table)) if "b" in terms else None
         self.distance_bias = nn.Parameter(torch.empty(table[:3])) if "d" in terms else None
-        self.table_len = config.required_table_len
 
     def forward(self, n_keys: int, clamp_len: int, like: Tensor) -> list[LayerPositions]:
         """Return u and the table's rows and biases of the distances K, …, 0."""

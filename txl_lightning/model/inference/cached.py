@@ -9,9 +9,8 @@ of any length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -19,9 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.errors import require
-from txl_lightning.model.attention import Attention
-from txl_lightning.model.config import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import (
     VisibleKeys,
@@ -31,7 +29,7 @@ from txl_lightning.model.positions import (
     states_of_document,
     without_marks,
 )
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL
 
 GROWTH = 1.5  # length of a new buffer, relative to what it must hold at once
 REUSE = 1.2  # a buffer of at least this relative length is kept, and its window moved to the front
@@ -136,14 +134,11 @@ class KeyValueMemory:
 
     def _buffer(self) -> Tensor:
         if self.buffer_NPXCE is None:
-            raise ValueError(
-                "this memory is spent: its keys and values are now in the memory that the model returned for it; "
-                "pass that one, or use copy() to continue twice from one place"
-            )
+            raise ValueError("this memory is spent: pass the one that the model returned for it, or copy() it before")
         return self.buffer_NPXCE
 
 
-class CachedTransformerXL:
+class CachedTransformerXL(ScoringModel):
     """Model with its present weights, for evaluation and generation; computes the same function as the model.
 
         cached = CachedTransformerXL(model, mem_len=3800)
@@ -166,14 +161,11 @@ class CachedTransformerXL:
         compression = model.config.compression
         require(can_cache(model), "compression", compression, "cannot be cached; use the model itself")
         self.model = model.with_lengths(**lengths)
+        self.config = self.model.config
+        self.losses, self.log_probabilities = self.model.losses, self.model.log_probabilities  # type: ignore[method-assign]
         self._weights = WeightsSnapshot(model)
         self._distances = _Distances(self.model)
         self._dropouts = [module for module in model.modules() if isinstance(module, Dropout) and module.p]
-
-    @property
-    def config(self) -> TransformerXLConfig:
-        """Architecture and lengths."""
-        return self.model.config
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Iterate over the parameters of the model."""
@@ -191,8 +183,9 @@ class CachedTransformerXL:
             RuntimeError: the weights changed.
         """
         self._weights.check()
-        zero = self.model.embedding.tables[0].new_zeros(1, 1, self.config.d_model)
-        kv_NPHE = torch.stack([_project_zero(layer, zero) for layer in self._layers()])
+        zero_11D = self.model.embedding.tables[0].new_zeros(1, 1, self.config.d_model)
+        layers: Any = self.model.layers
+        kv_NPHE = torch.stack([layer.attention.project(layer.attended(zero_11D))[1][:, :, 0, 0] for layer in layers])
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
         N, P, H, E = kv_NPHE.shape
         buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
@@ -215,7 +208,11 @@ class CachedTransformerXL:
             RuntimeError: gradients are enabled, dropout is on, or the weights changed.
             ValueError: the memory was given before, has other streams, or is another object's.
         """
-        self._check_inference()
+        if torch.is_grad_enabled():
+            raise RuntimeError("cached inference has no gradients; call it under torch.no_grad() or train the model")
+        if any(dropout.training for dropout in self._dropouts):
+            raise RuntimeError("cached inference has no dropout; call eval() on the model")
+        self._weights.check()
         model, config = self.model, self.config
         B, T = tokens_BT.shape
         if memory is None:
@@ -230,57 +227,23 @@ class CachedTransformerXL:
         if memory.in_document_B is not None:
             first_BT = first_of_documents(tokens_BT, memory.filled, memory.in_document_B)
             tokens_BT = without_marks(tokens_BT)
+        layers: Any = model.layers
         hidden_BTD = model.encoding.embed(model.embedding(tokens_BT), config.clamp_len)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
         visible = VisibleKeys(mask_TK, 0, config.attention_len)
-        for n, layer in enumerate(self._layers()):
+        for n, layer in enumerate(layers):
             input_BTD = model.encoding.layer_input(n, hidden_BTD)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
-            before_BTD = layer.attention_norm(before_BTD) if layer.pre_norm else before_BTD
-            of_queries = visible._replace(mask_TK=mask_TK[..., T - Q :, :])
-            attend = partial(_attend_cached, layer.attention, n, memory, positions[n], of_queries, before_BTD)
-            hidden_BTD = layer.forward_with(attend, queries_BTD)
+            attention, of_queries = layer.attention, visible._replace(mask_TK=mask_TK[..., T - Q :, :])
+            q_HBTE, kv_PHBTE = attention.project(layer.attended(queries_BTD), layer.attended(before_BTD))
+            heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
+            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
         memory.advance(T, config.mem_len, config.ext_len, first_BT)
         return model.final_norm(hidden_BTD), memory
-
-    def score(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        targets_BT: Int[Tensor, "B T_targets"],
-        memory: KeyValueMemory | None = None,
-    ) -> tuple[Float[Tensor, "B T_targets"], KeyValueMemory]:
-        """Return nll_t = -log P(target_t | its tokens, memory) in nats, as `TransformerXL.score`, and the memory.
-
-        Raises:
-            RuntimeError, ValueError: as a call, and if there are fewer tokens than targets.
-        """
-        T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
-        if T_targets > T:
-            raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
-        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets)
-        return self.model.losses(hidden_BTD, targets_BT), memory
-
-    def log_probabilities(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
-        """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
-        return self.model.log_probabilities(hidden_BTD)
-
-    def _layers(self) -> Iterator[TransformerXLLayer]:
-        for layer in self.model.layers:
-            assert isinstance(layer, TransformerXLLayer)
-            yield layer
-
-    def _check_inference(self) -> None:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "cached inference has no gradients; call it under torch.no_grad(), or train the model itself"
-            )
-        if any(dropout.training for dropout in self._dropouts):
-            raise RuntimeError("cached inference has no dropout; call eval() on the model")
-        self._weights.check()
 
 
 class _Distances:
@@ -302,9 +265,9 @@ class _Distances:
         if self.n_keys < K or (full and self.n_keys != K):
             self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.mem_len + T)), None
             positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
+            layers: Any = self.model.layers
             self.positions = []
-            for layer, of_layer in zip(self.model.layers, positions, strict=True):
-                assert isinstance(layer, TransformerXLLayer)
+            for layer, of_layer in zip(layers, positions, strict=True):
                 r_HSE = layer.attention.distance_vectors(of_layer)
                 r_HSE = None if r_HSE is None else r_HSE.contiguous()
                 self.positions.append(of_layer._replace(sinusoids_SD=None, table_HSE=r_HSE))
@@ -312,30 +275,6 @@ class _Distances:
             longest = self.n_keys - T
             self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
         return [positions.up_to(K) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
-
-
-def _attend_cached(
-    attention: Attention,
-    n: int,
-    memory: KeyValueMemory,
-    positions: LayerPositions,
-    visible: VisibleKeys,
-    before_BTD: Tensor,
-    hidden_BTD: Tensor,
-) -> Tensor:
-    """Attend from a segment to its own and the cached keys and values of layer n.
-
-    `before_BTD` are first tokens of the segment that have keys and values, but no queries.
-    """
-    q_HBTE, kv_PHBTE = attention.project(hidden_BTD, before_BTD)
-    kv_PHBKE = memory.write(n, kv_PHBTE)
-    return attention.combine_heads(attention.attend(q_HBTE, kv_PHBKE, positions, visible))
-
-
-def _project_zero(layer: TransformerXLLayer, zero_11D: Tensor) -> Float[Tensor, "P H E"]:
-    """Return the keys and values of a memory state that is zero."""
-    _, kv_PHBTE = layer.attention.project(layer.attention_norm(zero_11D) if layer.pre_norm else zero_11D)
-    return kv_PHBTE[:, :, 0, 0]
 
 
 class WeightsSnapshot:
@@ -351,10 +290,9 @@ class WeightsSnapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._device = next(model.parameters()).device.type
-        self._autocast = _autocast_dtype(self._device)
-        owners = [(prefix, parameters_of(module)) for prefix, module in model.named_modules()]
-        self._owners = [(prefix, parameters) for prefix, parameters in owners if parameters]
-        self._identities = self._current()
+        # torch's own tables of parameters show a replaced one.
+        self._tables = [module._parameters for module in model.modules() if module._parameters]
+        self._autocast, self._weights = self._now()
 
     def check(self) -> None:
         """Compare the weights with those at the moment of the snapshot.
@@ -362,39 +300,18 @@ class WeightsSnapshot:
         Raises:
             RuntimeError: a parameter or autocast changed since.
         """
-        autocast = _autocast_dtype(self._device)
-        if autocast != self._autocast:
-            raise RuntimeError(
-                f"cached inference was set up with autocast={self._autocast} and is called with autocast={autocast}; "
-                "make a new CachedTransformerXL"
-            )
-        identities = self._current()
-        if identities != self._identities:
-            names = [f"{prefix}.{name}" for prefix, parameters in self._owners for name in parameters]
-            both = zip(names, identities, self._identities, strict=False)
-            changed = [name for name, now, then in both if now != then] or ["the model"]
-            raise RuntimeError(
-                f"{changed[0]} changed after cached inference was set up; make a new CachedTransformerXL"
-            )
+        autocast, weights = self._now()
+        if (autocast, weights) != (self._autocast, self._weights):
+            found = "the weights" if autocast == self._autocast else f"autocast ({self._autocast} to {autocast})"
+            raise RuntimeError(f"{found} changed after cached inference was set up; make a new CachedTransformerXL")
 
-    def _current(self) -> list[tuple[int, int] | None]:
-        return [
-            None if parameter is None else (parameter.data_ptr(), in_place_changes(parameter))
-            for _, parameters in self._owners
-            for parameter in parameters.values()
-        ]
-
-
-def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
-    """Return torch's table of a module's own parameters (`_parameters`), which shows a replaced one."""
-    return module._parameters
+    def _now(self) -> tuple[torch.dtype | None, list[tuple[int, int]]]:
+        on = torch.amp.is_autocast_available(self._device) and torch.is_autocast_enabled(self._device)
+        parameters = (p for table in self._tables for p in table.values() if p is not None)
+        weights = [(p.data_ptr(), in_place_changes(p)) for p in parameters]
+        return torch.get_autocast_dtype(self._device) if on else None, weights
 
 
 def in_place_changes(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place (torch's `_version`); 0 if made in inference mode."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _autocast_dtype(device: str) -> torch.dtype | None:
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if on else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -15,7 +16,6 @@ from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 
 MIN_TEMPERATURE = 1e-6
-EMPTY_PROMPT = "must have at least one token"
 Seed: TypeAlias = int | torch.Generator
 
 
@@ -80,8 +80,8 @@ def generate(
         OptionError: an option is not allowed, a prompt is empty, or the model has no memory (`mem_len=0`).
         RuntimeError: the model is in training mode.
     """
-    require(all(len(prompt) for prompt in prompt_BT), "prompt", [len(prompt) for prompt in prompt_BT], EMPTY_PROMPT)
-    require(len(prompt_BT) > 0, "prompt", "[]", EMPTY_PROMPT)
+    lengths = [len(prompt) for prompt in prompt_BT]
+    require(min(lengths, default=0) > 0, "prompt", lengths, "must have at least one token")
     require(n_tokens >= 0, "n_tokens", n_tokens, "must be an integer >= 0")
     require(segment_len >= 1, "segment_len", segment_len, "must be an integer >= 1")
     check_sampling(top_k, top_p, temperature)
@@ -96,8 +96,11 @@ def generate(
     allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
     require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
     generators = [s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds]
-    documents = (document_start, closed_documents)
-    groups = [_Group(model, *group, segment_len, *documents) for group in _by_length(prompt_BT)]
+    groups = []
+    for length in dict.fromkeys(lengths):
+        rows = [row for row, its_length in enumerate(lengths) if its_length == length]
+        segments = torch.stack([prompt_BT[row] for row in rows]).split(segment_len, dim=1)
+        groups.append(_Group(model, rows, segments, document_start, closed_documents))
     return _draw(groups, n_tokens, (top_k, top_p, temperature), generators)
 
 
@@ -114,7 +117,11 @@ def generate_all(
 
 @torch.no_grad()
 def continuation_losses(
-    model: GenerativeModel, prompt_T: Int[Tensor, " T"], continuation_N: Int[Tensor, " N"], **options: Any
+    model: GenerativeModel,
+    prompt_T: Int[Tensor, " T"],
+    continuation_N: Int[Tensor, " N"],
+    segment_len: int,
+    **options: Any,
 ) -> Float[Tensor, " N"]:
     """Return -log P(token | prompt, tokens before it) in nats of every token of a continuation, read as it is drawn.
 
@@ -122,9 +129,10 @@ def continuation_losses(
         model: with dropout off, and as `generate` would use it: cached where that is possible.
         prompt_T: tokens of the prompt.
         continuation_N: tokens that follow it.
-        options: `segment_len`, `document_start` and `closed_documents` of `generate`.
+        segment_len: tokens of the prompt that are read at once.
+        options: `document_start` and `closed_documents` of `generate`.
     """
-    group = _Group(model, [0], prompt_T[None], **options)
+    group = _Group(model, [0], prompt_T[None].split(segment_len, dim=1), **options)
     losses = []
     for token_1 in continuation_N.split(1):
         losses.append(-group.read()[0].float().gather(0, token_1))
@@ -132,30 +140,24 @@ def continuation_losses(
     return torch.cat(losses)
 
 
+@dataclass
 class _Group:
     """Prompts of one length, which the model reads as a batch; their memory.
 
     Args:
         model: model.
         rows: their places among all prompts.
-        prompt_GT: their tokens.
-        segment_len, document_start, closed_documents: as for `generate`.
+        segments: their tokens that were not read so far, in segments.
+        document_start, closed_documents: as for `generate`.
     """
 
-    def __init__(
-        self,
-        model: GenerativeModel,
-        rows: list[int],
-        prompt_GT: Tensor,
-        segment_len: int,
-        document_start: int | None,
-        closed_documents: bool,
-    ) -> None:
-        self.model, self.rows = model, rows
-        self.document_start, self.closed_documents = document_start, closed_documents
-        self.segments: Sequence[Tensor] = prompt_GT.split(segment_len, dim=1)
-        self.memory: Any = None
-        self.last_G1 = prompt_GT.new_full((len(prompt_GT), 1), -1)  # a marked token: it ends no document
+    model: GenerativeModel
+    rows: list[int]
+    segments: Sequence[Tensor]
+    document_start: int | None = None
+    closed_documents: bool = False
+    memory: Any = None
+    last_G1: Tensor | None = None  # last tokens that were read, with their marks
 
     def read(self) -> Float[Tensor, "G V"]:
         """Read the segments that are left and return the log-probabilities of the next tokens."""
@@ -169,30 +171,21 @@ class _Group:
             return tokens_GT
         begins_GT = tokens_GT == self.document_start
         if self.closed_documents:
-            begins_GT &= torch.cat([self.last_G1, tokens_GT[:, :-1]], dim=1) == self.document_start
+            last_G1 = tokens_GT.new_full((len(tokens_GT), 1), -1) if self.last_G1 is None else self.last_G1
+            begins_GT &= torch.cat([last_G1, tokens_GT[:, :-1]], dim=1) == self.document_start
         tokens_GT = torch.where(begins_GT, ~tokens_GT, tokens_GT)
         self.last_G1 = tokens_GT[:, -1:]
         return tokens_GT
 
 
-def _by_length(prompts: Tensor | Sequence[Tensor]) -> list[tuple[list[int], Tensor]]:
-    """Return the prompts of each length, with their places among all."""
-    if isinstance(prompts, Tensor):
-        return [(list(range(len(prompts))), prompts)]
-    lengths = [len(prompt) for prompt in prompts]
-    rows = [[row for row, length in enumerate(lengths) if length == one] for one in dict.fromkeys(lengths)]
-    return [(of_length, torch.stack([prompts[row] for row in of_length])) for of_length in rows]
-
-
 def _draw(
     groups: list[_Group], n_tokens: int, sampling: tuple[int | None, float, float], generators: list[torch.Generator]
 ) -> Iterator[Tensor]:
-    rows = [row for group in groups for row in group.rows]
-    places_B = sorted(range(len(rows)), key=rows.__getitem__)
+    rows = torch.tensor([row for group in groups for row in group.rows])
     for _ in range(n_tokens):
         with torch.no_grad():  # ends before the yield, or the caller would have no gradients either
             found = [group.read() for group in groups]
-            log_probabilities_BV = found[0] if len(found) == 1 else torch.cat(found)[places_B]
+            log_probabilities_BV = found[0] if len(found) == 1 else torch.cat(found)[rows.argsort()]
             token_B = _sample(log_probabilities_BV, *sampling, generators=generators)
         yield token_B
         for group in groups:
@@ -207,9 +200,8 @@ def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:
     """
     require(top_k is None or top_k >= 1, "top_k", top_k, "must be an integer >= 1, or null for all tokens")
     require(0.0 < top_p <= 1.0, "top_p", top_p, "must be in (0, 1]; 1 keeps all tokens")
-    in_range = MIN_TEMPERATURE <= temperature < math.inf
     allowed = f"must be a number >= {MIN_TEMPERATURE:g}; top_k=1 takes the likeliest token"
-    require(in_range, "temperature", temperature, allowed)
+    require(MIN_TEMPERATURE <= temperature < math.inf, "temperature", temperature, allowed)
 
 
 def candidates(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txl_lightning.errors import require
-from txl_lightning.model.attention import Attention
-from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+from txl_lightning.model.transformer_xl import TransformerXL
 
 
 class SlidingWindow:
@@ -82,17 +81,12 @@ class SlidingWindow:
         return self.model.log_probabilities(hidden_BTD)
 
     def _fused(self, window_BL: Tensor) -> Float[Tensor, "B L D"]:
-        model = self.model
+        """Compute causal attention with term (a) alone over a segment without memory."""
+        model, layers = self.model, list[Any](self.model.layers)
         hidden_BLD = model.encoding.embed(model.embedding(window_BL), model.config.clamp_len)
-        for n, layer in enumerate(model.layers):
-            assert isinstance(layer, TransformerXLLayer)
-            attend = partial(_attend_fused, layer.attention)
-            hidden_BLD = layer.forward_with(attend, model.encoding.layer_input(n, hidden_BLD))
+        for n, layer in enumerate(layers):
+            input_BLD = model.encoding.layer_input(n, hidden_BLD)
+            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(layer.attended(input_BLD))
+            heads_HBLE = F.scaled_dot_product_attention(q_HBLE, k_HBLE, v_HBLE, is_causal=True)
+            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE))
         return model.final_norm(hidden_BLD)
-
-
-def _attend_fused(attention: Attention, hidden_BLD: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-    """Compute causal attention with term (a) alone over a segment without memory."""
-    q_HBLE, kv_PHBLE = attention.project(hidden_BLD)
-    assert q_HBLE is not None
-    return attention.combine_heads(F.scaled_dot_product_attention(q_HBLE, kv_PHBLE[0], kv_PHBLE[1], is_causal=True))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from txl_lightning.errors import require
 from txl_lightning.model.kernels import cpu, eager, fused
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
-from txl_lightning.model.kernels.factors import Factors
+from txl_lightning.model.kernels.eager import Factors
 
 KERNELS = ("eager", "flex", "auto")
 

@@ -16,7 +16,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from txl_lightning.model.kernels import eager, fused
-from txl_lightning.model.kernels.factors import Factors
+from txl_lightning.model.kernels.eager import Factors
 
 # Queries that are attended from at a time in training; more need more memory and more products of hidden keys, fewer
 # need more calls.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from txl_lightning.errors import require
-from txl_lightning.model.kernels.factors import Factors
+from txl_lightning.model.kernels.eager import Factors
 
 
 def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from txl_lightning.model.kernels.factors import Factors
+from txl_lightning.model.kernels.eager import Factors
 
 # Without cuDNN's attention, which torch prefers on an H100: it plans every new length of the memory anew.
 ON_A_GPU = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from txl_lightning.config.architecture import TransformerXLConfig, option_names
 from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import LEVELS, Vocabulary
@@ -214,19 +215,14 @@ def _write_run(model: TransformerXL, run_of_model: TrainedModel, target: Path) -
 
 def _run_config(model: TransformerXL, config: Config) -> Config:
     """Return the configuration of a run with this model; everything else comes from `config`."""
-    architecture = model.config
-    sizes = {f.name: getattr(architecture, f.name) for f in fields(TransformerXLModelConfig) if f.name != "name"}
+    groups: dict[str, dict[str, Any]] = {"model": {"name": "converted"}, "encoding": {}, "memory": {}}
+    for field, option in option_names(TransformerXLConfig).items():
+        group, name = option.split(".")
+        value = getattr(model.config, field)
+        groups[group][name] = list(value) if isinstance(value, tuple) else value
     return replace(
         config,
-        model=TransformerXLModelConfig(name="converted", **{**sizes, "cutoffs": list(architecture.cutoffs)}),
-        encoding=EncodingConfig(architecture.encoding, architecture.table_len, architecture.interpolation),
-        memory=MemoryConfig(
-            architecture.mem_len,
-            architecture.memory_start,
-            architecture.memory_reset,
-            compressed_len=architecture.compressed_len,
-            rate=architecture.compression_rate,
-            compression=architecture.compression,
-            compression_loss=architecture.compression_loss,
-        ),
+        model=TransformerXLModelConfig(**groups["model"]),
+        encoding=EncodingConfig(**groups["encoding"]),
+        memory=MemoryConfig(**groups["memory"]),
     )

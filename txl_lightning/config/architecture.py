@@ -1,0 +1,255 @@
+"""Architectures of the models and their use of memory: one declaration for torch and for the options of `conf/`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
+from txl_lightning.errors import require
+
+TRAINED_COMPRESSIONS = ("conv", "dilated")
+COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
+
+Rule = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
+
+
+def _one_of(*choices: str) -> Rule:
+    return lambda x: x in choices, f"must be one of {', '.join(choices)}"
+
+
+COUNT: Rule = (lambda x: isinstance(x, int) and x >= 1, "must be an integer >= 1")
+LENGTH: Rule = (lambda x: x >= 0, "must be an integer >= 0")
+PROBABILITY: Rule = (lambda x: 0.0 <= x < 1.0, "must be a probability in [0, 1)")
+POSITIVE: Rule = (lambda x: 0 < x < math.inf, "must be a number > 0 and finite")
+COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div_val compression_rate"
+
+RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
+    **dict.fromkeys(COUNTS.split(), COUNT),
+    **dict.fromkeys(("mem_len", "compressed_len", "ext_len"), LENGTH),
+    **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
+    **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
+    "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
+    "interpolation": (lambda x: 1 <= x < math.inf, "must be a number >= 1 and finite"),
+    "terms": (lambda x: set(x) <= set("abcd") and len(set(x)) == len(x), "must be letters of abcd, each at most once"),
+    "cutoffs": (lambda x: all(a < b for a, b in itertools.pairwise((0, *x))), "must be ascending integers >= 1"),
+    "cell": _one_of("lstm", "qrnn"),
+    "norm": _one_of("layer", "rms"),
+    "feed_forward": _one_of("relu", "swiglu", "geglu"),
+    "tie_projections": _one_of("all_but_first", "all", "none"),
+    "compression": _one_of(*COMPRESSIONS),
+    "compression_loss": _one_of("reconstruction", "autoencoding", "none"),
+    "memory_start": _one_of("empty", "zeros"),
+    "memory_reset": _one_of("never", "document"),
+}
+
+
+def _option(name: str, default: Any) -> Any:
+    """Return a field whose option has another name than its own in the group `model`."""
+    return field(default=default, metadata={"option": name})
+
+
+def option_names(architecture: type) -> dict[str, str]:
+    """Return the option of every field as typed on the command line; the corpus gives `vocab_size`."""
+    named = {f.name: f.metadata.get("option", f"model.{f.name}") for f in fields(architecture)}
+    return {name: option for name, option in named.items() if name != "vocab_size"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Fields of every model.
+
+    Args:
+        vocab_size: V, number of tokens.
+        n_layer: N, layers.
+        d_model: D, width of the hidden states.
+        dropout: probability; see the model for the places.
+        d_embed: width of the embedding; None for D.
+        cutoffs: first token of every cluster of the adaptive embedding and softmax but the first, ascending.
+        div_val: the embedding of each cluster is narrower by this factor than that of the cluster before.
+        tie_projections: clusters whose softmax shares the projection of the embedding (`all_but_first` as on
+            WikiText-103, `none` as on One Billion Word, or `all`).
+
+    Raises:
+        OptionError: a value is not allowed; the message names it.
+    """
+
+    vocab_size: int
+    n_layer: int = 12
+    d_model: int = 512
+    dropout: float = 0.1
+    d_embed: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    tie_projections: str = "all_but_first"
+
+    def __post_init__(self) -> None:
+        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
+            if name in RULES and value is not None:
+                allows, allowed = RULES[name]
+                require(allows(value), name, list(value) if isinstance(value, tuple) else value, allowed)
+        below = f"must be below the {self.vocab_size} tokens of the vocabulary"
+        require(max(self.cutoffs, default=0) < self.vocab_size, "cutoffs", list(self.cutoffs), below)
+        narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
+        require(narrowest >= 1, "div_val", self.div_val, "must leave the last cluster an embedding of width >= 1")
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig(Architecture):
+    """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
+
+    The fields up to `compression_loss` fix the parameters. The others (`LENGTHS`) may differ between training and
+    evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are the paper's enwik8 base
+    model. `dropout` is everywhere except at the attention probabilities; `d_model` must be even, since half of a
+    position is sine and half cosine. `Architecture` has the fields that all models share.
+
+    Args:
+        n_head: H, attention heads.
+        d_head: width of one head; H·d_head need not equal D.
+        d_inner: width of the feed-forward layer. A gated one has three matrices instead of two: 2/3 of the width
+            gives as many parameters.
+        attention_dropout: probability at the attention probabilities.
+        pre_norm: LayerNorm before each sublayer instead of after the residual sum.
+        final_norm: LayerNorm of the last layer's output, as in GPT-2; the paper's code has none, pre-norm or not.
+        norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
+        feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
+        layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
+            RMSNorm.
+        init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
+        untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
+        qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
+        terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
+            Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
+        encoding: name of a registered position encoding (`model.encodings`).
+        table_len: rows of a trained position table: of distances (`shaw`: segment + extended context + memory)
+            or of positions (`al_rfou`: segment + extended context).
+        compression: function that compresses states that fall out of the memory (`model.compression`); None for
+            an ordinary memory.
+        compression_rate: states that become one compressed state.
+        compression_loss: what trains the compressor: reconstruction of attention or of states, or `none`.
+        mem_len: longest memory in states per layer; 0 is a model without recurrence.
+        compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
+        same_length: every query attends to the nearest `memory_slots` keys, itself among them, so that all
+            tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
+            without memory (the TensorFlow code's mask).
+        clamp_len: larger distances are encoded like this one; -1 or 0 for none.
+        ext_len: length of the extended context: the last tokens of each segment are fed again before the
+            next one, and so do not enter the memory.
+        memory_start: `empty` (grows from nothing, as in the paper's code) or `zeros` (`mem_len` zero states that
+            are attended to, as in the TensorFlow code and Hugging Face).
+        memory_reset: `never`, or `document`: no token attends to anything before its document. A token that begins
+            a document is given as -1 - token (`positions.without_marks`).
+        interpolation: positions of an encoding that rotates are divided by this (position interpolation, Chen et al.
+            2023), so that attention longer by this factor has the angles of training.
+    """
+
+    n_head: int = 8
+    d_head: int = 64
+    d_inner: int = 2048
+    attention_dropout: float = 0.0
+    pre_norm: bool = False
+    final_norm: bool = False
+    norm: str = "layer"
+    feed_forward: str = "relu"
+    layer_norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+    untie_biases: bool = False
+    qk_norm: bool = False
+    terms: str = "abcd"
+    encoding: str = _option("encoding.name", "relative")
+    table_len: int | None = _option("encoding.table_len", None)
+    compression: str | None = _option("memory.compression", None)
+    compression_rate: int = _option("memory.rate", 4)
+    compression_loss: str = _option("memory.compression_loss", "reconstruction")
+
+    mem_len: int = _option("memory.mem_len", 512)
+    compressed_len: int = _option("memory.compressed_len", 0)
+    same_length: bool = False
+    extra_key: bool = False
+    clamp_len: int = -1
+    ext_len: int = 0
+    memory_start: str = _option("memory.start", "empty")
+    memory_reset: str = _option("memory.reset", "never")
+    interpolation: float = _option("encoding.interpolation", 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.encoding in KINDS, "encoding", self.encoding, f"must be one of {', '.join(KINDS)}")
+        rotates, resets, by = self.kind.rotates, self.memory_reset == "document", f"encoding={self.encoding}"
+        loss, rate = self.compression_loss, self.compression_rate
+        none, trained = self.compression is None, self.compression in TRAINED_COMPRESSIONS
+        pools, blind = not (none or trained), not none and loss == "reconstruction" and "a" not in self.active_terms
+        refused: list[tuple[str, bool, str]] = [
+            ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
+            ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
+            ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
+            ("compressed_len", resets and self.compressed_len > 0, "must be 0 with memory_reset=document"),
+            ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
+            ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
+            (
+                "clamp_len",
+                rotates and self.clamp_len > 0,
+                f"must be -1: {by} rotates; use interpolation",
+            ),
+            ("compressed_len", none and self.compressed_len > 0, "must be 0 without a compression"),
+            ("compression", not none and self.kind.absolute, f"needs an encoding of distances; {by} has none"),
+            ("compression_loss", trained and loss == "none", f"would leave compression={self.compression} untrained"),
+            ("compression_loss", pools and loss == "autoencoding", "is for compression=conv or dilated"),
+            ("compression_loss", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
+            ("mem_len", self.compresses and self.mem_len < rate, f"must be 0 or at least compression_rate={rate}"),
+        ]
+        for name, wrong, allowed in refused:
+            require(not wrong, name, getattr(self, name), allowed)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether there is a compressed memory: neither length may be 0."""
+        return self.compression is not None and self.mem_len > 0 and self.compressed_len > 0
+
+    @property
+    def memory_slots(self) -> int:
+        """States of a full memory, compressed ones included: `mem_len` + `compressed_len`."""
+        return self.mem_len + (self.compressed_len if self.compresses else 0)
+
+    @property
+    def kind(self) -> EncodingKind:
+        """Properties of the encoding."""
+        return KINDS[self.encoding]
+
+    @property
+    def attention_len(self) -> int | None:
+        """Number of keys that every query sees with `same_length`, itself included; None for no such limit."""
+        return (self.memory_slots + self.extra_key or None) if self.same_length else None
+
+    @property
+    def active_terms(self) -> str:
+        """Chosen terms that the encoding has, in alphabetical order."""
+        return "".join(term for term in self.kind.terms if term in self.terms)
+
+
+_NAMES = [f.name for f in fields(TransformerXLConfig)]
+LENGTHS = frozenset(_NAMES[_NAMES.index("mem_len") :])  # may differ between training and evaluation
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(Architecture):
+    """Architecture of a recurrent baseline (`model.baselines`).
+
+    `dropout` is at the embedding and at the output of the last layer. `Architecture` has the fields that all models
+    share.
+
+    Args:
+        cell: `lstm` or `qrnn`.
+        hidden_dropout: probability between layers.
+        weight_dropout: probability at single weights, one mask per segment: the hidden-to-hidden weights of
+            an LSTM, all weights of a QRNN layer.
+    """
+
+    n_layer: int = 2
+    cell: str = "lstm"
+    hidden_dropout: float = 0.1
+    weight_dropout: float = 0.0
