@@ -24,7 +24,7 @@ from txl_lightning.jobs.processes import Jobs
 from txl_lightning.jobs.progress import Progress, clock
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.training.progress import PROGRESS_FILE
+from txl_lightning.training.curves import PROGRESS_FILE
 
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
 SEEN = 0.1  # share of its steps from which a running training shows its speed

@@ -14,8 +14,6 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import plain
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError
-from txl_lightning.training.run import train
 
 OPTIONS = (
     "trainer.max_steps=30",
@@ -113,18 +111,6 @@ def test_chunks_of_columns_change_nothing(runs: Path) -> None:
 @pytest.mark.parametrize("W", [1, 4])
 def test_a_checkpoint_of_two_processes_resumes_on_one_and_four(runs: Path, W: int) -> None:
     check_resumed(runs, W)
-
-
-def test_the_global_batch_must_divide(tmp_path: Path) -> None:
-    words = r"data.batch_size=8: must be divisible by the 3 processes of trainer.devices=3 and trainer.num_nodes=1"
-    with pytest.raises(OptionError, match=words):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.devices=3"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"data.batch_size=8: .* times trainer.column_chunks=3"):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.column_chunks=3"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"evaluation.batch_size=2: must be at least the 4 processes"):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.devices=4"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"trainer.num_nodes=2: needs torchrun or SLURM"):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.num_nodes=2"), tmp_path / "run")
 
 
 def test_chunks_hold_the_memory_of_their_columns(tmp_path: Path) -> None:

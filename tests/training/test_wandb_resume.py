@@ -8,13 +8,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from txl_lightning.training.curve_files import CurveFile
+from txl_lightning.training.resume import online_run
+from txl_lightning.training.wandb_run import add_run, earlier_rows, supersede, upload_command
 
 from tests.training.recorded_run import complete
 from tests.training.small_run import tiny_config
 from tests.wandb_files import history, media, records, run_files, summary
-from txl_lightning.training.curve_files import CurveFile
-from txl_lightning.training.resume import online_run
-from txl_lightning.training.wandb_run import add_run, earlier_rows, supersede, upload_command
 
 OPTIONS = (
     "logger=wandb",

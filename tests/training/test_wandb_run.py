@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from txl_lightning.training.wandb_run import arm, run_name, upload_command
 
 from tests.training.small_run import tiny_config
 from tests.wandb_files import artifacts, history, media, records, run_files, summary
@@ -15,7 +16,6 @@ from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
-from txl_lightning.training.wandb_run import arm, run_name, upload_command
 
 CONTEXTS = ("first_context=2", "step=2", "max_context=8", "n_positions=10", "every_n_steps=6")
 CURVES = ("nll", "bpc", "learning_rate", "gradient_norm", "tokens_per_second", "memory_length")

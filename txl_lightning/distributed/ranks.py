@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ PREPARATION_LIMIT = timedelta(days=1)  # half an hour, the limit of other collec
 class Ranks:
     """Rank r of W processes that train together. With W = 1 nothing is communicated.
 
-    Every method but `seed` is a collective: all ranks must call it, in the same order. The collectives use a
+    Every method but `seed` and `report` is a collective: all ranks must call it, in the same order. They use a
     gloo group of their own, whatever the gradients use: they do not wait for a GPU, and they fail at once when a
     rank dies, because its connections close.
 
@@ -88,6 +89,11 @@ class Ranks:
             dist.monitored_barrier(self.group, timeout=PREPARATION_LIMIT)
         return prepare()
 
+    def report(self, *lines: str) -> None:
+        """Print lines on stderr, on rank 0 alone."""
+        if self.rank == 0:
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
+
     def seed(self, *numbers: int) -> int:
         """Return a seed that differs between ranks; rank 0 keeps a single number unchanged."""
         if self.rank == 0 and len(numbers) == 1:
@@ -143,19 +149,16 @@ def leaving() -> Iterator[None]:
     A gloo or NCCL thread that outlives the interpreter aborts the process. After any other error the groups stay:
     leaving waits for the other ranks, and they may be gone.
     """
+    stopped = None
     try:
         yield
-    except Stopped:
-        leave()
-        raise
-    leave()
-
-
-def leave() -> None:
-    """End the process groups and their threads; module and trainer hold them in cycles, which `gc` must collect."""
+    except Stopped as error:
+        stopped = error
     if dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()
+        gc.collect()  # module and trainer hold the threads of the groups in cycles
+    if stopped is not None:
+        raise stopped
 
 
 @contextmanager
