@@ -15,7 +15,6 @@ from tests.training.small_run import bare_module, tiny_config
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.errors import OptionError
 from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule, alike, choose
@@ -170,23 +169,3 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, c
     curves = [compression_curve(tmp_path / name) for name in ("whole", "second")]
     assert curves[0] == curves[1]
     assert len(curves[0]) == 14
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["memory.rate=3"], "memory.rate=3: must divide data.segment_len=8 and memory.mem_len=8"),
-        (["memory.mem_len=0"], "memory.mem_len=0: must be an integer >= 1 with memory=compressive"),
-        (["memory.compressed_len=0"], "memory.compressed_len=0: must be an integer >= 1 with memory=compressive"),
-        (["memory.compression=median"], "memory.compression=median: must be one of max, mean"),
-        (["memory.compression_loss=none"], "memory.compression_loss=none: would leave compression=conv untrained"),
-        (["encoding=absolute"], "memory.compression=conv: needs an encoding of distances"),
-        (["model=lstm"], "memory.compression=conv: is for a Transformer-XL: lstm has no states to compress"),
-        (["memory=on", "memory.compressed_len=4"], "memory.compressed_len=4: must be 0 without a compression"),
-        (["memory=on", "evaluation.compressed_len=4"], "evaluation.compressed_len=4: must be null without"),
-        (["evaluation.mem_len=1"], "evaluation.mem_len=1: must be 0 or at least compression_rate=4"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_in_one_line(tmp_path: Path, overrides: list[str], words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        train(tiny_config(tmp_path, "memory=compressive", *overrides), tmp_path / "run")

@@ -20,6 +20,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.files import write_json
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.runs.utilization import training_flops
 from txl_lightning.training.curves import TrainingCurves
@@ -72,6 +73,13 @@ class Recorded:
         patch.setattr("time.perf_counter", lambda: now)
         patch.setattr("txl_lightning.training.curves.peak_flops", lambda *_: PEAK)
         patch.setattr("txl_lightning.training.curves.EVERY_SECONDS", 0.0)
+        self.progress: list[dict[str, Any]] = []
+
+        def progress(path: Path, state: dict[str, Any]) -> None:
+            self.progress.append(state)
+            write_json(path, state)
+
+        patch.setattr("txl_lightning.training.curves.write_json", progress)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
         (directory / "text.txt").write_text(text, encoding="utf-8")
         self.config: Config = tiny_config(directory, *OPTIONS)
@@ -192,7 +200,9 @@ def test_curves_of_training(recorded: Recorded) -> None:
 def test_progress_json_and_config_yaml(recorded: Recorded) -> None:
     bpc = recorded.curve("train/bpc")[STEPS]
     expected = {"steps": STEPS, "max_steps": STEPS, "unit": "bpc", "loss": pytest.approx(bpc), "seconds": 420.0}
-    assert json.loads((recorded.run / "progress.json").read_text()) == expected
+    assert json.loads((recorded.run / "progress.json").read_text()) == recorded.progress[-1] == expected
+    assert [state["steps"] for state in recorded.progress] == [*range(STEPS + 1), STEPS]
+    assert recorded.progress[EVERY - 1]["loss"] is None
     written = OmegaConf.load(recorded.run / "config.yaml")
     assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (M, 16, 1)
     names = {"config.yaml", "metrics.json", "metrics.csv", "validation.jsonl", "progress.json", "checkpoints"}

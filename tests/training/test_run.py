@@ -101,6 +101,16 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("checkpoint.keep_every_n_steps=0", "checkpoint.keep_every_n_steps=0: must be an integer >= 1"),
         ("data.segment_len=-1", "data.segment_len=-1: must be an integer >= 1"),
         ("loss=last", "loss=last: must be full or half"),
+        ("memory=compressive memory.rate=3", "memory.rate=3: must divide data.segment_len=8 and memory.mem_len=8"),
+        ("memory=compressive memory.mem_len=0", "memory.mem_len=0: must be an integer >= 1 with memory=compressive"),
+        ("memory=compressive memory.compressed_len=0", "memory.compressed_len=0: must be an integer >= 1 with memory="),
+        ("memory=compressive memory.compression=median", "memory.compression=median: must be one of max, mean"),
+        ("memory=compressive memory.compression_loss=none", "memory.compression_loss=none: would leave compression"),
+        ("memory=compressive encoding=absolute", "memory.compression=conv: needs an encoding of distances"),
+        ("memory=compressive model=lstm", "memory.compression=conv: is for a Transformer-XL: lstm has no states"),
+        ("memory.compressed_len=4", "memory.compressed_len=4: must be 0 without a compression"),
+        ("memory.reset=document memory.start=zeros", "memory.start=zeros: must be empty with memory_reset=document"),
+        ("memory.reset=document model=lstm", "memory.reset=document: must be never: lstm always carries its state"),
         ("model=lstm memory=off", "memory.mem_len=0: must be > 0: lstm always carries its state"),
         ("data.batch_size=8 trainer.devices=3", r"data.batch_size=8: .* 3 processes of trainer.devices=3"),
         ("data.batch_size=8 trainer.column_chunks=3", r"data.batch_size=8: .* times trainer.column_chunks=3"),
@@ -113,6 +123,19 @@ def test_options_that_cannot_work_are_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if "gpu" in overrides else 0)
     with pytest.raises(OptionError, match=words):
         check_config(tiny_config(tmp_path, *overrides.split()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ("evaluation.compressed_len=4", "evaluation.compressed_len=4: must be null without"),
+        ("memory=compressive evaluation.mem_len=1", "evaluation.mem_len=1: must be 0 or at least compression_rate=4"),
+        ("data.batch_size=8 trainer.num_nodes=2", "trainer.num_nodes=2: needs torchrun or SLURM"),
+    ],
+)
+def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        train(tiny_config(tmp_path, *overrides.split()), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -160,21 +183,16 @@ def test_recurrence_off_means_no_memory_in_training_and_evaluation(tmp_path: Pat
     assert {row["train/memory_length"] for row in rows if row["train/memory_length"]} == {"0.0"}
 
 
-def test_character_level_and_extended_context_train(tmp_path: Path) -> None:
-    options = ("data.level=char", "model.ext_len=4", "memory.start=zeros", "model.untie_biases=true")
-    metrics = train(tiny_config(tmp_path, *options, "optimizer=adamw", "optimizer.warmup_steps=3"), tmp_path / "run")
-    assert metrics["corpus"]["level"] == "char"
-    assert 0 < metrics["val/bpc"] < 8
-    trained = load_trained(tmp_path / "run/checkpoints/best.ckpt")
-    assert (trained.model.config.ext_len, trained.model.config.memory_start) == (4, "zeros")
-
-
 ARMS = {
     "shaw": ["encoding=shaw"],
     "shaw as in the text": ["encoding=shaw", "model.terms=ab", "memory=off"],
     "absolute, half loss": ["encoding=absolute", "loss=half", "memory=off"],
     "absolute with memory": ["encoding=absolute", "loss=half"],
     "al-rfou": ["encoding=al_rfou", "loss=half"],
+    "characters": [
+        *("data.level=char", "model.ext_len=4", "memory.start=zeros", "model.untie_biases=true", "optimizer=adamw"),
+        "optimizer.warmup_steps=3",
+    ],
     "two terms": ["model.terms=bd"],
     "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
     "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
@@ -182,7 +200,7 @@ ARMS = {
 }
 
 
-COVERING = ("shaw", "al-rfou", "adaptive softmax", "lstm", "qrnn")
+COVERING = ("shaw", "al-rfou", "characters", "adaptive softmax", "lstm", "qrnn")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in COVERING else pytest.mark.slow) for n in ARMS])
