@@ -15,13 +15,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from txl_lightning.training.wandb_run import arm, run_name
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
+from txl_lightning.training.loggers import arm, run_name
 from txl_lightning.training.run import train
 
 ROOT = Path(__file__).parents[2]

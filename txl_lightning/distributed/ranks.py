@@ -167,7 +167,7 @@ def process_group() -> Iterator[None]:
 
     The backend is gloo: evaluation exchanges losses in main memory.
     """
-    create = dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    create = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if create:
         dist.init_process_group("gloo")
     try:
@@ -179,16 +179,12 @@ def process_group() -> Iterator[None]:
 
 def rank_and_world_size() -> tuple[int, int]:
     """Return r and W of the default process group; 0 and 1 without one."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def all_gather(part: T) -> list[T]:
     """Return the parts of all ranks, ordered by rank, on every rank of the default process group."""
-    _, world_size = rank_and_world_size()
-    if world_size == 1:
-        return [part]
-    parts: list[T] = [part] * world_size
-    dist.all_gather_object(parts, part)
+    parts = [part] * rank_and_world_size()[1]
+    if len(parts) > 1:
+        dist.all_gather_object(parts, part)
     return parts

@@ -13,7 +13,6 @@ from txl_lightning.config.schemas import (
     DataConfig,
     MemoryConfig,
     RecurrentModelConfig,
-    TrainerConfig,
     check_logger,
     check_seed,
     flat,
@@ -63,7 +62,7 @@ def check_config(config: Config) -> None:
     Raises:
         OptionError: an option has a value that is not allowed.
     """
-    data, trainer = config.data, config.trainer
+    trainer = config.trainer
     for option in COUNTS:  # before the model, whose memory may take its length from data.segment_len
         value = attrgetter(option)(config)
         require(value is None or value >= 1, option, value, "must be an integer >= 1")
@@ -72,67 +71,57 @@ def check_config(config: Config) -> None:
     check_seed(config.seed)
     check_logger(config.logger, ("wandb", "csv", "none"))
     check_kernel(trainer.attention, "trainer.attention")
-    is_file, keeps = data.name == "file", config.checkpoint.keep_every_n_steps is not None
-    W, chunks = n_processes(trainer), trainer.column_chunks
-    processes = f"the {W} processes of trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
-    rules = {  # option: whether its value is allowed, which are
-        "data.path": (is_file or data.path is None, "needs data=file"),
-        "data.fractions": (is_file or data.fractions == DataConfig().fractions, "needs data=file"),
-        "checkpoint.keep_every_n_steps": (config.checkpoint.enabled or not keeps, "needs checkpoint.enabled=true"),
-        "loss": (config.loss in ("full", "half"), "must be full or half"),
-        "trainer.precision": (trainer.precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
-        "trainer.accelerator": (trainer.accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
-        "data.batch_size": (
-            data.batch_size % (W * chunks) == 0,
-            f"must be divisible by {processes}, times trainer.column_chunks={chunks}",
-        ),
-        "evaluation.batch_size": (
-            config.evaluation.batch_size >= W,
-            f"must be at least the {W} processes",
-        ),
-    }
-    for option, (is_allowed, allowed) in rules.items():
+    for option, is_allowed, allowed in _rules(config):
         require(is_allowed, option, attrgetter(option)(config), allowed)
-    _check_accelerator(trainer)
-    _check_compression(config)
-    if trainer.attention == "flex":
-        _check_flex(config)
 
 
-def _check_accelerator(trainer: TrainerConfig) -> None:
-    name, precision, n_gpus = trainer.accelerator, trainer.precision, torch.cuda.device_count()
-    half_on_cpu = precision == "16-mixed" and name == "cpu"
-    require(not half_on_cpu, "trainer.precision", precision, "needs a GPU (bf16-mixed works without one)")
+def _rules(config: Config) -> list[tuple[str, bool, str]]:
+    """Return options, whether their values are allowed, and which are."""
+    data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
+    accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
+    is_file, n_gpus = data.name == "file", torch.cuda.device_count()
+    kept, chunks = checkpoint.keep_every_n_steps, trainer.column_chunks
+    processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
+    divisible = f"must be divisible by the {W} processes of {processes}, times trainer.column_chunks={chunks}"
     visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
-    require(name != "gpu" or n_gpus >= trainer.devices, "trainer.accelerator", name, visible)
-    if name == "mps":
-        require(torch.backends.mps.is_available(), "trainer.accelerator", name, "this machine has no Apple GPU")
-        allowed = f"is one device: trainer.devices={trainer.devices} trainer.num_nodes={trainer.num_nodes} must be 1"
-        require(n_processes(trainer) == 1, "trainer.accelerator", name, allowed)
-        require(precision == "32-true", "trainer.precision", precision, "must be 32-true with trainer.accelerator=mps")
-
-
-def _check_compression(config: Config) -> None:
-    memory, segment_len = config.memory, config.data.segment_len
-    if memory.compression is None:
-        return
-    for option in ("mem_len", "compressed_len"):
-        value = getattr(memory, option)
-        require(value >= 1, f"memory.{option}", value, "must be an integer >= 1 with memory=compressive")
-    allowed = f"must divide data.segment_len={segment_len} and memory.mem_len={memory.mem_len}"
-    require(segment_len % memory.rate == memory.mem_len % memory.rate == 0, "memory.rate", memory.rate, allowed)
-
-
-def _check_flex(config: Config) -> None:
-    drops = getattr(config.model, "attention_dropout", 0.0) > 0
-    rules = {
-        "trains on GPUs only; eager trains on the CPU": config.trainer.accelerator == "gpu",
-        "has at most 32 bits a number; eager has 64": config.trainer.precision != "64-true",
-        "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
-        "has one mask for all streams: memory.reset=document needs eager": config.memory.reset != "document",
-    }
-    for allowed, is_allowed in rules.items():
-        require(is_allowed, "trainer.attention", "flex", allowed)
+    rules = [
+        ("data.path", is_file or data.path is None, "needs data=file"),
+        ("data.fractions", is_file or data.fractions == DataConfig().fractions, "needs data=file"),
+        ("data.batch_size", data.batch_size % (W * chunks) == 0, divisible),
+        ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
+        ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
+        ("loss", config.loss in ("full", "half"), "must be full or half"),
+        ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
+        ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
+        ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
+    ]
+    if accelerator == "cpu":
+        rules += [("trainer.precision", precision != "16-mixed", "needs a GPU (bf16-mixed works without one)")]
+    if accelerator == "mps":
+        rules += [
+            ("trainer.accelerator", torch.backends.mps.is_available(), "this machine has no Apple GPU"),
+            ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
+            ("trainer.precision", precision == "32-true", "must be 32-true with trainer.accelerator=mps"),
+        ]
+    if memory.compression is not None:
+        positive = "must be an integer >= 1 with memory=compressive"
+        lengths, rate = (data.segment_len, memory.mem_len), memory.rate
+        whole = f"must divide data.segment_len={data.segment_len} and memory.mem_len={memory.mem_len}"
+        rules += [
+            ("memory.mem_len", memory.mem_len >= 1, positive),
+            ("memory.compressed_len", memory.compressed_len >= 1, positive),
+            ("memory.rate", all(length % rate == 0 for length in lengths), whole),
+        ]
+    if trainer.attention == "flex":
+        drops = getattr(config.model, "attention_dropout", 0.0) > 0
+        reasons = {
+            "trains on GPUs only; eager trains on the CPU": accelerator == "gpu",
+            "has at most 32 bits a number; eager has 64": precision != "64-true",
+            "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
+            "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
+        }
+        rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
+    return rules
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
