@@ -142,19 +142,6 @@ def test_make_optimizer_hands_the_number_type_on() -> None:
     torch.testing.assert_close(*weights.values(), atol=5e-4, rtol=0)
 
 
-def test_a_step_that_is_not_finite_changes_nothing_of_muon() -> None:
-    model = MODELS["txl"]()
-    draw_gradients(model, seed=1)
-    optimizer = MuonWithAdam(model, MUON, fused=True)
-    optimizer.step()
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
-    for parameter in model.parameters():
-        parameter.grad.fill_(math.nan)
-    optimizer.found_inf = torch.tensor(1.0)
-    optimizer.step()
-    torch.testing.assert_close((model.state_dict(), optimizer.state_dict()["state"]), before, atol=0, rtol=0)
-
-
 @pytest.mark.parametrize("split_qkv", [True, False])
 def test_its_state_survives_a_checkpoint_bit_for_bit(split_qkv: bool) -> None:
     model, config = MODELS["modern"](), replace(MUON, split_qkv=split_qkv)

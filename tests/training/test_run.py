@@ -35,23 +35,6 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
     assert losses[:12] == losses[12:]
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
-
-@pytest.mark.parametrize("steps", [17, 55, 56, 57])  # an epoch has 56
-def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path: Path, steps: int) -> None:
-    options = ("optimizer.schedule=constant", "model.dropout=0.2", "evaluation.max_segments=2")
-    options = (*options, "trainer.val_every_n_steps=30", "trainer.val_max_segments=2")
-    whole = trained(*options, "trainer.max_steps=60")
-    train(tiny_config(whole, *options, f"trainer.max_steps={steps}"), tmp_path / "first")
-    resume = f"resume={tmp_path / 'first/checkpoints/last.ckpt'}"
-    metrics = train(tiny_config(whole, *options, "trainer.max_steps=60", resume), tmp_path / "second")
-    assert metrics["steps"] == 60
-    expected = weights(whole / "run")
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(tmp_path / "second").items())
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [

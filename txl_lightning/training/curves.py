@@ -168,41 +168,32 @@ class ContextCurves(Callback):
 
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
         self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
-        self.options, self.tokens = config.context_curve, tokens
-        # Absolute positions reach as far as those of training; larger distances share one.
-        self.trained_len = config.data.segment_len + extended_context(config)
-        self.clamp_len = trained_clamp(config)
-        options = self.options
+        self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
         try:
             for name in ("every_n_steps", "first_context", "step"):
                 value = getattr(options, name)
                 require(value is None or value >= 1, name, value, "must be an integer >= 1")
             self.contexts = list(range(options.first_context, options.max_context + 1, options.step))
             check_definition(self.contexts, options.fractions, RECL_THRESHOLD, bootstrap=0)
-            self.positions, self.blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
+            self.positions, blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
         except OptionError as error:
             raise error.within("context_curve") from error
+        # Absolute positions reach as far as those of training; larger distances share one.
+        lengths = {
+            "trained_len": config.data.segment_len + extended_context(config),
+            "clamp_len": trained_clamp(config),
+        }
+        definition = {"fractions": options.fractions, "threshold": RECL_THRESHOLD, "bootstrap": 0}
+        self.given: dict[str, Any] = {"blocks": blocks, **lengths, **definition}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
             self.file.keep_until(trainer.global_step)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
-        every = self.options.every_n_steps
-        if every is None or trainer.global_step % every:
+        if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
             return
-        curve = context_curve(
-            pl_module.model,
-            self.tokens,
-            self.positions,
-            self.contexts,
-            trained_len=self.trained_len,
-            clamp_len=self.clamp_len,
-            blocks=self.blocks,
-            fractions=self.options.fractions,
-            threshold=RECL_THRESHOLD,
-            bootstrap=0,
-        )
+        curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.given)
         if trainer.is_global_zero:
             self._log(trainer, pl_module, curve)
         self.curves.restart_clock()
