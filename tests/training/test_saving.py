@@ -253,10 +253,15 @@ def test_without_the_memory_a_checkpoint_is_smaller_and_says_what_that_means(
     assert "holds no training memory (checkpoint.memory=false): it fills again over the next 8 tokens" in said
 
 
-def test_a_memory_is_stored_in_its_own_precision(tmp_path: Path) -> None:
+def test_a_memory_is_stored_in_its_own_precision_and_steps_are_without_autocast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    patch_module(monkeypatch, "on_before_optimizer_step", lambda module: seen.add(torch.is_autocast_enabled("cpu")))
     train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
     memory = read_file(tmp_path / "run/checkpoints/last.ckpt")["training_memory"]["memory"]["states"]
     assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
+    assert seen == {False}
 
 
 def test_a_full_disk_is_reported_and_training_continues(

@@ -171,7 +171,8 @@ class LanguageModelModule(L.LightningModule):
         optimizer, schedule = cast("Any", self.optimizers()), cast("Any", self.lr_schedulers())
         optimizer.zero_grad()
         self.add_gradients(batch)
-        optimizer.step()
+        with torch.autocast(self.device.type, enabled=False):  # Lightning has it on in the whole `training_step`
+            optimizer.step()
         schedule.step()
 
     def add_gradients(self, batch: Segment) -> None:
@@ -201,6 +202,11 @@ class LanguageModelModule(L.LightningModule):
         self.training_memory.store_after(batch, join_columns(memories))
         self.loss = torch.stack(losses).sum()
         self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients without autocast: each product has the type that it had in the forward pass."""
+        with torch.autocast(self.device.type, enabled=False):
+            super().manual_backward(loss, *args, **kwargs)
 
     def _gradients_of_this_rank(self) -> Any:
         """Return a context in which gradients are not averaged over the ranks: the last chunk's backward does it."""
