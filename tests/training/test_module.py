@@ -93,7 +93,7 @@ def test_no_memory_is_a_buffer_or_in_the_state_dict(streams: OrderedStreams, mem
     module.add_gradients(streams[0])
     module.validation_step(streams[0], 0)
     assert [*module.state_dict(), *dict(module.named_buffers())] == names
-    assert bool(mem_len) == (module.training_memory.memory is not None)
+    assert module.training_memory.memory.length == mem_len
 
 
 @pytest.mark.parametrize(("mem_len", "filled"), [(9, [9, 9]), (0, [0] * 8)])
