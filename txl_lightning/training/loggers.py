@@ -173,10 +173,12 @@ def _offline_files(directory: Path, rows: Sequence[Mapping[str, Any]]) -> list[P
     return [path for run_id in ids for path in directory.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb")]
 
 
-OVER_TOKENS = ("train/*", "context/*", "recl/*")
-BEST = ("val/nll", "val/bpc", "val/ppl", "val/bpb")  # their minimum is a summary of the run: `val/nll.min`
+CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
+    **dict.fromkeys(("train/*", "context/*", "recl/*")),
+    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpb"), "min"),
+    "train/tokens_per_second": "mean",
+}
 FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
-SPEED = "train/tokens_per_second"
 
 
 def start_wandb(
@@ -205,11 +207,8 @@ def start_wandb(
     run = start_run(
         directory, config.logger, "train", recorded, name=run_name(config), tags=arm(config), run_id=online_id
     )
-    for metric in OVER_TOKENS:
-        run.define_metric(metric, step_metric="tokens")
-    for metric in BEST:
-        run.define_metric(metric, step_metric="tokens", summary="min")
-    run.define_metric(SPEED, step_metric="tokens", summary="mean")
+    for metric, summary in CURVES.items():
+        run.define_metric(metric, step_metric="tokens", summary=summary)
     logger = RepeatableWandbLogger(run, file)
     if online_id is None:
         file.append({"steps": 0, "run": run.id})  # step 0, so that a resumed run keeps the line
