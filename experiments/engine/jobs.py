@@ -23,7 +23,7 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.identity import code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor
-from txl_lightning.training.precision import resolve_precision
+from txl_lightning.training.checks import resolve_machine
 
 Unit = Literal["bpc", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
@@ -100,7 +100,7 @@ def composed(overrides: tuple[str, ...]) -> Config:
     """
     if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
         return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
-    return resolve_precision(_typed(overrides))
+    return resolve_machine(_typed(overrides))
 
 
 @cache

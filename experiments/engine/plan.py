@@ -28,7 +28,7 @@ from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
 from txl_lightning.jobs.progress import Progress, clock
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.training.progress import PROGRESS_FILE
+from txl_lightning.training.curves import PROGRESS_FILE
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")

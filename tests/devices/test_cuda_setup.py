@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.distributed import ranks
-from txl_lightning.training import build, curves
+from txl_lightning.training import curves, run
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.run import train
 
@@ -66,10 +66,10 @@ def test_the_trainer_of_several_gpus_is_ddp_with_the_options_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(build.L, "Trainer", lambda **options: given.update(options) or object())
-    monkeypatch.setattr(build, "disable_signal_handlers", lambda trainer: None)
+    monkeypatch.setattr(run.L, "Trainer", lambda **options: given.update(options) or object())
+    monkeypatch.setattr(run, "disable_signal_handlers", lambda trainer: None)
     config = tiny_config(tmp_path, "trainer=ddp", "trainer.devices=4")
-    build._build_trainer(config, tmp_path, [], False)
+    run._build_trainer(config, tmp_path, [], None)
     assert isinstance(given["strategy"], DDPStrategy)
     assert (given["accelerator"], given["devices"], given["precision"]) == ("gpu", 4, "bf16-mixed")
 

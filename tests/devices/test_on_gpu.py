@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.devices.arms import ARMS, B, T, make, tokens
-from tests.training.small_run import tiny_config
+from tests.training.small_run import poison, tiny_config
 from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
@@ -20,9 +20,7 @@ from txl_lightning.evaluation.scoring.token_losses import token_losses
 from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
-from txl_lightning.training.build import build
-from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import fit, quiet_libraries, train
+from txl_lightning.training.run import build, fit, quiet_libraries, train
 from txl_lightning.training.stopping import StopSignals
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -100,13 +98,7 @@ def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = LanguageModelModule.training_step
-
-    def breaking(self: LanguageModelModule, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = original(self, batch, batch_idx)
-        return loss * torch.nan if self.trainer.global_step in (5, 6) else loss
-
-    monkeypatch.setattr(LanguageModelModule, "training_step", breaking)
+    poison(monkeypatch, (6, 7))
     metrics = train(tiny_config(tmp_path, *GPU), tmp_path / "run")
     assert metrics["skipped_steps"] == 2
     assert 0 < metrics["val/bpc"] < 9

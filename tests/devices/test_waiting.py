@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from tests.host_reads import HostReads
-from tests.training.small_run import tiny_config
+from tests.training.small_run import poison, tiny_config
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.build import TrainingRun, build
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import fit, quiet_libraries, train
+from txl_lightning.training.run import TrainingRun, build, fit, quiet_libraries, train
 from txl_lightning.training.stopping import StopSignals
 
 STEPS = ("trainer.max_steps=12", "trainer.val_every_n_steps=12", "checkpoint.every_n_steps=12")
@@ -81,17 +80,7 @@ def test_a_step_is_skipped_on_the_device_as_on_the_host(
 ) -> None:
     """Weights, optimizer, memory and counts of two runs with the same broken gradients are equal, bit by bit."""
     options = ("trainer.log_every_n_steps=4", f"optimizer={optimizer}", "optimizer.weight_decay=0.1")
-    original = LanguageModelModule.training_step
-
-    def breaking(self: LanguageModelModule, batch: Any, batch_idx: int) -> torch.Tensor:
-        loss = original(self, batch, batch_idx)
-        if self.trainer.global_step in (3, 6, 7):
-            memory: Any = self.training_memory.memory
-            memory.states.fill_(torch.nan)
-            return loss * torch.nan
-        return loss
-
-    monkeypatch.setattr(LanguageModelModule, "training_step", breaking)
+    poison(monkeypatch, (4, 7, 8))
     states, metrics = [], []
     for device_decides in (True, False):
         monkeypatch.setattr(LanguageModelModule, "skips_on_device", device_decides)

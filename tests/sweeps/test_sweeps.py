@@ -21,8 +21,8 @@ from tests.training.small_run import TINY, tiny_config
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, typed
 from txl_lightning.training.checks import check_config
+from txl_lightning.training.loggers import arm, run_name
 from txl_lightning.training.run import train
-from txl_lightning.training.wandb_run import arm, run_name
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "sweeps").glob("*.yaml"))}

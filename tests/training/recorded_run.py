@@ -14,14 +14,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-import torch
-
 from tests.forked import ForkedCommand, start_module
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import Stopped
-from txl_lightning.training import build
+from txl_lightning.training import run
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
@@ -34,11 +32,11 @@ def recorded_runs(*runs: tuple[dict[str, Any], str]) -> None:
 
 
 def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) -> str:
-    """Train; in the forward pass of step `event["at"]`, rank `event["rank"]` gets the signal or raises an error."""
+    """Train; in step `event["at"]`, rank `event["rank"]` gets the signal or raises an error."""
 
     class Recorded(LanguageModelModule):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss = super().training_step(batch, batch_idx)
+        def add_gradients(self, batch: Any) -> None:
+            super().add_gradients(batch)
             step = self.trainer.global_step + 1
             mean = self.ranks.total(float(self.loss))[0] / self.ranks.world_size
             if self.ranks.rank == 0:
@@ -48,15 +46,14 @@ def recorded_run(config: dict[str, Any], directory: str, event: dict[str, Any]) 
                 if "signal" not in event:
                     raise RuntimeError("something broke")
                 os.kill(os.getpid(), event["signal"])
-            return loss
 
-    build.LanguageModelModule = Recorded  # type: ignore[misc]
+    run.LanguageModelModule = Recorded  # type: ignore[misc]
     try:
         return json.dumps(train(from_plain(config), Path(directory)))
     except Stopped as stopped:
         return str(stopped)
     finally:
-        build.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
+        run.LanguageModelModule = LanguageModelModule  # type: ignore[misc]
 
 
 def start(directory: Path, *overrides: str, **event: int) -> ForkedCommand:

@@ -3,16 +3,23 @@
 import atexit
 import shutil
 import tempfile
+from collections.abc import Callable, Container
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.config.composition import register_schemas
-from txl_lightning.config.schemas import CONF, Config, typed
+from txl_lightning.config.schemas import CONF, Config, OptimizerConfig, TrainerConfig, typed
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.runs.models import Model
+from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
 TINY = (
@@ -54,6 +61,51 @@ def trained(*overrides: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     train(tiny_config(folder, *overrides), folder / "run")
     return folder
+
+
+def bare_module(
+    model: Model, lengths: dict[str, Any] | None = None, loss: str = "full", optimizer: str = "adam", **trainer: Any
+) -> LanguageModelModule:
+    """Return a module for use without a trainer."""
+    config = Config(
+        optimizer=OptimizerConfig(optimizer, lr=1e-3, clip_norm=1e-2),
+        trainer=TrainerConfig(max_steps=10, **trainer),
+        loss=loss,
+    )
+    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or {})
+    module.manual_backward = torch.Tensor.backward  # type: ignore[assignment]
+    return module
+
+
+def patch_module(
+    monkeypatch: pytest.MonkeyPatch, method: str, before: Callable[..., Any] | None = None, after: Any = None
+) -> None:
+    """Let every call of a method of the LightningModule call a function with the module before or after it."""
+    original = getattr(LanguageModelModule, method)
+
+    def patched(module: LanguageModelModule, *args: Any) -> None:
+        if before is not None:
+            before(module)
+        original(module, *args)
+        if after is not None:
+            after(module)
+
+    monkeypatch.setattr(LanguageModelModule, method, patched)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: Container[int], what: str = "loss") -> None:
+    """Make loss and gradients, or only gradients, not finite at some steps; with the loss the memory is spoilt too."""
+
+    def spoil(module: LanguageModelModule) -> None:
+        if module.trainer.global_step + 1 in steps:
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(torch.nan if what == "loss" else torch.inf)
+            if what == "loss":
+                module.training_memory.memory.states.fill_(torch.nan)
+                module.loss = module.loss * torch.nan
+
+    patch_module(monkeypatch, "add_gradients", after=spoil)
 
 
 @cache

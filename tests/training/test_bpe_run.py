@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ import numpy as np
 import pytest
 
 from tests.training.small_run import tiny_config
-from txl_lightning.config.schemas import LoggerConfig, from_plain, plain
-from txl_lightning.data import corpus as corpus_module
+from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.byte_pairs import train_byte_pairs
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.attention import command as attention
 from txl_lightning.evaluation.attention.options import AttentionOptions
@@ -34,6 +30,7 @@ from txl_lightning.training.run import train
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(400))
 SHORT = ("trainer.max_steps=3", "trainer.val_every_n_steps=3", "memory=on")
 NO_LOGGER = LoggerConfig(name="none")
+GRID: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 5}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def checkpoint(folder: Path) -> str:
 
 
 def evaluation(path: str, directory: Path, **options: Any) -> dict[str, Any]:
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)
     evaluate.run(EvaluateOptions(checkpoint=path, **options), directory)
     return json.loads((directory / "evaluation.json").read_text())
 
@@ -81,34 +78,6 @@ def test_a_run_resumes_without_the_tokenizer_file(run: Path, tmp_path: Path, dev
     assert metrics["steps"] == 4
 
 
-def noted_run(config: dict[str, Any], directory: str, log: str) -> None:
-    """Train as one rank; write a line into `log` for every preparation."""
-
-    def noted(function: Any, *arguments: Any, **options: Any) -> Any:
-        with open(log, "a") as file:
-            file.write(f"{function.__name__} on rank {os.environ['RANK']}\n")
-        return function(*arguments, **options)
-
-    corpus_module.train_byte_pairs = partial(noted, corpus_module.train_byte_pairs)
-    corpus_module._prepare = partial(noted, corpus_module._prepare)
-    train(from_plain(config), Path(directory))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("resumed", [False, True])
-def test_one_of_several_ranks_prepares_and_a_resumed_run_trains_no_tokenizer(
-    run: Path, tmp_path: Path, resumed: bool
-) -> None:
-    options = ["data.level=bpe", "data.vocab_size=300", f"data.cache_dir={tmp_path}", "trainer.devices=2"]
-    if resumed:
-        last = run / "run/checkpoints/last.ckpt"
-        options = [*options[:1], *options[2:], f"resume={last}", "trainer.max_steps=4"]
-    config = plain(tiny_config(run, *SHORT, *options))
-    run_on_all(noted_run, config, str(tmp_path / "run"), str(tmp_path / "log"), processes=2)
-    expected = ["train_byte_pairs on rank 0"] * (not resumed) + ["_prepare on rank 0"]
-    assert (tmp_path / "log").read_text().splitlines() == expected
-
-
 def test_another_text_is_scored_by_bytes(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_bytes(b"\xffthe square of bytes\n" * 80)
     result = evaluation(checkpoint(run), tmp_path, data_path=str(tmp_path / "other.txt"))
@@ -117,11 +86,10 @@ def test_another_text_is_scored_by_bytes(run: Path, tmp_path: Path) -> None:
 
 
 def test_prompts_and_contexts_are_continued(run: Path, tmp_path: Path) -> None:
-    options = GenerateOptions(checkpoint=checkpoint(run), prompt="größer é\n", n_tokens=12)
-    generate.run(options, tmp_path)
-    result = json.loads((tmp_path / "generation.json").read_text())
-    assert result["prompt"]["text"] == "größer é\n"
-    assert len(result["prompt"]["tokens"]) < len("größer é\n".encode())
+    generate.run(GenerateOptions(checkpoint=checkpoint(run), prompt="größer é\n", n_tokens=12), tmp_path)
+    prompt = json.loads((tmp_path / "generation.json").read_text())["prompt"]
+    assert prompt["text"] == "größer é\n"
+    assert len(prompt["tokens"]) < len("größer é\n".encode())
     generate.run(GenerateOptions(checkpoint=checkpoint(run), context=8, n_tokens=4), tmp_path)
 
 
@@ -135,11 +103,9 @@ def test_attention_maps_show_pieces_of_text(run: Path, tmp_path: Path) -> None:
 def test_recl_counts_context_in_tokens_and_in_bytes(run: Path, tmp_path: Path, unit: str) -> None:
     train(tiny_config(run, *SHORT), tmp_path / "bytes")
     others = [str(tmp_path / "bytes/checkpoints/best.ckpt")] if unit == "byte" else []
-    contexts = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 5}
-    options = ReclOptions(
-        [checkpoint(run), *others], names=["bpe", "bytes"][: 1 + len(others)], context_unit=unit, **contexts,
-        data_path=str(run / "text.txt"), split="train", store=str(tmp_path / "store"), logger=NO_LOGGER,
-    )  # fmt: skip
+    names, store = ["bpe", "bytes"][: 1 + len(others)], str(tmp_path / "store")
+    given = {"names": names, "context_unit": unit, "data_path": str(run / "text.txt"), "split": "train", "store": store}
+    options = ReclOptions([checkpoint(run), *others], **given, **GRID, logger=NO_LOGGER)
     recl.run(options, tmp_path)
     result = json.loads((tmp_path / "recl.json").read_text())
     assert (result["unit"], result["corpus"]["level"]) == (("bpc", "byte") if unit == "byte" else ("ppl", "bpe"))
@@ -160,8 +126,7 @@ def test_documents_that_cut_pieces_of_words_shift_positions_and_are_refused(tmp_
 
     def group(*names: str) -> None:
         paths = [str(tmp_path / name / "checkpoints/best.ckpt") for name in names]
-        sizes = {"first_context": 4, "step": 4, "max_context": 8, "n_positions": 20, "bootstrap": 0}
-        options = ReclOptions(paths, **sizes, position_windows=0, store=str(tmp_path / "store"), logger=NO_LOGGER)
+        options = ReclOptions(paths, **GRID, position_windows=0, store=str(tmp_path / "store"), logger=NO_LOGGER)
         recl.run(options, tmp_path)
 
     group("plain", "files", "lines")

@@ -23,14 +23,8 @@ from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
-OPTIONS = (
-    "model.dropout=0.2",
-    "evaluation.max_segments=2",
-    "context_curve.first_context=2",
-    "context_curve.step=2",
-    "context_curve.max_context=8",
-    "context_curve.n_positions=40",
-)
+GRID = ("first_context=2", "step=2", "max_context=8", "n_positions=40")
+OPTIONS = ("model.dropout=0.2", "evaluation.max_segments=2", *(f"context_curve.{option}" for option in GRID))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
-"""Accelerators that a machine lacks, a clock that jumps, a disk that fills."""
+"""What a run takes from its machine: accelerator, precision, a clock that jumps, a disk that fills."""
 
 from __future__ import annotations
 
 import errno
 import io
-import json
 import os
-import re
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -15,67 +14,130 @@ import pytest
 import torch
 import tqdm.std
 
-from tests.training.small_run import tiny_config
+from tests.in_process import run_txl
+from tests.training.small_run import TINY, tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
-from txl_lightning.runs import metrics, storage
+from txl_lightning.runs import metrics
+from txl_lightning.runs.bfloat16 import cpu_has_bfloat16
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training import curve_files
-from txl_lightning.training.precision import resolve_accelerator, resolve_precision
-from txl_lightning.training.progress import use_monotonic_clock
+from txl_lightning.training.checks import check_config, resolve_machine
+from txl_lightning.training.command import run
+from txl_lightning.training.curves import use_monotonic_clock
+from txl_lightning.training.loggers import CurveFile
 from txl_lightning.training.run import train
-
-SHORT = ("evaluation.max_segments=2", "checkpoint.every_n_steps=4")
 
 
 @pytest.mark.parametrize(
     ("cuda", "mps", "overrides", "chosen"),
     [
-        (True, True, (), "gpu"),
-        (False, True, (), "mps"),
-        (False, True, ("trainer.devices=2",), "cpu"),
-        (False, False, (), "cpu"),
+        (True, True, (), ("gpu", "bf16-mixed")),
+        (False, True, (), ("mps", "32-true")),
+        (False, True, ("trainer.devices=2",), ("cpu", "32-true")),
+        (False, False, (), ("cpu", "32-true")),
     ],
 )
-def test_auto_takes_the_first_that_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, overrides: tuple[str, ...], chosen: str
+def test_auto_takes_the_first_accelerator_that_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, overrides: tuple[str, ...], chosen: object
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: False)
     config = tiny_config(tmp_path, "trainer.accelerator=auto", "trainer.precision=auto", *overrides)
-    resolved = resolve_accelerator(config).trainer
-    assert resolved.accelerator == chosen
-    if chosen == "mps":
-        assert resolve_precision(resolve_accelerator(config)).trainer.precision == "32-true"
-
-
-def test_the_choice_of_auto_is_recorded(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU, which auto takes: tests/devices train on it")
-    train(tiny_config(tmp_path, *SHORT, "trainer.accelerator=auto"), tmp_path / "run")
-    record = read_file(tmp_path / "run/checkpoints/last.ckpt")["txl_lightning"]
-    assert record["config"]["trainer"]["accelerator"] == "cpu"
+    resolved = resolve_machine(config).trainer
+    assert (resolved.accelerator, resolved.precision) == chosen
+    assert config.trainer.precision == "auto"
 
 
 @pytest.mark.parametrize(
-    ("mps", "overrides", "message"),
+    ("avx512_bf16", "amx", "precision"),
+    [(True, False, "bf16-mixed"), (False, True, "bf16-mixed"), (False, False, "32-true")],
+)
+def test_the_flags_of_the_cpu_decide_its_precision(
+    avx512_bf16: bool, amx: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(torch.cpu._is_avx512_bf16_supported(), bool)  # private: fails when torch changes them
+    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)
+    assert isinstance(cpu_has_bfloat16(), bool)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert resolve_machine(tiny_config(tmp_path, "trainer.precision=auto")).trainer.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "chosen"),
     [
-        (False, (), "trainer.accelerator=mps: this machine has no Apple GPU"),
-        (True, ("trainer.devices=2",), "trainer.accelerator=mps: is one device: trainer.devices=2"),
-        (True, ("trainer.precision=bf16-mixed",), "trainer.precision=bf16-mixed: must be 32-true with trainer.acc"),
+        ("bf16-mixed", "muon", "bf16-true"),
+        ("32-true", "muon", "32-true"),
+        ("64-true", "muon", "32-true"),
+        ("32-true", "adam", "bf16-true"),
     ],
 )
-def test_mps_is_refused_clearly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mps: bool, overrides: tuple[str, ...], message: str
+def test_muons_iteration_follows_the_precision_of_training(
+    precision: str, optimizer: str, chosen: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    with pytest.raises(OptionError, match=re.escape(message)):
-        train(tiny_config(tmp_path, "trainer.accelerator=mps", *overrides), tmp_path / "run")
+    words = (f"trainer.precision={precision}", f"optimizer={optimizer}")
+    for named in ((), ("optimizer.ns_precision=auto",)):
+        assert resolve_machine(tiny_config(tmp_path, *words, *named)).optimizer.ns_precision == chosen
 
 
-def test_an_unknown_accelerator_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"trainer.accelerator=tpu: must be one of auto, cpu, gpu, mps"):
-        train(tiny_config(tmp_path, "trainer.accelerator=tpu"), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("cpu", "precision", "advised"),
+    [
+        ("Intel(R) Xeon(R) Processor with AVX512-BF16", "bf16-mixed", True),
+        ("Intel(R) Xeon(R) Processor with AVX512-BF16 and AMX", "bf16-mixed", False),
+        ("AMD EPYC 9554 with AVX512-BF16", "bf16-mixed", False),
+        ("Intel(R) Xeon(R) Processor with AVX512-BF16", "32-true", False),
+    ],
+)
+def test_an_intel_cpu_without_amx_is_told_what_is_faster(
+    cpu: str, precision: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_lightning.reporting.machine.processor", lambda: cpu)
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: precision == "bf16-mixed")
+    options = ("trainer.precision=auto", "trainer.max_steps=1", "evaluation.max_segments=1")
+    line, *_ = run(tiny_config(tmp_path, *options), tmp_path / "run")
+    assert line.startswith(f"trainer.precision=auto: trained with {precision} on this machine")
+    assert ("trainer.precision=32-true is faster on an Intel CPU without AMX" in line) == advised
+
+
+def test_the_choice_is_printed_and_recorded_and_a_run_of_another_precision_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_config(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = ("trainer.precision=auto", "trainer.accelerator=auto")
+    paths = [f"data.path={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: True)
+    ended = run_txl("train", *TINY, *paths, *options, f"hydra.run.dir={tmp_path / 'run'}")
+    assert ended.status == 0, ended.err
+    assert "trainer.precision=auto: trained with bf16-mixed on this machine" in ended.out
+    assert "precision: bf16-mixed" in (tmp_path / "run/config.yaml").read_text()
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    assert read_file(last)["txl_lightning"]["config"]["trainer"]["accelerator"] == "cpu"
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: False)
+    with pytest.raises(OptionError, match=r"trainer\.precision=32-true: must be bf16-mixed"):
+        train(tiny_config(tmp_path, *options, "trainer.max_steps=20", f"resume={last}"), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("has_mps", "overrides", "message"),
+    [
+        (False, ("accelerator=mps",), r"trainer.accelerator=mps: this machine has no Apple GPU"),
+        (True, ("accelerator=mps", "devices=2"), r"trainer.accelerator=mps: is one device: trainer.devices=2"),
+        (True, ("accelerator=mps", "precision=bf16-mixed"), r"trainer.precision=bf16-mixed: must be 32-true with"),
+        (False, ("accelerator=tpu",), r"trainer.accelerator=tpu: must be one of auto, cpu, gpu, mps"),
+        (False, ("precision=16-mixed",), r"trainer.precision=16-mixed: needs a GPU"),
+        (False, ("precision=bf16",), r"trainer.precision=bf16: must be one of"),
+    ],
+)
+def test_what_a_machine_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_mps: bool, overrides: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    with pytest.raises(OptionError, match=message):
+        check_config(tiny_config(tmp_path, *(f"trainer.{override}" for override in overrides)))
 
 
 def test_sums_of_losses_stay_in_float64_on_a_device_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +146,7 @@ def test_sums_of_losses_stay_in_float64_on_a_device_without_it(monkeypatch: pyte
     moved: list[torch.dtype] = []
     loss = metrics.TokenLoss()
     loss.update(torch.full((2, 3), 2.0))
-
-    def to_meta(tensor: torch.Tensor) -> torch.Tensor:
-        moved.append(tensor.dtype)
-        return tensor.to("meta")
-
-    loss._apply(to_meta)
+    loss._apply(lambda tensor: moved.append(tensor.dtype) or tensor.to("meta"))  # type: ignore[func-returns-value]
     assert torch.float64 not in moved
     assert (loss.tokens.device.type, loss.nll_sum.device.type, loss.nll_sum.dtype) == ("meta", "cpu", torch.float64)
     assert float(loss.nll_sum) == 12
@@ -107,82 +164,31 @@ def test_a_progress_bar_survives_a_clock_that_is_set_back(monkeypatch: pytest.Mo
     now[0] -= 3600
     time.sleep(0.01)
     bar.update(2)
-    shown = bar.format_dict
-    assert 0 < shown["elapsed"] < 60
+    assert 0 < bar.format_dict["elapsed"] < 60
     assert bar.last_print_n == 7
     bar.close()
 
 
-def full_disk(*args: Any, **options: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_never_destroys_the_last_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The disk fills after step 4, while the checkpoint's bytes are written, and curves and progress fail too."""
-    original = storage._Writer.write
-    is_full = [False]
-
-    def write(self: Any, data: bytes) -> int:
-        if is_full[0]:
-            self.file.write(bytes(data)[:100])
-            self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise self.error
-        return original(self, data)
-
-    def append_line(path: Path, line: str) -> None:
-        is_full[0] = True  # the first curve is written after step 5
-        full_disk()
-
-    monkeypatch.setattr(storage._Writer, "write", write)
-    monkeypatch.setattr(curve_files, "append_line", append_line)
-    config = tiny_config(tmp_path, *SHORT, "trainer.progress_file=true")
-    result = train(config, tmp_path / "run")
-    assert result["steps"] == 12
-    assert json.loads((tmp_path / "run/metrics.json").read_text()) == result
-    folder = tmp_path / "run/checkpoints"
-    assert {path.name: read_file(path)["global_step"] for path in folder.iterdir()} == {"last.ckpt": 4}
-    said = capsys.readouterr().err
-    assert (
-        "could not write the checkpoint of step 5: [Errno 28] No space left on device; the last one is of step 4"
-        in said
-    )
-    assert "could not write validation.jsonl: [Errno 28] No space left on device; training continues" in said
-
-
-def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        """File that takes ten more bytes."""
-
-        def __init__(self, file: Any) -> None:
-            self.file = file
-            self.seek, self.truncate = file.seek, file.truncate
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            self.file.close()
-
-        def write(self, data: bytes) -> int:
-            return self.file.write(data[:10])
-
-    path = tmp_path / "curve.jsonl"
-    curve_files.append_line(path, '{"steps": 1}')
-    with monkeypatch.context() as patch:
-        original = Path.open
-        patch.setattr(Path, "open", lambda self, *args, **options: Full(original(self, *args, **options)))
-        with pytest.raises(OSError, match="No space left"):
-            curve_files.append_line(path, '{"steps": 2, "nll": 1.0}')
-    curve_files.append_line(path, '{"steps": 3}')
-    assert path.read_text() == '{"steps": 1}\n{"steps": 3}\n'
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, limits = CurveFile(tmp_path / "curve.jsonl"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    file.append({"steps": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size + 10, limits[1]))  # takes ten more bytes
+    try:
+        file.append({"steps": 2, "nll": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "could not write curve.jsonl: [Errno 28] No space left" in capsys.readouterr().err
+    file.append({"steps": 3})
+    assert file.path.read_text() == '{"steps": 1}\n{"steps": 3}\n'
 
 
 def test_a_curve_that_cannot_be_rewritten_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = curve_files.CurveFile(tmp_path / "curve.jsonl")
+    def full_disk(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = CurveFile(tmp_path / "curve.jsonl")
     for steps in (1, 2):
         file.append({"steps": steps})
     monkeypatch.setattr(files.os, "fsync", full_disk)

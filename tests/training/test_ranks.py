@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.recorded_run import recorded_losses, recorded_run, recorded_runs
+from tests.training.recorded_run import recorded_losses, recorded_runs
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import plain
 from txl_lightning.distributed.launch import run_on_all
-from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError
-from txl_lightning.training.run import train
 
 OPTIONS = (
     "trainer.max_steps=30",
@@ -113,40 +110,3 @@ def test_chunks_of_columns_change_nothing(runs: Path) -> None:
 @pytest.mark.parametrize("W", [1, 4])
 def test_a_checkpoint_of_two_processes_resumes_on_one_and_four(runs: Path, W: int) -> None:
     check_resumed(runs, W)
-
-
-def test_the_global_batch_must_divide(tmp_path: Path) -> None:
-    words = r"data.batch_size=8: must be divisible by the 3 processes of trainer.devices=3 and trainer.num_nodes=1"
-    with pytest.raises(OptionError, match=words):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.devices=3"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"data.batch_size=8: .* times trainer.column_chunks=3"):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.column_chunks=3"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"evaluation.batch_size=2: must be at least the 4 processes"):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.devices=4"), tmp_path / "run")
-    with pytest.raises(OptionError, match=r"trainer.num_nodes=2: needs torchrun or SLURM"):
-        train(tiny_config(tmp_path, "data.batch_size=8", "trainer.num_nodes=2"), tmp_path / "run")
-
-
-def test_chunks_hold_the_memory_of_their_columns(tmp_path: Path) -> None:
-    """A chunk that read another's memory would give other losses, dropout or not."""
-    (tmp_path / "text.txt").write_text("".join(f"{i * i} is the square of {i}\n" for i in range(400)))
-    found = {}
-    for chunks in (1, 2, 4):
-        options = ("model.dropout=0", f"trainer.column_chunks={chunks}", "trainer.precision=64-true")
-        config = tiny_config(tmp_path, *options, "trainer.val_every_n_steps=12", "evaluation.max_segments=2")
-        (tmp_path / str(chunks)).mkdir()
-        recorded_run(plain(config), str(tmp_path / str(chunks)), {})
-        found[chunks] = [loss for _, loss in recorded_losses(tmp_path / str(chunks))]
-    assert found[1] == pytest.approx(found[2], abs=1e-12)
-    assert found[1] == pytest.approx(found[4], abs=1e-12)
-
-
-def test_one_process_talks_to_nobody() -> None:
-    ranks = Ranks()
-    assert ranks.gather("a") == ["a"]
-    assert ranks.first(3) == 3
-    assert ranks.in_turn(lambda: 4) == 4
-    assert ranks.total(1.5, 2) == [1.5, 2.0]
-    assert (ranks.largest(True), ranks.largest(0)) == (1, 0)
-    assert ranks.seed(7) == 7
-    assert len({Ranks(rank, 4).seed(7) for rank in range(4)}) == 4

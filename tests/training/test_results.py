@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.files import write_json
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.runs.utilization import training_flops
 from txl_lightning.training.curves import TrainingCurves
@@ -44,16 +46,15 @@ class Recorded:
         self.norms: list[float] = []
         self.tokens: list[int] = []
         now = 0.0
-        step, clip = LanguageModelModule.training_step, LanguageModelModule.configure_gradient_clipping
+        step, clip = LanguageModelModule.training_step, LanguageModelModule.on_before_optimizer_step
         evaluation_end = LanguageModelModule._evaluation_end
 
-        def training_step(module: LanguageModelModule, batch: Any, i: int) -> torch.Tensor:
+        def training_step(module: LanguageModelModule, batch: Any, i: int) -> None:
             nonlocal now
             now += 2
-            last = step(module, batch, i)
+            step(module, batch, i)
             self.nll.append(float(module.loss))
             self.tokens.append(batch.targets.numel())
-            return last
 
         def clipping(module: LanguageModelModule, *args: Any, **options: Any) -> None:
             self.norms.append(math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in module.parameters())))
@@ -67,11 +68,18 @@ class Recorded:
                 module.metrics["val/nll"] = 0.5  # the best, so that the scored weights are not the last
 
         patch.setattr(LanguageModelModule, "training_step", training_step)
-        patch.setattr(LanguageModelModule, "configure_gradient_clipping", clipping)
+        patch.setattr(LanguageModelModule, "on_before_optimizer_step", clipping)
         patch.setattr(LanguageModelModule, "_evaluation_end", validated)
         patch.setattr("time.perf_counter", lambda: now)
         patch.setattr("txl_lightning.training.curves.peak_flops", lambda *_: PEAK)
-        patch.setattr("txl_lightning.training.progress.EVERY_SECONDS", 0.0)
+        patch.setattr("txl_lightning.training.curves.EVERY_SECONDS", 0.0)
+        self.progress: list[dict[str, Any]] = []
+
+        def progress(path: Path, state: dict[str, Any]) -> None:
+            self.progress.append(state)
+            write_json(path, state)
+
+        patch.setattr("txl_lightning.training.curves.write_json", progress)
         text = "".join(f"Zeile {i}: das Quadrat von {i} wäre {i * i}\n" for i in range(60))
         (directory / "text.txt").write_text(text, encoding="utf-8")
         self.config: Config = tiny_config(directory, *OPTIONS)
@@ -192,7 +200,9 @@ def test_curves_of_training(recorded: Recorded) -> None:
 def test_progress_json_and_config_yaml(recorded: Recorded) -> None:
     bpc = recorded.curve("train/bpc")[STEPS]
     expected = {"steps": STEPS, "max_steps": STEPS, "unit": "bpc", "loss": pytest.approx(bpc), "seconds": 420.0}
-    assert json.loads((recorded.run / "progress.json").read_text()) == expected
+    assert json.loads((recorded.run / "progress.json").read_text()) == recorded.progress[-1] == expected
+    assert [state["steps"] for state in recorded.progress] == [*range(STEPS + 1), STEPS]
+    assert recorded.progress[EVERY - 1]["loss"] is None
     written = OmegaConf.load(recorded.run / "config.yaml")
     assert (written.memory.mem_len, written.evaluation.mem_len, written.trainer.num_threads) == (M, 16, 1)
     names = {"config.yaml", "metrics.json", "metrics.csv", "validation.jsonl", "progress.json", "checkpoints"}
@@ -202,11 +212,11 @@ def test_progress_json_and_config_yaml(recorded: Recorded) -> None:
     }
 
 
-def test_a_resumed_run_adds_its_seconds_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_adds_its_seconds_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", iter([10.0, 20.0, 50.0]).__next__)
-    curves = TrainingCurves(1, Ranks())
+    curves = TrainingCurves(tmp_path, 1, Ranks())
     curves.load_state_dict({"tokens": 64, "seconds": 5.0, "since": [(6.0, 2), (8.0, 3)]})  # written by two ranks
-    curves.on_train_start(None, None)  # type: ignore[arg-type]
+    curves.on_train_start(SimpleNamespace(global_step=0), None)  # type: ignore[arg-type]
     assert (curves.tokens, curves.seconds) == (64, 35.0)
     monkeypatch.setattr("time.perf_counter", lambda: 50.0)
     assert curves.state_dict() == {"tokens": 64, "seconds": 35.0, "since": [(14.0, 5)]}

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tests.training.small_run import tiny_config, trained
+from tests.training.small_run import patch_module, tiny_config, trained
+from txl_lightning.config.schemas import Config
 from txl_lightning.errors import OptionError
+from txl_lightning.runs import storage
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
+from txl_lightning.training import checkpointing
+from txl_lightning.training.checkpointing import last_good
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.resume import last_good
 from txl_lightning.training.run import train
 
 VARYING = {"seconds": 0, "peak_memory_bytes": 0}  # by run
@@ -29,14 +33,25 @@ def steps(directory: Path) -> dict[str, int]:
 
 def diverge(monkeypatch: pytest.MonkeyPatch, *at: int) -> None:
     """Let the loss of the validations after these steps be infinite."""
-    original = LanguageModelModule._evaluation_end
 
-    def evaluation_end(self: LanguageModelModule, stage: str) -> None:
-        original(self, stage)
-        if self.trainer.state.fn == TrainerFn.FITTING and self.trainer.global_step in at:
-            self.metrics["val/nll"] = math.inf
+    def spoil(module: LanguageModelModule) -> None:
+        if module.trainer.state.fn == TrainerFn.FITTING and module.trainer.global_step in at:
+            module.metrics["val/nll"] = math.inf
 
-    monkeypatch.setattr(LanguageModelModule, "_evaluation_end", evaluation_end)
+    patch_module(monkeypatch, "_evaluation_end", after=spoil)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, method: str, at: int, config: Config, directory: Path) -> None:
+    """Train until a method of the module raises an error in or after step `at`."""
+
+    def breaks(module: LanguageModelModule) -> None:
+        if module.trainer.global_step == at:
+            raise RuntimeError("something broke")
+
+    with monkeypatch.context() as patch:
+        patch_module(patch, method, after=breaks)
+        with pytest.raises(RuntimeError, match="something broke"):
+            train(config, directory)
 
 
 def flip(path: Path) -> None:
@@ -74,14 +89,9 @@ def test_auto_resumes_from_the_last_good_checkpoint_and_names_it(
     train(tiny_config(tmp_path, *OPTIONS), run)
     assert last_good(folder) == (folder / "last.ckpt", [])
     flip(folder / "last.ckpt")
-    path, complaints = last_good(folder)
-    assert path == folder / "previous.ckpt"
-    damage = "is damaged: its SHA-256 is not the one stored in the file"
-    assert complaints == [f"{folder}/last.ckpt: {damage}"]
-    again = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)
-    assert again["steps"] == 12
+    assert train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), run)["steps"] == 12
     said = capsys.readouterr().err
-    assert f"{folder}/last.ckpt: is damaged" in said
+    assert f"{folder}/last.ckpt: is damaged: its SHA-256 is not the one stored in the file" in said
     assert f"resume=auto: resuming from {folder}/previous.ckpt" in said
     assert steps(folder) == {"best.ckpt": 10, "last.ckpt": 12, "previous.ckpt": 10}  # not the damaged one
 
@@ -98,37 +108,36 @@ def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
 
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
     folder = run / "checkpoints"
-    (folder / "best.ckpt").write_bytes(b"cut")
-    (folder / "last.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:-1000])
+    for name in ("best.ckpt", "last.ckpt"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-1000])
     path, complaints = last_good(folder)
-    assert path == folder / "previous.ckpt"
-    assert len(complaints) == 2
+    assert (path, len(complaints)) == (folder / "previous.ckpt", 2)
     (folder / "previous.ckpt").unlink()
     assert last_good(folder)[0] is None
     assert last_good(folder / "none") == (None, [])
 
 
-def test_auto_without_a_checkpoint_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")
-    assert "resume=auto: no checkpoint in" in capsys.readouterr().err
-    metrics = train(tiny_config(tmp_path, *OPTIONS, "resume=auto"), tmp_path / "run")  # finished: evaluated again
-    assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
-    assert (metrics["steps"], metrics["tokens"]) == (12, 12 * 32)
-
-
-def test_auto_says_that_a_run_has_more_steps_than_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = train(tiny_config(run.parent, *OPTIONS, "resume=auto", "trainer.max_steps=5"), run)
-    assert metrics["steps"] == 12
-    assert "resume=auto: 12 steps are done, trainer.max_steps=5: nothing to train" in capsys.readouterr().err
+def test_auto_without_a_checkpoint_begins_and_a_finished_run_is_evaluated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for more, said in (
+        ((), "resume=auto: no checkpoint in"),
+        ((), "resume=auto: resuming from"),
+        (("trainer.max_steps=5",), "resume=auto: 12 steps are done, trainer.max_steps=5: nothing to train"),
+    ):
+        metrics = train(tiny_config(tmp_path, *OPTIONS, "resume=auto", *more), tmp_path / "run")
+        assert metrics == json.loads((tmp_path / "run/metrics.json").read_text())
+        assert (metrics["steps"], metrics["tokens"]) == (12, 12 * 32)
+        assert said in capsys.readouterr().err
+        found.append({**metrics, **VARYING})
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_damaged_checkpoint_is_named(run: Path) -> None:
     path = run / "checkpoints/last.ckpt"
     flip(path)
     with pytest.raises(OptionError, match=rf"resume={path}: is damaged: its SHA-256"):
-        train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
-    path.write_bytes(path.read_bytes()[:10_000])
-    with pytest.raises(OptionError, match=rf"resume={path}: is not a checkpoint, or was cut short"):
         train(tiny_config(run.parent, *OPTIONS, f"resume={path}", "trainer.max_steps=20"), run)
 
 
@@ -147,32 +156,21 @@ def test_the_best_one_comes_along_into_another_directory(tmp_path: Path, monkeyp
 def test_an_exception_leaves_the_state_after_the_last_whole_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*OPTIONS, "model.dropout=0.2")
-    shutil.copytree(trained(*options) / "run", tmp_path / "whole")
-    whole = json.loads((tmp_path / "whole/metrics.json").read_text())
-    expected = read_file(tmp_path / "whole/checkpoints/last.ckpt")["state_dict"]
+    config = tiny_config(tmp_path, *OPTIONS, "model.dropout=0.2")
+    whole = trained(*OPTIONS, "model.dropout=0.2") / "run"
+    expected = read_file(whole / "checkpoints/last.ckpt")["state_dict"]
 
-    for stage, at, saved in (("training_step", 7, 7), ("validation_step", 10, 8)):
-        original = getattr(LanguageModelModule, stage)
+    def seen(run: Path) -> list[dict[str, object]]:
+        lines = [(run / "metrics.json").read_text(), *(run / "validation.jsonl").read_text().splitlines()]
+        return [{**json.loads(line), **VARYING} for line in lines]
 
-        def breaks(self: LanguageModelModule, *args: object, stage=stage, at=at, original=original) -> object:  # type: ignore[no-untyped-def]
-            result = original(self, *args)
-            if self.trainer.global_step == at:
-                raise RuntimeError("something broke")
-            return result
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LanguageModelModule, stage, breaks)
-            with pytest.raises(RuntimeError, match="something broke"):
-                train(tiny_config(tmp_path, *options), tmp_path / stage)
-        assert steps(tmp_path / stage / "checkpoints")["last.ckpt"] == saved  # step 10 without its validation is not
-        metrics = train(tiny_config(tmp_path, *options, "resume=auto"), tmp_path / stage)
-        last = read_file(tmp_path / stage / "checkpoints/last.ckpt")["state_dict"]
+    for method, at, saved in (("add_gradients", 7, 7), ("validation_step", 10, 8)):
+        broken(monkeypatch, method, at, config, tmp_path / method)
+        assert steps(tmp_path / method / "checkpoints")["last.ckpt"] == saved  # not step 10 without its validation
+        train(replace(config, resume="auto"), tmp_path / method)
+        last = read_file(tmp_path / method / "checkpoints/last.ckpt")["state_dict"]
         assert all(torch.equal(tensor, expected[name]) for name, tensor in last.items())
-        assert {**metrics, **VARYING} == {**whole, **VARYING}
-        curves = [(tmp_path / name / "validation.jsonl").read_text().splitlines() for name in ("whole", stage)]
-        rows = [[{**json.loads(line), "seconds": 0} for line in curve] for curve in curves]
-        assert rows[0] == rows[1]
+        assert seen(tmp_path / method) == seen(whole)
 
 
 @pytest.mark.parametrize("every", ["4", pytest.param("null", marks=pytest.mark.slow)])
@@ -180,23 +178,12 @@ def test_a_validation_that_was_cut_short_is_made_after_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
 ) -> None:
     """Validated every 4 steps or at the end of an epoch (56), and saved every 4 or 56: never before the validation."""
-    at = 12 if every == "4" else 56
-    save = f"checkpoint.every_n_steps={at // (3 if every == '4' else 1)}"
-    options = ("evaluation.max_segments=2", "optimizer.schedule=constant", f"trainer.val_every_n_steps={every}", save)
-    options += (f"trainer.max_steps={at}", "model.dropout=0.2")
-    whole = train(tiny_config(tmp_path, *options), tmp_path / "whole")
-    original = LanguageModelModule.validation_step
-
-    def breaks(self: LanguageModelModule, batch: object, batch_idx: int) -> None:
-        original(self, batch, batch_idx)  # type: ignore[arg-type]
-        if self.trainer.global_step == at:
-            raise RuntimeError("something broke")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LanguageModelModule, "validation_step", breaks)
-        with pytest.raises(RuntimeError, match="something broke"):
-            train(tiny_config(tmp_path, *options), tmp_path / "run")
-    again = train(tiny_config(tmp_path, *options, "resume=auto"), tmp_path / "run")
+    at, save = (12, 4) if every == "4" else (56, 56)
+    options = (f"trainer.max_steps={at}", f"trainer.val_every_n_steps={every}", f"checkpoint.every_n_steps={save}")
+    config = tiny_config(tmp_path, *options, "evaluation.max_segments=2", "model.dropout=0.2")
+    whole = train(config, tmp_path / "whole")
+    broken(monkeypatch, "validation_step", at, config, tmp_path / "run")
+    again = train(replace(config, resume="auto"), tmp_path / "run")
     assert {**again, **VARYING} == {**whole, **VARYING}
 
 
@@ -266,50 +253,43 @@ def test_without_the_memory_a_checkpoint_is_smaller_and_says_what_that_means(
     assert "holds no training memory (checkpoint.memory=false): it fills again over the next 8 tokens" in said
 
 
-def test_a_memory_is_stored_in_its_own_precision(tmp_path: Path) -> None:
+def test_a_memory_is_stored_in_its_own_precision_and_steps_are_without_autocast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    patch_module(monkeypatch, "on_before_optimizer_step", lambda module: seen.add(torch.is_autocast_enabled("cpu")))
     train(tiny_config(tmp_path, *OPTIONS, "trainer.precision=bf16-mixed"), tmp_path / "run")
     memory = read_file(tmp_path / "run/checkpoints/last.ckpt")["training_memory"]["memory"]["states"]
     assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size()
+    assert seen == {False}
 
 
 def test_a_full_disk_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original, full = DurableCheckpoints.save_checkpoint, {8, 10}
+    """Checkpoints of steps 8 and 10 and everything else that is written between steps fail."""
+    saved = checkpointing.write_checkpoint
 
-    def save(self: DurableCheckpoints, checkpoint: dict, path: Path, storage_options: object = None) -> None:
-        if checkpoint["global_step"] in full:
-            self.error = OSError(28, "No space left on device")
-        else:
-            original(self, checkpoint, path, storage_options)
+    def full_disk(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(DurableCheckpoints, "save_checkpoint", save)
+    def save(contents: dict, path: Path, previous: Path | None = None) -> None:
+        full_disk() if contents["global_step"] in (8, 10) else saved(contents, path, previous)
+
+    monkeypatch.setattr(storage, "write_checkpoint", save)
+    for name in ("checkpointing.write_checkpoint", "curves.write_json", "loggers.CSVLogger.log_metrics"):
+        monkeypatch.setattr(f"txl_lightning.training.{name}", full_disk)
     diverge(monkeypatch, 12)
-    metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / "run")
-    assert metrics["steps"] == 12
+    options = ("checkpoint.keep_every_n_steps=4", "trainer.progress_file=true", "logger=csv")
+    metrics = train(tiny_config(tmp_path, *OPTIONS, *options), tmp_path / "run")
+    assert (metrics["steps"], metrics["weights_step"]) == (12, 5)
     said = capsys.readouterr().err
+    for what in ("step4.ckpt", "progress.json", "the curves"):
+        assert f"could not write {what}: [Errno 28] No space left on device; training continues" in said
     words = "could not write the checkpoint of step 8: [Errno 28] No space left on device; "
     assert f"{words}the last one is of step 5; training continues" in said
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 12, "previous.ckpt": 5}
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
-
-
-def test_a_directory_that_goes_away_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    original = LanguageModelModule.training_step
-
-    def step(self: LanguageModelModule, batch: object, batch_idx: int) -> object:
-        if batch_idx == 6:
-            shutil.rmtree(tmp_path / "run/checkpoints")
-            (tmp_path / "run/checkpoints").write_text("in the way")
-        return original(self, batch, batch_idx)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(LanguageModelModule, "training_step", step)
-    train(tiny_config(tmp_path, *OPTIONS, "trainer.val_every_n_steps=100", "logger=csv"), tmp_path / "run")
-    said = capsys.readouterr().err
-    assert "could not write the checkpoint of step 8: [Errno 17] File exists" in said
-    assert "could not write the checkpoint of step 12" in said
 
 
 def test_the_first_write_of_a_run_must_succeed(tmp_path: Path) -> None:

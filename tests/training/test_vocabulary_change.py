@@ -11,8 +11,8 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model import TransformerXL, TransformerXLConfig
 from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.checkpointing import describe_change, keep_known_tokens
 from txl_lightning.training.run import train
-from txl_lightning.training.weights import describe_change, keep_known_tokens
 
 SIZES = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 4}
 OLD = Vocabulary("word", ("<eos>", "the", "cat", "sat", "on", "a", "mat"))

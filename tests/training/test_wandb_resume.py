@@ -12,9 +12,7 @@ import pytest
 from tests.training.recorded_run import complete
 from tests.training.small_run import tiny_config
 from tests.wandb_files import history, media, records, run_files, summary
-from txl_lightning.training.curve_files import CurveFile
-from txl_lightning.training.resume import online_run
-from txl_lightning.training.wandb_run import add_run, earlier_rows, supersede, upload_command
+from txl_lightning.training.loggers import CurveFile, continued_run, earlier_rows, supersede, upload_command
 
 OPTIONS = (
     "logger=wandb",
@@ -78,24 +76,20 @@ def test_only_the_runs_of_this_training_are_superseded(tmp_path: Path) -> None:
         folder = tmp_path / f"wandb/offline-run-20260101_000000-{name}"
         folder.mkdir(parents=True)
         (folder / f"run-{name}.wandb").write_text(name)
-    file = CurveFile(tmp_path / "wandb_history.jsonl")
-    add_run(file, "b")
+    file = file_with(tmp_path, {"steps": 0, "run": "b"})
     supersede(tmp_path, file.keep(lambda row: True))
     assert [path.stem for path in run_files(tmp_path)] == ["run-a"]
     assert (folder / "run-b.wandb.superseded").read_text() == "b"
     assert upload_command(tmp_path) is None
 
 
-def test_only_an_online_run_is_continued_online(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("earlier", ["online", "offline"])
+def test_only_an_online_run_is_continued_online(tmp_path: Path, mode: str, earlier: str) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    for mode, earlier, expected in (
-        ("online", "online", "abc"),
-        ("online", "offline", None),
-        ("offline", "online", None),
-        ("offline", "offline", None),
-    ):
-        record = {"wandb_id": "abc", "config": {"logger": {"mode": earlier}}}
-        assert online_run(tiny_config(tmp_path, f"logger.mode={mode}"), record) == expected
+    record = {"wandb_id": "abc", "config": {"logger": {"mode": earlier}}}
+    expected = "abc" if mode == earlier == "online" else None
+    assert continued_run(tiny_config(tmp_path, f"logger.mode={mode}"), record) == expected
 
 
 def test_half_a_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:

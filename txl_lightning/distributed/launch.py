@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -75,9 +74,6 @@ def forwarded_signals() -> Iterator[list[int]]:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signum)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield received

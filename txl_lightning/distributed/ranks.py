@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ PREPARATION_LIMIT = timedelta(days=1)  # half an hour, the limit of other collec
 class Ranks:
     """Rank r of W processes that train together. With W = 1 nothing is communicated.
 
-    Every method but `seed` is a collective: all ranks must call it, in the same order. The collectives use a
+    Every method but `seed` and `report` is a collective: all ranks must call it, in the same order. They use a
     gloo group of their own, whatever the gradients use: they do not wait for a GPU, and they fail at once when a
     rank dies, because its connections close.
 
@@ -88,6 +89,11 @@ class Ranks:
             dist.monitored_barrier(self.group, timeout=PREPARATION_LIMIT)
         return prepare()
 
+    def report(self, *lines: str) -> None:
+        """Print lines on stderr, on rank 0 alone."""
+        if self.rank == 0:
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
+
     def seed(self, *numbers: int) -> int:
         """Return a seed that differs between ranks; rank 0 keeps a single number unchanged."""
         if self.rank == 0 and len(numbers) == 1:
@@ -143,19 +149,16 @@ def leaving() -> Iterator[None]:
     A gloo or NCCL thread that outlives the interpreter aborts the process. After any other error the groups stay:
     leaving waits for the other ranks, and they may be gone.
     """
+    stopped = None
     try:
         yield
-    except Stopped:
-        leave()
-        raise
-    leave()
-
-
-def leave() -> None:
-    """End the process groups and their threads; module and trainer hold them in cycles, which `gc` must collect."""
+    except Stopped as error:
+        stopped = error
     if dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()
+        gc.collect()  # module and trainer hold the threads of the groups in cycles
+    if stopped is not None:
+        raise stopped
 
 
 @contextmanager
@@ -164,7 +167,7 @@ def process_group() -> Iterator[None]:
 
     The backend is gloo: evaluation exchanges losses in main memory.
     """
-    create = dist.is_available() and not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    create = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if create:
         dist.init_process_group("gloo")
     try:
@@ -176,16 +179,12 @@ def process_group() -> Iterator[None]:
 
 def rank_and_world_size() -> tuple[int, int]:
     """Return r and W of the default process group; 0 and 1 without one."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def all_gather(part: T) -> list[T]:
     """Return the parts of all ranks, ordered by rank, on every rank of the default process group."""
-    _, world_size = rank_and_world_size()
-    if world_size == 1:
-        return [part]
-    parts: list[T] = [part] * world_size
-    dist.all_gather_object(parts, part)
+    parts = [part] * rank_and_world_size()[1]
+    if len(parts) > 1:
+        dist.all_gather_object(parts, part)
     return parts

@@ -21,7 +21,7 @@ WITHOUT_INFLUENCE = (
     *("trainer.progress_bar", "trainer.progress_file", "trainer.log_every_n_steps"),
 )
 # Modules that show numbers and compute none of them, with all that they import.
-SHOWS_ONLY = ("txl_lightning.reporting", "txl_lightning.training.curve_files", "txl_lightning.training.wandb_run")
+SHOWS_ONLY = ("txl_lightning.reporting", "txl_lightning.training.loggers")
 SHOWS_ONLY_NAMES = ("report", "figures", "progress_file")
 
 

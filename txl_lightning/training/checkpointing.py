@@ -1,9 +1,8 @@
-"""Checkpointing: random states, record and weights of a run, its last state, the one before, and the best."""
+"""Checkpoints of a run: written while it trains, resumed from, or taken as initial weights."""
 
 from __future__ import annotations
 
 import math
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,158 +12,33 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from torch import Tensor
 
-from txl_lightning.data.streams import Segment
+from txl_lightning.config.lengths import evaluation_lengths
+from txl_lightning.config.architecture import LENGTHS
+from txl_lightning.config.schemas import Config, flat, from_plain, plain
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import DurableCheckpoints, copy_checkpoint, write_checkpoint
-from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.module import LanguageModelModule
-
-
-class RandomState(Callback):
-    """Saves and restores every rank's random state, so that a resumed run draws the same dropout masks.
-
-    If more ranks resume than wrote the checkpoint, the additional ones get a new seed. Such a run is bit-equal to
-    an uninterrupted one only without dropout.
-
-    Args:
-        ranks: the processes of the run.
-        seed: seed of the run; additional ranks derive theirs from it.
-    """
-
-    def __init__(self, ranks: Ranks, seed: int) -> None:
-        self.ranks, self.seed = ranks, seed
-        self._loaded: list[dict[str, Any]] | None = None
-
-    @property
-    def state_key(self) -> str:
-        return "RandomState"
-
-    @staticmethod
-    def current() -> dict[str, Any]:
-        """Return the states of torch (CPU and this process's GPU), NumPy and Python in plain containers."""
-        name, keys, *rest = np.random.get_state(legacy=True)
-        return {
-            "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-            "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
-            "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-            "python": random.getstate(),
-        }
-
-    @staticmethod
-    def set(state: dict[str, Any]) -> None:
-        """Restore a state that `current` returned."""
-        torch.set_rng_state(state["cpu"])
-        if state["cuda"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
-        if state.get("mps") is not None and torch.backends.mps.is_available():
-            torch.mps.set_rng_state(state["mps"])
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-        random.setstate(state["python"])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"ranks": self.ranks.gather(self.current())}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loaded = state_dict["ranks"]
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the state here, after everything that draws random numbers before the first step."""
-        if self._loaded is None:
-            return
-        if self.ranks.rank < len(self._loaded):
-            self.set(self._loaded[self.ranks.rank])
-        else:
-            L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
-
-
-class RunRecord(Callback):
-    """Adds config and vocabulary to every checkpoint, so that its file alone is enough to use the model.
-
-    Args:
-        record: `config`, `vocabulary`, `corpus` (its checksum) and `wandb_id` (None without W&B). Plain containers
-            only, so that loading a checkpoint runs no code.
-    """
-
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.record = record
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["txl_lightning"] = self.record
-
-
-class StepWeights(Callback):
-    """Writes `step{N}.ckpt` every n steps: weights, config and vocabulary, enough for every evaluation.
-
-    A run cannot resume from them. Those of an earlier run in this directory, or of steps that a resumed run has yet
-    to do, are removed at its start. A failed write is reported and training continues.
-
-    Args:
-        directory: folder of the checkpoints.
-        every_n_steps: n; None for never.
-        record: config and vocabulary, as in every checkpoint of the run.
-        ranks: the processes of the run.
-        step: steps done before this process; 0 for a new run.
-    """
-
-    def __init__(
-        self, directory: Path, every_n_steps: int | None, record: dict[str, Any], ranks: Ranks, step: int
-    ) -> None:
-        self.directory, self.every_n_steps, self.record = directory, every_n_steps, record
-        self.ranks, self.step = ranks, step
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for path in self.directory.glob("step*.ckpt") if self.ranks.rank == 0 else ():
-            number = path.stem.removeprefix("step")
-            if number.isdecimal() and int(number) > self.step:
-                path.unlink(missing_ok=True)
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
-    ) -> None:
-        step = trainer.global_step
-        if self.every_n_steps is None or step % self.every_n_steps or self.ranks.rank:
-            return
-        contents = {"state_dict": pl_module.state_dict(), "global_step": step, "txl_lightning": self.record}
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(contents, self.directory / f"step{step}.ckpt")
-        except OSError as error:
-            print(f"could not write step{step}.ckpt: {error}; training continues", file=sys.stderr, flush=True)
-
-
-class StepBoundary:
-    """State after a completed step, to undo an unfinished one.
-
-    Memory, streams, random state and Lightning's counters change during a step. Weights and optimizer change at
-    its very end only, so they need no copy; the memory is an immutable value and needs none either.
-    """
-
-    def __init__(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
-        self.trainer, self.module = trainer, module
-        self.carried = (module.training_memory.memory, module.training_memory.next_number)
-        self.random = RandomState.current()
-        self.streams = trainer.train_dataloader.state_dict()  # type: ignore[union-attr]
-
-    def restore(self) -> None:
-        """Undo the unfinished step."""
-        self.module.training_memory.memory, self.module.training_memory.next_number = self.carried
-        RandomState.set(self.random)
-        self.trainer.train_dataloader.load_state_dict(self.streams)  # type: ignore[union-attr]
-        discard_unfinished_batch(self.trainer)
-
-
-def discard_unfinished_batch(trainer: L.Trainer) -> None:
-    """Reset the fit loop's counters (private in Lightning) to the last completed batch, as a resumed run does."""
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    for counters in (progress.total, progress.current):
-        counters.reset_on_restart()
-
+from txl_lightning.runs.trained import model_weights, read_checkpoint
+from txl_lightning.training.loggers import HISTORY, reported
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+
+# A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
+# an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
+FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
+FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
+FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
+
+NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
+    *LENGTHS,
+    "vocab_size",
+}
+MOST_SHOWN = 8
 
 
 class Checkpoints(Callback):
@@ -177,64 +51,55 @@ class Checkpoints(Callback):
     nothing is saved then, because the other ranks wait in a collective. A failed write is reported and training
     continues.
 
+    `step{N}.ckpt` is written every `checkpoint.keep_every_n_steps`: weights, config and vocabulary, enough for every
+    evaluation. A run cannot resume from them. Those of an earlier run in this directory, or of steps that a resumed run
+    has yet to do, are removed at its start.
+
     Args:
         directory: folder of the checkpoints.
-        every_n_steps: n.
-        val_every_n_steps: interval of validation; None for the end of every epoch. The last step is validated too.
+        config: its `checkpoint` and interval of validation (null: the end of every epoch); the last step is validated
+            too.
         ranks: the processes of the run.
+        record: `config`, `vocabulary`, `corpus` (its checksum) and `wandb_id` (None without W&B), added to every
+            checkpoint, so that its file alone is enough to use the model. Plain containers only, so that loading a
+            checkpoint runs no code.
         resumed_from: the checkpoint that the run continues; its best checkpoint is next to it.
-        step: number of steps in that checkpoint.
-        best_counts: the losses of its validations can be compared with those of this run. Otherwise the next
-            validation is the best.
+        checkpoint: its contents; {} for a new run.
 
     Attributes:
-        best: nll and step of the best validation so far.
+        best: nll and step of the best validation so far; infinite and -1 before the first.
         saved_step: step of the last checkpoint; -1 if there is none.
     """
 
     def __init__(
         self,
         directory: Path,
-        every_n_steps: int,
-        val_every_n_steps: int | None,
+        config: Config,
         ranks: Ranks,
+        record: dict[str, Any],
         resumed_from: Path | None,
-        step: int,
-        best_counts: bool = True,
+        checkpoint: dict[str, Any],
     ) -> None:
-        self.best_counts = best_counts
-        self.directory, self.ranks, self.resumed_from = directory, ranks, resumed_from
-        self.every_n_steps, self.val_every_n_steps = every_n_steps, val_every_n_steps
-        self.best: dict[str, float] = {"nll": math.inf, "step": -1}
-        self.saved_step = -1 if resumed_from is None else step
-        self.continues_here = resumed_from is not None and resumed_from.parent.resolve() == directory.resolve()
+        self.directory, self.ranks, self.record = directory, ranks, record
+        self.options, self.val_every_n_steps = config.checkpoint, config.trainer.val_every_n_steps
+        self.resumed_from, self.saved_step = resumed_from, checkpoint.get("global_step", -1)
+        self.best: dict[str, Any] = {"nll": math.inf, "step": -1}
+        # Whether losses of earlier validations can be compared with those of this run; else the next one is the best.
+        self.best_counts = resumed_from is None or is_validated_alike(config, resumed_from, checkpoint, ranks)
+        self.continues_here = continues_in(directory.parent, resumed_from)
         self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
         self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
-        self.boundary: StepBoundary | None = None
-
-    @property
-    def state_key(self) -> str:
-        return "Checkpoints"
-
-    @property
-    def last(self) -> Path:
-        """Path of the last checkpoint."""
-        return self.directory / LAST
+        self.boundary: tuple[Any, ...] | None = None  # state after the last completed step
 
     @property
     def newest(self) -> Path | None:
         """The checkpoint of `saved_step`: the last one, or before the first save here the one that was resumed."""
-        return self.last if self.last_is_good else self.resumed_from
+        return self.directory / LAST if self.last_is_good else self.resumed_from
 
     @property
     def best_path(self) -> Path | None:
         """Path of the best checkpoint; None before the first validation."""
-        return self.directory / BEST if math.isfinite(self.best["nll"]) else None
-
-    @property
-    def best_step(self) -> int:
-        """Step of the best checkpoint; -1 before the first validation."""
-        return int(self.best["step"])
+        return self.directory / BEST if self.best["step"] >= 0 else None
 
     def save(self, trainer: L.Trainer) -> bool:
         """Write `last.ckpt`; all ranks must call this. Return whether it was written.
@@ -244,27 +109,30 @@ class Checkpoints(Callback):
         step = trainer.global_step
         keep_previous = self.last_is_good and self.saved_step != step
         options = {"previous": self.directory / PREVIOUS} if keep_previous else None
-        trainer.save_checkpoint(self.last, storage_options=options)
+        trainer.save_checkpoint(self.directory / LAST, storage_options=options)
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DurableCheckpoints)
         error = self.ranks.first(io.error and str(io.error))
         if error is None:
-            if self.ranks.rank == 0:
-                for name in self.stale:
-                    (self.directory / name).unlink(missing_ok=True)
+            for name in self.stale if self.ranks.rank == 0 else ():
+                (self.directory / name).unlink(missing_ok=True)
             self.saved_step, self.last_is_good, self.stale = step, True, ()
-        elif self.ranks.rank == 0:
+        else:
             last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
             then = "; training continues" if trainer.training else ""
-            message = f"could not write the checkpoint of step {step}: {error}; {last}{then}"
-            print(message, file=sys.stderr, flush=True)
+            self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {last}{then}")
         return error is None
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Copy the best checkpoint of a resumed run here; mark checkpoints of an earlier run for removal."""
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["txl_lightning"] = self.record
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Copy the best checkpoint of a resumed run here; remove or mark those of an earlier run."""
         if self.ranks.rank == 0:
-            for part in self.directory.glob(".*.part"):
-                part.unlink(missing_ok=True)
+            for path in (*self.directory.glob(".*.part"), *self.directory.glob("step*.ckpt")):
+                number = path.stem.removeprefix("step")
+                if path.suffix == ".part" or (number.isdecimal() and int(number) > self.saved_step):
+                    path.unlink(missing_ok=True)
         if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
             self.best = {"nll": math.inf, "step": -1}
         if not self.continues_here:
@@ -287,47 +155,53 @@ class Checkpoints(Callback):
         every, step = self.val_every_n_steps, trainer.global_step
         return step >= trainer.max_steps or (trainer.is_last_batch if every is None else step % every == 0)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
-    ) -> None:
-        if trainer.global_step % self.every_n_steps == 0 and not self.validation_is_due(trainer):
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        step, kept = trainer.global_step, self.options.keep_every_n_steps
+        if kept is not None and step % kept == 0 and self.ranks.rank == 0:
+            contents = {"state_dict": pl_module.state_dict(), "global_step": step, "txl_lightning": self.record}
+            with reported(f"step{step}.ckpt"):
+                self.directory.mkdir(parents=True, exist_ok=True)
+                write_checkpoint(contents, self.directory / f"step{step}.ckpt")
+        if step % self.options.every_n_steps == 0 and not self.validation_is_due(trainer):
             self.save(trainer)
-        assert isinstance(pl_module, LanguageModelModule)
-        self.boundary = StepBoundary(trainer, pl_module)
+        # Weights and optimizer change at the very end of a step only, and a memory is an immutable value: no copies.
+        memory, streams = pl_module.training_memory, trainer.train_dataloader
+        self.boundary = (memory.memory, memory.next_number, RandomState.current(), streams.state_dict())  # type: ignore[union-attr]
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        assert isinstance(pl_module, LanguageModelModule)
         before, nll = (self.best, self.best_counts), pl_module.metrics["val/nll"]
         if nll < self.best["nll"] or (math.isfinite(nll) and not self.best_counts):
             self.best, self.best_counts = {"nll": nll, "step": trainer.global_step}, True
         kept = self.save(trainer)
         if kept and self.best is not before[0]:
-            kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.last))
+            kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
         if not kept:
             self.best, self.best_counts = before
 
     def _copy_best(self, source: Path) -> bool:
-        try:
+        with reported(BEST):
             self.directory.mkdir(parents=True, exist_ok=True)
             copy_checkpoint(source, self.directory / BEST)
-        except OSError as error:
-            print(f"could not write {BEST}: {error}; the previous one stays", file=sys.stderr, flush=True)
-            return False
-        return True
+            return True
+        return False
 
     def on_before_optimizer_step(self, trainer: L.Trainer, *args: Any) -> None:
         self.boundary = None  # from here to the end of the step, weights and counters do not match
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Save the state after the last completed step, unless the run was stopped on purpose."""
         stopped = isinstance(exception, (UserError, KeyboardInterrupt))
         if stopped or self.boundary is None or self.ranks.world_size > 1 or trainer.global_step == self.saved_step:
             return
         if trainer.state.stage == RunningStage.VALIDATING:
             return
-        self.boundary.restore()
+        carried = pl_module.training_memory
+        carried.memory, carried.next_number, random_state, streams = self.boundary
+        RandomState.set(random_state)
+        trainer.train_dataloader.load_state_dict(streams)  # type: ignore[union-attr]
+        discard_unfinished_batch(trainer)
         self.save(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -336,3 +210,272 @@ class Checkpoints(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
         self.best_counts = self.best_counts and state_dict.get("best_counts", True)
+
+
+def discard_unfinished_batch(trainer: L.Trainer) -> None:
+    """Reset the fit loop's counters (private in Lightning) to the last completed batch, as a resumed run does."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    for counters in (progress.total, progress.current):
+        counters.reset_on_restart()
+
+
+class RandomState(Callback):
+    """Saves and restores every rank's random state, so that a resumed run draws the same dropout masks.
+
+    If more ranks resume than wrote the checkpoint, the additional ones get a new seed. Such a run is bit-equal to
+    an uninterrupted one only without dropout.
+
+    Args:
+        ranks: the processes of the run.
+        seed: seed of the run; additional ranks derive theirs from it.
+    """
+
+    def __init__(self, ranks: Ranks, seed: int) -> None:
+        self.ranks, self.seed = ranks, seed
+        self._loaded: list[dict[str, Any]] | None = None
+
+    @staticmethod
+    def current() -> dict[str, Any]:
+        """Return the states of torch: of the CPU and of this process's GPU."""
+        return {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
+        }
+
+    @staticmethod
+    def set(state: dict[str, Any]) -> None:
+        """Restore a state that `current` returned."""
+        torch.set_rng_state(state["cpu"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        if state.get("mps") is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ranks": self.ranks.gather(self.current())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded = state_dict["ranks"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Restore the state here, after everything that draws random numbers before the first step."""
+        if self._loaded is None:
+            return
+        if self.ranks.rank < len(self._loaded):
+            self.set(self._loaded[self.ranks.rank])
+        else:
+            L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
+
+
+def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any]]:
+    """Return path and contents of the checkpoint that `resume` names; None and {} to start from scratch.
+
+    `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
+    """
+    path = None if config.resume in (None, "auto") else Path(str(config.resume))
+    if config.resume == "auto":
+        folder = directory / "checkpoints"
+        path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
+        start = "starting from scratch" if damaged else f"no checkpoint in {folder}, starting from scratch"
+        ranks.report(*damaged, f"resume=auto: {start if path is None else f'resuming from {path}'}")
+    if path is None:
+        return None, {}
+    contents = read_checkpoint(path, option="resume")
+    carried = contents.get("training_memory", {})
+    if config.memory.mem_len and carried.get("next_number") and carried.get("memory") is None:
+        n_tokens = config.memory.mem_len + config.memory.compressed_len * config.memory.rate
+        ranks.report(
+            f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
+            f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
+        )
+    return path, contents
+
+
+def last_good(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest intact checkpoint of a run, and a message for each damaged one.
+
+    Prefers `last.ckpt`; if it is missing or damaged, the later of `previous.ckpt` and `best.ckpt`.
+    """
+    messages: list[str] = []
+    steps: dict[Path, int] = {}
+    for path in (directory / LAST, directory / PREVIOUS, directory / BEST):
+        if path.exists() and directory / LAST not in steps:
+            try:
+                steps[path] = int(read_checkpoint(path)["global_step"])
+            except UserError as error:
+                messages.append(str(error).replace("checkpoint=", "", 1))
+    return max(steps, key=lambda path: steps[path], default=None), messages
+
+
+def continues_in(directory: Path, resumed_from: Path | None) -> bool:
+    """Return whether a run resumes from a checkpoint of its own directory, whose curves it continues."""
+    return resumed_from is not None and resumed_from.parent.resolve() == (directory / "checkpoints").resolve()
+
+
+def clear_earlier_run(config: Config, directory: Path) -> None:
+    """Remove metrics and curves of an earlier run in the directory of a new one, and tell the user.
+
+    Its checkpoints are removed by the new run's first one. With `resume=auto` the rows of W&B stay: a session that was
+    killed before its first checkpoint is the same run.
+    """
+    names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl"]
+    names += [HISTORY] if config.resume != "auto" else []
+    found = [directory / name for name in names if (directory / name).exists()]
+    if found or (directory / "checkpoints" / LAST).exists():
+        what = "which this one replaces"
+        if not config.checkpoint.enabled:
+            what = "whose curves this one replaces; its checkpoints stay (checkpoint.enabled=false)"
+        print(f"{directory} holds an earlier run, {what}", file=sys.stderr, flush=True)
+    for path in found:
+        path.unlink()
+
+
+def is_validated_alike(config: Config, path: Path, checkpoint: dict[str, Any], ranks: Ranks) -> bool:
+    """Return whether the losses of the resumed run's validations can be compared with those from now on.
+
+    Otherwise rank 0 names the first option that differs.
+
+    Args:
+        config: config of the resumed run.
+        path: path of the checkpoint.
+        checkpoint: its contents.
+        ranks: the processes of the run.
+    """
+    before, now = _validation(from_plain(checkpoint["txl_lightning"]["config"])), _validation(config)
+    different = [name for name in now if before.get(name) != now[name]]
+    if different:
+        name = different[0]
+        ranks.report(
+            f"{name} is {now[name]}, and {before.get(name)} in resume={path}: losses of validation cannot be compared, "
+            "so the next validation makes a new best.ckpt"
+        )
+    return not different
+
+
+def _validation(config: Config) -> dict[str, Any]:
+    """Return the options that decide which tokens a validation during training scores, and with which context."""
+    lengths = {**evaluation_lengths(config), "segment_len": config.evaluation.segment_len}
+    lengths["batch_size"] = config.evaluation.batch_size
+    named = {f"evaluation.{name}": value for name, value in lengths.items()}
+    return {**named, "trainer.val_max_segments": config.trainer.val_max_segments}
+
+
+def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
+    """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimizer.
+
+    Raises:
+        OptionError: an option differs (names the first one), or the file holds weights only.
+    """
+    if "pytorch-lightning_version" not in checkpoint:
+        raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
+    record = checkpoint["txl_lightning"]
+    before, now = flat(plain(from_plain(record["config"]))), flat(plain(config))
+    fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
+    without_effect = () if config.memory.reset == "document" else ("data.document_start",)
+    for name in fixed:
+        if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
+            option = name.removesuffix(".name") if name.count(".") == 1 else name
+            raise OptionError(option, now[name], f"must be {before[name]}, as in resume={path}")
+    if record.get("corpus", corpus) != corpus:
+        raise OptionError("resume", path, "was trained on another text than this corpus has now")
+
+
+def check_weights(
+    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
+) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint under the names of the model.
+
+    Initial weights may be of another vocabulary: known tokens keep their rows, new ones have those of `model`.
+
+    Args:
+        path: path of the checkpoint, for messages.
+        option: option that named it: `resume` or `initial_weights`.
+        checkpoint: contents of the checkpoint.
+        model: model that takes the weights.
+        vocabulary: vocabulary of the corpus.
+
+    Raises:
+        OptionError: the checkpoint has another architecture, or a vocabulary that cannot be used.
+    """
+    record = checkpoint["txl_lightning"]
+    theirs = architecture(from_plain(record["config"]), len(vocabulary))
+    for name, value in vars(theirs).items():
+        needed = getattr(model.config, name, None)
+        allowed = f"is of another model: {name} is {value}, this model needs {needed}"
+        require(name in NON_ARCHITECTURE_FIELDS or value == needed, option, path, allowed)
+    weights = model_weights(checkpoint)
+    trained_on = Vocabulary.from_state_dict(record["vocabulary"])
+    if trained_on != vocabulary:
+        require(option != "resume", option, path, "was trained on another vocabulary than this corpus has")
+        try:
+            weights = keep_known_tokens(weights, trained_on, vocabulary, model)
+        except UserError as error:
+            raise OptionError(option, path, str(error)) from error
+    return weights
+
+
+def keep_known_tokens(
+    weights: dict[str, Tensor], before: Vocabulary, after: Vocabulary, model: Model
+) -> dict[str, Tensor]:
+    """Return weights for another vocabulary.
+
+    A token is known if both vocabularies have it, in the same cluster of the adaptive softmax: it keeps its row of the
+    embedding, which the softmax shares, and its bias. The rows of new tokens are those of `model`, as initialized.
+
+    Args:
+        weights: weights of a model with the same architecture and cut-offs, by name.
+        before: vocabulary of `weights`.
+        after: vocabulary of the result.
+        model: new model with `after`.
+
+    Raises:
+        UserError: the levels have no tokens in common, such as bytes and characters, or sizes differ.
+    """
+    known = known_tokens(before, after, model)
+    new = np.flatnonzero(known >= 0)
+    old = known[new]
+    result = dict(weights)
+    bias = model.softmax.bias.detach().clone()
+    bias[new] = weights["softmax.bias"][old]
+    result["softmax.bias"] = bias
+    edges = model.embedding.edges if model.embedding.div_val > 1 else (0, len(after))
+    for cluster, table in enumerate(model.embedding.tables):
+        name = f"embedding.tables.{cluster}"
+        rows = table.detach().clone()
+        if name not in weights or weights[name].shape[1:] != rows.shape[1:]:
+            raise UserError(f"is of another model: the embedding {name} has another width")
+        inside = (new >= edges[cluster]) & (new < edges[cluster + 1])
+        rows[new[inside] - edges[cluster]] = weights[name][old[inside] - edges[cluster]].to(rows)
+        result[name] = rows
+    return result
+
+
+def known_tokens(before: Vocabulary, after: Vocabulary, model: Model) -> np.ndarray:
+    """Return the number that every token of `after` has in `before`, -1 for new tokens, [V].
+
+    Raises:
+        UserError: the levels have no tokens in common.
+    """
+    if before.level != after.level and not (before.consists_of_bytes and after.consists_of_bytes):
+        raise UserError(f"was trained at level {before.level}: none of its tokens is one of level {after.level}")
+    numbers = {symbol: number for number, symbol in enumerate(_symbols(before))}
+    found = np.array([numbers.get(symbol, -1) for symbol in _symbols(after)], dtype=np.int64)
+    firsts = model.embedding.edges[1:-1]
+    cluster_before, cluster_after = (np.searchsorted(firsts, n, side="right") for n in (found, np.arange(len(after))))
+    return np.where(cluster_before == cluster_after, found, -1)
+
+
+def describe_change(before: Vocabulary, after: Vocabulary, model: Model) -> str | None:
+    """Describe in one line how many tokens are known, and name some new ones; None if the vocabularies are equal."""
+    if before == after:
+        return None
+    new = np.flatnonzero(known_tokens(before, after, model) < 0)
+    shown = ", ".join(repr(after.decode([token])) for token in new[:MOST_SHOWN].tolist())
+    names = f": {shown}{', …' if len(new) > MOST_SHOWN else ''}" if len(new) else ""
+    known = len(after) - len(new)
+    return f"{known:,} of {len(after):,} tokens are known and keep their weights, {len(new):,} are new{names}"
+
+
+def _symbols(vocabulary: Vocabulary) -> tuple[str, ...]:
+    return vocabulary.symbols or tuple(map(chr, range(len(vocabulary))))

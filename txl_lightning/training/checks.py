@@ -1,8 +1,11 @@
-"""Validation of a config before training."""
+"""Options of a run before anything is prepared: `auto` resolved for this machine, then validated."""
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
+from operator import attrgetter
+
+import torch
 
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import (
@@ -10,7 +13,6 @@ from txl_lightning.config.schemas import (
     DataConfig,
     MemoryConfig,
     RecurrentModelConfig,
-    TransformerXLModelConfig,
     check_logger,
     check_seed,
     flat,
@@ -19,11 +21,39 @@ from txl_lightning.config.schemas import (
 from txl_lightning.distributed.ranks import Ranks, n_processes
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.kernels import check_kernel
+from txl_lightning.runs.bfloat16 import fastest_precision
 from txl_lightning.runs.models import architecture
 from txl_lightning.training.optimization import check_optimizer
-from txl_lightning.training.precision import check_accelerator
 
+ACCELERATORS = ("auto", "cpu", "gpu", "mps")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
+COUNTS = (  # at least 1, or null where that has a meaning
+    *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
+    *("trainer.column_chunks", "trainer.max_nonfinite_steps", "trainer.num_threads", "trainer.log_every_n_steps"),
+    *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
+    *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
+)
+
+
+def resolve_machine(config: Config) -> Config:
+    """Return the config with this machine's values in place of `auto`.
+
+    `trainer.accelerator` becomes gpu, else mps for one process, else cpu; `trainer.precision` what is fastest there
+    (`fastest_precision`); `optimizer.ns_precision` 32-true for Muon without mixed precision, else bf16-true.
+
+    A resolved value is part of the run's identity: it stands in `config.yaml` and in checkpoints, and a run resumes
+    with the same precisions only.
+    """
+    trainer, optimizer = replace(config.trainer), replace(config.optimizer)
+    if trainer.accelerator == "auto":
+        has_mps = torch.backends.mps.is_available() and n_processes(trainer) == 1
+        trainer.accelerator = "gpu" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    if trainer.precision == "auto":
+        trainer.precision = fastest_precision(trainer.accelerator)
+    if optimizer.ns_precision == "auto":
+        in_float32 = optimizer.name == "muon" and not trainer.precision.endswith("-mixed")
+        optimizer.ns_precision = "32-true" if in_float32 else "bf16-true"
+    return replace(config, trainer=trainer, optimizer=optimizer)
 
 
 def check_config(config: Config) -> None:
@@ -32,78 +62,66 @@ def check_config(config: Config) -> None:
     Raises:
         OptionError: an option has a value that is not allowed.
     """
-    trainer, evaluation = config.trainer, config.evaluation
+    trainer = config.trainer
+    for option in COUNTS:  # before the model, whose memory may take its length from data.segment_len
+        value = attrgetter(option)(config)
+        require(value is None or value >= 1, option, value, "must be an integer >= 1")
     check_optimizer(config.optimizer)
-    segment_len = config.data.segment_len  # before memory.mem_len, which may be taken from it
-    require(segment_len >= 1, "data.segment_len", segment_len, "must be an integer >= 1")
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
-    require(config.data.path is None or config.data.name == "file", "data.path", config.data.path, "needs data=file")
-    cut, allowed = config.data.fractions, "needs data=file: other corpora have their own splits"
-    require(config.data.name == "file" or cut == DataConfig().fractions, "data.fractions", cut, allowed)
-    kept, allowed = config.checkpoint.keep_every_n_steps, "needs checkpoint.enabled=true"
-    require(kept is None or config.checkpoint.enabled, "checkpoint.keep_every_n_steps", kept, allowed)
-    require(config.loss in ("full", "half"), "loss", config.loss, "must be full or half")
-    _check_integers(config)
-    allowed = f"must be one of {', '.join(PRECISIONS)}"
-    require(trainer.precision in PRECISIONS, "trainer.precision", trainer.precision, allowed)
-    _check_attention(config)
-    _check_compression(config)
-    check_accelerator(trainer)
-    B, W, chunks = config.data.batch_size, n_processes(trainer), trainer.column_chunks
-    require(
-        B % (W * chunks) == 0,
-        "data.batch_size",
-        B,
-        f"must be divisible by the {W} processes of trainer.devices={trainer.devices} and "
-        f"trainer.num_nodes={trainer.num_nodes}, times trainer.column_chunks={chunks}",
-    )
-    allowed = f"must be at least the {W} processes, a stream for each"
-    require(evaluation.batch_size >= W, "evaluation.batch_size", evaluation.batch_size, allowed)
     check_logger(config.logger, ("wandb", "csv", "none"))
+    check_kernel(trainer.attention, "trainer.attention")
+    for option, is_allowed, allowed in _rules(config):
+        require(is_allowed, option, attrgetter(option)(config), allowed)
 
 
-def _check_integers(config: Config) -> None:
-    """Validate the options that are counts: at least 1, or null where that has a meaning."""
-    counts = {
-        "trainer": (
-            *("max_steps", "devices", "num_nodes", "column_chunks", "max_nonfinite_steps", "num_threads"),
-            *("log_every_n_steps", "val_every_n_steps", "val_max_segments"),
-        ),
-        "checkpoint": ("every_n_steps", "keep_every_n_steps"),
-        "data": ("batch_size",),
-        "evaluation": ("batch_size", "segment_len", "max_segments"),
-    }
-    for group, options in counts.items():
-        for option in options:
-            value = getattr(getattr(config, group), option)
-            require(value is None or value >= 1, f"{group}.{option}", value, "must be an integer >= 1")
-
-
-def _check_compression(config: Config) -> None:
-    memory, segment_len = config.memory, config.data.segment_len
-    if memory.compression is None:
-        return
-    for option in ("mem_len", "compressed_len"):
-        value = getattr(memory, option)
-        require(value >= 1, f"memory.{option}", value, "must be an integer >= 1 with memory=compressive")
-    allowed = f"must divide data.segment_len={segment_len} and memory.mem_len={memory.mem_len}"
-    require(segment_len % memory.rate == memory.mem_len % memory.rate == 0, "memory.rate", memory.rate, allowed)
-
-
-def _check_attention(config: Config) -> None:
-    kernel, model = config.trainer.attention, config.model
-    check_kernel(kernel, "trainer.attention")
-    if kernel != "flex":
-        return
-    check = partial(require, option="trainer.attention", value=kernel)
-    check(isinstance(model, TransformerXLModelConfig), allowed=f"is for a Transformer-XL, not for {model.name}")
-    check(config.trainer.accelerator == "gpu", allowed="trains on GPUs only; eager trains on the CPU")
-    check(config.trainer.precision != "64-true", allowed="has at most 32 bits a number; eager has 64")
-    drops = getattr(model, "attention_dropout", 0.0) > 0
-    check(not drops, allowed="has no dropout of attention probabilities: set model.attention_dropout=0")
-    resets = config.memory.reset == "document"
-    check(not resets, allowed="has one mask for all streams: memory.reset=document needs eager")
+def _rules(config: Config) -> list[tuple[str, bool, str]]:
+    """Return options, whether their values are allowed, and which are."""
+    data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
+    accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
+    is_file, n_gpus = data.name == "file", torch.cuda.device_count()
+    kept, chunks = checkpoint.keep_every_n_steps, trainer.column_chunks
+    processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
+    divisible = f"must be divisible by the {W} processes of {processes}, times trainer.column_chunks={chunks}"
+    visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
+    rules = [
+        ("data.path", is_file or data.path is None, "needs data=file"),
+        ("data.fractions", is_file or data.fractions == DataConfig().fractions, "needs data=file"),
+        ("data.batch_size", data.batch_size % (W * chunks) == 0, divisible),
+        ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
+        ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
+        ("loss", config.loss in ("full", "half"), "must be full or half"),
+        ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
+        ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
+        ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
+    ]
+    if accelerator == "cpu":
+        rules += [("trainer.precision", precision != "16-mixed", "needs a GPU (bf16-mixed works without one)")]
+    if accelerator == "mps":
+        rules += [
+            ("trainer.accelerator", torch.backends.mps.is_available(), "this machine has no Apple GPU"),
+            ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
+            ("trainer.precision", precision == "32-true", "must be 32-true with trainer.accelerator=mps"),
+        ]
+    if memory.compression is not None:
+        positive = "must be an integer >= 1 with memory=compressive"
+        lengths, rate = (data.segment_len, memory.mem_len), memory.rate
+        whole = f"must divide data.segment_len={data.segment_len} and memory.mem_len={memory.mem_len}"
+        rules += [
+            ("memory.mem_len", memory.mem_len >= 1, positive),
+            ("memory.compressed_len", memory.compressed_len >= 1, positive),
+            ("memory.rate", all(length % rate == 0 for length in lengths), whole),
+        ]
+    if trainer.attention == "flex":
+        drops = getattr(config.model, "attention_dropout", 0.0) > 0
+        reasons = {
+            "trains on GPUs only; eager trains on the CPU": accelerator == "gpu",
+            "has at most 32 bits a number; eager has 64": precision != "64-true",
+            "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
+            "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
+        }
+        rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
+    return rules
 
 
 def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:

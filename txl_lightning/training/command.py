@@ -8,10 +8,9 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
 from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.runs.metrics import shown_units
-from txl_lightning.training.checks import options_without_effect
-from txl_lightning.training.precision import resolve_machine
+from txl_lightning.training.checks import options_without_effect, resolve_machine
+from txl_lightning.training.loggers import upload_command
 from txl_lightning.training.run import train
-from txl_lightning.training.wandb_run import upload_command
 
 
 def run(options: Config, directory: Path) -> list[str]:

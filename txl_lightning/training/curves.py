@@ -1,7 +1,8 @@
-"""Curves of a run: training, validation, and loss by context length."""
+"""Curves of a run: training, validation, loss by context length; progress on the terminal and in a file."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -12,29 +13,21 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
+from tqdm import tqdm
 
-from txl_lightning.config.schemas import ContextCurveConfig
+from txl_lightning.config.lengths import extended_context, trained_clamp
+from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import position_blocks
-from txl_lightning.runs.metrics import loss_metrics, loss_unit
+from txl_lightning.files import write_json
+from txl_lightning.runs.metrics import loss_metrics, loss_unit, shown_units
 from txl_lightning.runs.utilization import peak_flops, peak_memory, training_flops
-from txl_lightning.training.curve_files import CurveFile
+from txl_lightning.training.loggers import CurveFile, RepeatableWandbLogger, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.wandb_run import RepeatableWandbLogger
-
-
-def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
-    """Write values of the current step to every logger; a failed write does not end the training."""
-    for logger in trainer.loggers:
-        try:
-            logger.log_metrics(values, step=trainer.global_step)
-            logger.save()
-        except OSError as error:
-            print(f"could not write the curves: {error}; training continues", file=sys.stderr, flush=True)
 
 
 class TrainingCurves(Callback):
@@ -49,7 +42,11 @@ class TrainingCurves(Callback):
 
     MFU is left out where the peak is not known (`peak_flops`). Peak memory is that of the rank that needs most.
 
+    Each validation is logged too, and written as a line of `validation.jsonl`: steps, tokens, seconds, nll and bpc or
+    ppl.
+
     Args:
+        directory: run directory.
         every_n_steps: n.
         ranks: the processes of the run.
 
@@ -58,8 +55,8 @@ class TrainingCurves(Callback):
         latest: values of the last log entry.
     """
 
-    def __init__(self, every_n_steps: int, ranks: Ranks) -> None:
-        self.every_n_steps, self.ranks = every_n_steps, ranks
+    def __init__(self, directory: Path, every_n_steps: int, ranks: Ranks) -> None:
+        self.file, self.every_n_steps, self.ranks = CurveFile(directory / "validation.jsonl"), every_n_steps, ranks
         self.tokens = 0
         self.latest: dict[str, float] = {}
         self._nll_sum: torch.Tensor | float = 0.0
@@ -70,22 +67,17 @@ class TrainingCurves(Callback):
         self._started = self._since = time.perf_counter()
 
     @property
-    def state_key(self) -> str:
-        return "TrainingCurves"
-
-    @property
     def seconds(self) -> float:
         """Wall-clock time of this run, including earlier sessions up to their last checkpoint."""
         return self._seconds_before + time.perf_counter() - self._started
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._started = self._since = time.perf_counter()
         self._tokens_before = self._tokens
+        if self.ranks.rank == 0:
+            self.file.keep_until(trainer.global_step)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, LanguageModelModule)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Segment, *_: Any) -> None:
         n_tokens = batch.targets.numel()
         self.tokens += n_tokens * self.ranks.world_size
         self._shape = (batch.targets.shape[0], batch.targets.shape[1])
@@ -123,8 +115,20 @@ class TrainingCurves(Callback):
         """Exclude the time since the last log entry from tokens/s."""
         self._since, self._tokens_before = time.perf_counter(), self._tokens
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.restart_clock()
+        if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero:
+            values = self._log_evaluation(trainer, pl_module, "val/")
+            row = {"steps": trainer.global_step, "tokens": self.tokens, "seconds": round(self.seconds, 2)}
+            self.file.append({**row, **values})
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._log_evaluation(trainer, pl_module, "test/")
+
+    def _log_evaluation(self, trainer: L.Trainer, module: LanguageModelModule, prefix: str) -> dict[str, float]:
+        values = {name: value for name, value in module.metrics.items() if name.startswith(prefix)}
+        log_metrics(trainer, {**values, "tokens": self.tokens})
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """Return tokens and seconds so far, and each rank's sums since the last log entry."""
@@ -141,36 +145,6 @@ class TrainingCurves(Callback):
             self._nll_sum, self._tokens = (sum(part) for part in zip(*sums, strict=True))
 
 
-class ValidationCurve(Callback):
-    """Writes each validation as a line of `validation.jsonl`: steps, tokens, seconds, nll and bpc or ppl.
-
-    Args:
-        path: path of the file.
-        curves: counts the tokens seen so far and the seconds.
-    """
-
-    def __init__(self, path: Path, curves: TrainingCurves) -> None:
-        self.file, self.curves = CurveFile(path), curves
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero:
-            self.file.keep_until(trainer.global_step)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LanguageModelModule)
-        if trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
-            return
-        values = {name: value for name, value in pl_module.metrics.items() if name.startswith("val/")}
-        log_metrics(trainer, {**values, "tokens": self.curves.tokens})
-        row = {"steps": trainer.global_step, "tokens": self.curves.tokens}
-        self.file.append({**row, "seconds": round(self.curves.seconds, 2), **values})
-
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, LanguageModelModule)
-        values = {name: value for name, value in pl_module.metrics.items() if name.startswith("test/")}
-        log_metrics(trainer, {**values, "tokens": self.curves.tokens})
-
-
 RECL_THRESHOLD = 0.01  # of appendix C
 
 
@@ -179,72 +153,54 @@ class ContextCurves(Callback):
 
     Logs `context/{bpc or ppl}/{c}` and `recl/{r}` over steps, and to W&B each measurement as a curve over c too.
     RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
-    its share of the windows. Memory, streams and random state of the training stay unchanged.
+    its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
+    is excluded from tokens/s.
 
     Args:
-        options: interval, contexts and number of positions.
+        config: its `context_curve`, and the lengths of training.
         tokens: the validation split.
-        trained_len: tokens that absolute positions were trained with.
-        clamp_len: larger distances share one position; None for the model's own.
-        path: file that gets one line per measurement.
-        curves: counts the tokens seen so far; the time of a measurement is excluded from its tokens/s.
+        directory: run directory, for `context_curve.jsonl`.
+        curves: counts the tokens seen so far.
 
     Raises:
         OptionError: an option is not possible with this split.
     """
 
-    def __init__(
-        self,
-        options: ContextCurveConfig,
-        tokens: np.ndarray,
-        trained_len: int,
-        clamp_len: int | None,
-        path: Path,
-        curves: TrainingCurves,
-    ) -> None:
-        self.curves, self.options, self.tokens = curves, options, tokens
-        self.trained_len, self.clamp_len = trained_len, clamp_len
+    def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
+        self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
+        self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
         try:
             for name in ("every_n_steps", "first_context", "step"):
                 value = getattr(options, name)
                 require(value is None or value >= 1, name, value, "must be an integer >= 1")
             self.contexts = list(range(options.first_context, options.max_context + 1, options.step))
             check_definition(self.contexts, options.fractions, RECL_THRESHOLD, bootstrap=0)
-            self.positions, self.blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
+            self.positions, blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
         except OptionError as error:
             raise error.within("context_curve") from error
-        self.file = CurveFile(path)
+        # Absolute positions reach as far as those of training; larger distances share one.
+        lengths = {
+            "trained_len": config.data.segment_len + extended_context(config),
+            "clamp_len": trained_clamp(config),
+        }
+        definition = {"fractions": options.fractions, "threshold": RECL_THRESHOLD, "bootstrap": 0}
+        self.given: dict[str, Any] = {"blocks": blocks, **lengths, **definition}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
             self.file.keep_until(trainer.global_step)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
-    ) -> None:
-        every = self.options.every_n_steps
-        if every is None or trainer.global_step % every:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        if self.every_n_steps is None or trainer.global_step % self.every_n_steps:
             return
-        assert isinstance(pl_module, LanguageModelModule)
-        curve = context_curve(
-            pl_module.model,
-            self.tokens,
-            self.positions,
-            self.contexts,
-            trained_len=self.trained_len,
-            clamp_len=self.clamp_len,
-            blocks=self.blocks,
-            fractions=self.options.fractions,
-            threshold=RECL_THRESHOLD,
-            bootstrap=0,
-        )
+        curve = context_curve(pl_module.model, self.tokens, self.positions, self.contexts, **self.given)
         if trainer.is_global_zero:
             self._log(trainer, pl_module, curve)
         self.curves.restart_clock()
 
-    def _log(self, trainer: L.Trainer, pl_module: LanguageModelModule, curve: ContextCurve) -> None:
-        unit = loss_unit(pl_module.level)
-        values = [loss_metrics(nll, pl_module.level)[unit] for nll in curve.nll]
+    def _log(self, trainer: L.Trainer, module: LanguageModelModule, curve: ContextCurve) -> None:
+        unit = loss_unit(module.level)
+        values = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
         scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
         recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
         scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
@@ -255,3 +211,102 @@ class ContextCurves(Callback):
                 logger.log_series("context/curve", self.contexts, curves, "context", title, trainer.global_step)
         row = {"steps": trainer.global_step, "contexts": self.contexts, "nll": curve.nll}
         self.file.append({**row, "standard_error": curve.standard_error, unit: values, "recl": recl})
+
+
+class ProgressBar(Callback):
+    """Shows steps done, loss, ppl or bpc, bpb, tokens/s and time left: a bar, or ten lines without a terminal."""
+
+    def __init__(self, curves: TrainingCurves) -> None:
+        self.curves = curves
+        self._bar: tqdm | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        options: dict[str, Any] = {"dynamic_ncols": True, "mininterval": 0.5}
+        if not sys.stderr.isatty():
+            every = math.ceil(trainer.max_steps / 10)
+            options = {"file": _Lines(), "mininterval": 0.0, "maxinterval": math.inf, "miniters": every}
+        self._bar = tqdm(total=int(trainer.max_steps), initial=trainer.global_step, unit="step", **options)
+        use_monotonic_clock(self._bar)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._text(pl_module.metrics), refresh=False)
+            self._bar.update(trainer.global_step - self._bar.n)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        # Otherwise the error would begin in the middle of the bar's line.
+        self.on_train_end(trainer, pl_module)
+
+    def _text(self, metrics: dict[str, float]) -> str:
+        latest = self.curves.latest
+        shown = [f"{name} {latest['train/' + name]:.3f}" for name in ("nll", "bpc", "ppl") if "train/" + name in latest]
+        shown += [f"val/{unit} {metrics[f'val/{unit}']:.3f}" for unit in shown_units(metrics, "val/")]
+        if "train/tokens_per_second" in latest:
+            shown.append(f"{latest['train/tokens_per_second']:,.0f} tokens/s")
+        return ", ".join(shown)
+
+
+def use_monotonic_clock(bar: tqdm) -> None:
+    """Let a bar measure time with a clock that never jumps (a private attribute of tqdm, which reads the wall clock).
+
+    A wall clock that is set back would stop the bar and make its rate and time left negative.
+    """
+    bar._time = time.monotonic
+    bar.start_t = bar.last_print_t = bar._time()
+
+
+class _Lines:
+    """Stream for tqdm that writes each state of the bar to stderr, on a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            sys.stderr.write(f"{text.strip()}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+PROGRESS_FILE = "progress.json"
+EVERY_SECONDS = 1.0
+
+
+class ProgressFile(Callback):
+    """Writes `progress.json`, replaced atomically at most once a second (`trainer.progress_file=true`).
+
+    The file holds `steps`, `max_steps`, `unit` (bpc or ppl), `loss` (training loss at the last log step, in that
+    unit; null before the first) and `seconds` (wall-clock time of the run, earlier sessions included).
+
+    Args:
+        directory: run directory.
+        curves: source of the loss and the time.
+    """
+
+    def __init__(self, directory: Path, curves: TrainingCurves) -> None:
+        self.path, self.curves = directory / PROGRESS_FILE, curves
+        self._last_write = -EVERY_SECONDS
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._write(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        if time.monotonic() - self._last_write >= EVERY_SECONDS:
+            self._write(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        self._last_write = time.monotonic()
+        unit = loss_unit(str(module.level))
+        state = {"steps": trainer.global_step, "max_steps": trainer.max_steps, "unit": unit}
+        state |= {"loss": self.curves.latest.get(f"train/{unit}"), "seconds": round(self.curves.seconds, 2)}
+        with reported(self.path.name):
+            write_json(self.path, state)

@@ -1,26 +1,113 @@
-"""LightningModule: trains and evaluates a language model, and carries its memory from batch to batch."""
+"""Language model as a LightningModule: carried memory, one step of the optimizer, validation and test."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
 import lightning as L
-import numpy as np
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 
-from txl_lightning.config.schemas import OptimizerConfig
+from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
-from txl_lightning.runs.models import Model, State
-from txl_lightning.training.carried_memory import CarriedMemory, alike, choose, column_chunks, join_columns, take_loss
+from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.training.optimization import make_optimizer
+
+
+class CarriedMemory:
+    """Memory between the segments of one pass over ordered streams.
+
+    The memory is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling
+    loader the memory would hold states of unrelated text.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Any = None
+        self.next_number = 0
+
+    def load_for(self, segment: Segment) -> Any:
+        """Return the memory to score `segment` with; None at segment 0.
+
+        Raises:
+            RuntimeError: the segment does not follow the last one.
+        """
+        if segment.number == 0:
+            return None
+        if segment.number != self.next_number:
+            raise RuntimeError(
+                f"expected segment {self.next_number}, got segment {segment.number}: a model with memory needs "
+                "ordered, non-shuffled streams"
+            )
+        return self.memory
+
+    def store_after(self, segment: Segment, memory: Any) -> None:
+        """Store the memory that scoring `segment` returned."""
+        self.memory, self.next_number = memory, segment.number + 1
+
+    def state_dict(self, ranks: Ranks, with_memory: bool = True) -> dict[str, Any]:
+        """Return plain containers; on rank 0 they hold the memory of all columns of the global batch."""
+        whole = None
+        if with_memory and self.memory is not None:
+            parts = ranks.gather(self.memory.to("cpu").state_dict())
+            whole = parts and join_columns([state_from_dict(part) for part in parts]).state_dict()
+        return {"memory": whole, "next_number": self.next_number}
+
+    def load_state_dict(self, state: dict[str, Any], ranks: Ranks) -> None:
+        """Restore this rank's columns; the number of ranks may differ from the one that wrote the state."""
+        self.memory, self.next_number = None, state["next_number"]
+        if state["memory"]:
+            whole = state_from_dict(state["memory"])
+            first, end = (rank * whole.batch_size // ranks.world_size for rank in (ranks.rank, ranks.rank + 1))
+            self.memory = whole.columns(first, end)
+
+
+def column_chunks(segment: Segment, memory: State | None, n: int) -> Iterator[tuple[int, Segment, State | None]]:
+    """Yield n chunks of B/n neighbouring columns: first column, segment and memory of each."""
+    B = segment.tokens.shape[0]
+    for first in range(0, B, B // n):
+        end = first + B // n
+        chunk = segment._replace(tokens=segment.tokens[first:end], targets=segment.targets[first:end])
+        yield first, chunk, None if memory is None else memory.columns(first, end)
+
+
+def join_columns(memories: Sequence[State]) -> State:
+    """Join the memories of neighbouring columns."""
+    return memories[0] if len(memories) == 1 else type(memories[0]).join(memories)  # type: ignore[arg-type]
+
+
+def alike(before: State | None, after: State | None) -> bool:
+    """Return whether two memories differ in the values of their states at most."""
+    if before is None or after is None:
+        return False
+    described = [
+        {name: (value.shape, value.dtype) if isinstance(value, Tensor) else value for name, value in parts.items()}
+        for parts in (before.state_dict(), after.state_dict())
+    ]
+    return described[0] == described[1]
+
+
+def choose(condition: Tensor, before: Any, after: Any) -> Any:
+    """Return the states of `before` where `condition` is true, else those of `after`, without reading `condition`.
+
+    Args:
+        condition: one truth value on the device of the memories.
+        before: a memory.
+        after: a memory that is `alike`.
+    """
+    old, new = before.state_dict(), after.state_dict()
+    states = {name: torch.where(condition, old[name], new[name]) for name in new if isinstance(new[name], Tensor)}
+    return replace(after, **states)
 
 
 def last_half(nll_BT: Tensor) -> Tensor:
@@ -31,23 +118,18 @@ def last_half(nll_BT: Tensor) -> Tensor:
 class LanguageModelModule(L.LightningModule):
     """Trains and evaluates a language model on ordered streams.
 
-    Training and evaluation have separate memories. Neither is a buffer (see `Memory`).
+    Training and evaluation have separate memories. Neither is a buffer (see `Memory`). `training_step` does the whole
+    step (manual optimization of Lightning): with `trainer.column_chunks` there are several backward passes in one.
+
+    With `trainer.compile` training segments are scored through `torch.compile`, with a memory of static shape. While
+    the memory fills, segments are scored uncompiled.
 
     Args:
         model: scores tokens, see `LanguageModel`.
-        optimizer: options of optimizer and schedule.
-        max_steps: length of the schedule in updates.
-        level: `byte`, `char`, `word` or `bpe`; decides between bits per character and perplexity.
+        config: config of the run.
+        vocabulary: its level decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
-        fused: use the fused optimizer step.
-        loss: `full`, or `half` to count only the last half of a training segment's positions (Table 6).
-        compile: score training segments through `torch.compile`, with a memory of static shape. While the memory
-            fills, segments are scored uncompiled.
-        column_chunks: number of chunks of columns in which a segment is processed before one step. The gradient
-            equals that of all columns at once; activations need 1/n of the GPU memory.
         ranks: the processes of the run.
-        save_memory: store the training memory in checkpoints.
-        byte_lengths: bytes of every token, for bits per byte (see `Vocabulary.byte_lengths`).
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
@@ -61,84 +143,87 @@ class LanguageModelModule(L.LightningModule):
     def __init__(
         self,
         model: Model,
-        optimizer: OptimizerConfig,
-        max_steps: int,
-        level: str = "byte",
-        evaluation_lengths: dict[str, Any] | None = None,
-        fused: bool = True,
-        compile: bool = False,
-        loss: str = "full",
-        column_chunks: int = 1,
+        config: Config,
+        vocabulary: Vocabulary,
+        evaluation_lengths: dict[str, Any],
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
-        save_memory: bool = True,
-        byte_lengths: np.ndarray | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
-        self.optimizer_config, self.max_steps, self.level, self.fused = optimizer, max_steps, level, fused
-        self.evaluation_lengths = evaluation_lengths or {}
-        self.ranks, self.column_chunks, self.save_memory = ranks, column_chunks, save_memory
+        self.automatic_optimization = False
+        self.model, self.config, self.ranks, self.evaluation_lengths = model, config, ranks, evaluation_lengths
+        self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
-        self.training_memory = CarriedMemory(ranks.rank)
-        self.evaluation_memory = CarriedMemory()
+        self.training_memory, self.evaluation_memory = CarriedMemory(), CarriedMemory()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
-        self.half_loss = loss == "half"
-        self.static_memory, self._longest_segment = compile, 0
-        self.score: Any = torch.compile(model.score) if compile else model.score
+        self._longest_segment = 0
+        self.fused = config.trainer.precision != "16-mixed"  # a gradient scaler needs a step that is not
+        self.score: Any = torch.compile(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.compression_loss: Tensor | None = None
         self.step_skipped = torch.tensor(False)
         self._memory_before: State | None = None
         self.metrics: dict[str, float] = {}
 
-    def on_train_batch_start(self, batch: Segment, batch_idx: int) -> None:
-        self.trainer.optimizers[0].zero_grad()
+    def training_step(self, batch: Segment, batch_idx: int) -> None:
+        """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate."""
+        optimizer, schedule = cast("Any", self.optimizers()), cast("Any", self.lr_schedulers())
+        optimizer.zero_grad()
+        self.add_gradients(batch)
+        with torch.autocast(self.device.type, enabled=False):  # Lightning has it on in the whole `training_step`
+            optimizer.step()
+        schedule.step()
 
-    def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: Lightning calls this after the first chunks have added their gradients."""
+    def add_gradients(self, batch: Segment) -> None:
+        """Add the gradients of a segment's loss, and store the memory after it.
 
-    def training_step(self, batch: Segment, batch_idx: int) -> Tensor:
-        """Return the loss of the last chunk of columns; backward of the earlier ones is done here.
-
-        Each chunk's loss is its mean over tokens divided by the number of chunks. The compression loss is added: its
-        gradient is that of the compressor alone, where the loss of the tokens has none.
+        A backward pass for each chunk of columns frees its activations before the next one is scored. Each chunk's
+        loss is its mean over tokens divided by the number of chunks, so that the gradient equals that of all columns
+        at once. The compression loss is added: its gradient is that of the compressor alone, where the loss of the
+        tokens has none.
         """
+        n = self.config.trainer.column_chunks
         memory = self._memory_before = self._memory_for(batch)
         score = self._scorer_for(batch, memory)
-        losses: list[Tensor] = []
-        compression_losses: list[Tensor] = []
-        memories: list[State] = []
-        total: Tensor | None = None
-        for first, chunk, chunk_memory in column_chunks(batch, memory, self.column_chunks):
-            if total is not None:  # frees the activations of a chunk before the next one is scored
-                self.trainer.strategy.backward(total, None)
+        losses, compression_losses, memories = [], [], []
+        rank_column = self.ranks.rank * batch.tokens.shape[0]
+        for first, chunk, chunk_memory in column_chunks(batch, memory, n):
             nll_BT, chunk_memory = score(chunk.tokens, chunk.targets, chunk_memory)
-            total = (last_half(nll_BT) if self.half_loss else nll_BT).mean() / self.column_chunks
-            losses.append(total.detach())
-            chunk_memory, compression_loss = take_loss(chunk_memory)
-            if compression_loss is not None:
-                compression_losses.append(compression_loss.detach() / self.column_chunks)
-                total = total + compression_loss / self.column_chunks
-            memories.append(replace(chunk_memory, first_column=first))
+            loss = total = (last_half(nll_BT) if self.config.loss == "half" else nll_BT).mean() / n
+            losses.append(loss.detach())
+            if getattr(chunk_memory, "compression_loss", None) is not None:
+                total = loss + chunk_memory.compression_loss / n
+                compression_losses.append(chunk_memory.compression_loss.detach() / n)
+                chunk_memory = replace(chunk_memory, compression_loss=None)
+            memories.append(replace(chunk_memory, first_column=rank_column + first))
+            with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
+                self.manual_backward(total)
         self.training_memory.store_after(batch, join_columns(memories))
         self.loss = torch.stack(losses).sum()
         self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
-        assert total is not None
-        return total
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients without autocast: each product has the type that it had in the forward pass."""
+        with torch.autocast(self.device.type, enabled=False):
+            super().manual_backward(loss, *args, **kwargs)
+
+    def _gradients_of_this_rank(self) -> Any:
+        """Return a context in which gradients are not averaged over the ranks: the last chunk's backward does it."""
+        strategy = self.trainer.strategy
+        return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _memory_for(self, batch: Segment) -> Any:
         """Return the memory before a training segment, on its device; None at the start of an epoch."""
         memory, model = self.training_memory.load_for(batch), cast("Any", self.model)
         if memory is not None:
             return memory.to(batch.tokens.device)  # that of a checkpoint is on the CPU
-        return model.start_memory(batch.tokens.shape[0], static=True) if self.static_memory else None
+        return model.start_memory(batch.tokens.shape[0], static=True) if self.config.trainer.compile else None
 
     def _scorer_for(self, batch: Segment, memory: Any) -> Any:
         """Return the compiled `score` for full memories and whole segments; other shapes are not compiled."""
         model: Any = self.model
-        fills = self.static_memory and isinstance(memory, Memory) and memory.filled < model.config.memory_slots
+        fills = isinstance(memory, Memory) and memory.filled < model.config.memory_slots
         self._longest_segment = max(self._longest_segment, batch.tokens.shape[1])
         is_last_of_epoch = batch.tokens.shape[1] < self._longest_segment
         return model.score if fills or is_last_of_epoch else self.score
@@ -148,7 +233,7 @@ class LanguageModelModule(L.LightningModule):
         """Whether a step is skipped without asking the device: on a GPU, with a fused optimizer."""
         return self.fused and self.device.type != "cpu"
 
-    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip by global norm, a compressor by a norm of its own; skip the step if a norm is not finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
@@ -161,7 +246,7 @@ class LanguageModelModule(L.LightningModule):
         """
         if self.ranks.world_size > 1 and self.device.type == "cuda":
             self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
-        limit = self.optimizer_config.clip_norm or float("inf")
+        limit = self.config.optimizer.clip_norm or math.inf
         compressor: Any = getattr(self.model, "compressor", None)
         apart = set() if compressor is None else set(compressor.parameters())
         self.gradient_norm = torch.nn.utils.clip_grad_norm_((p for p in self.parameters() if p not in apart), limit)
@@ -189,8 +274,9 @@ class LanguageModelModule(L.LightningModule):
         return skipped
 
     def configure_optimizers(self) -> Any:
-        optimizer, schedule = make_optimizer(self.model, self.optimizer_config, self.max_steps, self.fused)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        max_steps = self.config.trainer.max_steps
+        optimizer, schedule = make_optimizer(self.model, self.config.optimizer, max_steps, self.fused)
+        return [optimizer], [schedule]
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Let a validation follow the last step too: its interval need not divide the number of steps."""
@@ -242,8 +328,12 @@ class LanguageModelModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training memory of all ranks."""
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks, self.save_memory)
+        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks, self.config.checkpoint.memory)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this rank's slice of the training memory."""
+        """Restore this rank's slice of the training memory, and the number of steps."""
+        loops = checkpoint["loops"]["fit_loop"]
+        done = loops["epoch_loop.manual_optimization.optim_step_progress"]
+        if not done["total"]["completed"]:  # versions up to 0.2.0 left the step to Lightning, which counted elsewhere
+            done |= loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
         self.training_memory.load_state_dict(checkpoint["training_memory"], self.ranks)

@@ -1,48 +1,50 @@
-"""Optimizer and learning-rate schedule of the paper."""
+"""Optimizers and learning-rate schedule: Adam of the paper, AdamW, Muon."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from txl_lightning.config.schemas import OptimizerConfig
 from txl_lightning.errors import require
-from txl_lightning.training.muon import MuonWithAdam
 
 ADAM: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 OPTIMIZERS = (*ADAM, "muon")
 NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Muon's iteration
 
+# Of Muon, as in `torch.optim.Muon`.
+MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
+STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4}  # matrices in the rows of a recurrent weight
+
 
 def check_optimizer(config: OptimizerConfig) -> None:
     """Raise `OptionError` for an option that is not allowed."""
     require(config.name in OPTIMIZERS, "optimizer", config.name, f"must be one of {', '.join(OPTIMIZERS)}")
-    has_muon = config.name != "muon" or hasattr(torch.optim, "Muon")
-    require(has_muon, "optimizer", config.name, f"needs torch >= 2.9, this is {torch.__version__}")
-    require(
-        config.schedule in ("cosine", "constant"), "optimizer.schedule", config.schedule, "must be cosine or constant"
-    )
-    good_betas = len(config.betas) == 2 and all(0 <= beta < 1 for beta in config.betas)
-    require(good_betas, "optimizer.betas", list(config.betas), "must be two numbers in [0, 1)")
-    decay = config.weight_decay
-    require(0 <= decay < math.inf, "optimizer.weight_decay", decay, "must be >= 0 and finite")
-    # With 0 a parameter whose gradients were all 0, such as the row of a token not read yet, becomes 0 / 0.
-    require(0 < config.eps < math.inf, "optimizer.eps", config.eps, "must be > 0 and finite")
-    together = not config.split_qkv and config.name != "muon"
-    require(not together, "optimizer.split_qkv", config.split_qkv, "is for optimizer=muon only")
     ns_precisions = ("auto", *NS_PRECISIONS)
-    allowed = f"must be one of {', '.join(ns_precisions)}"
-    require(config.ns_precision in ns_precisions, "optimizer.ns_precision", config.ns_precision, allowed)
+    rules = {
+        "schedule": (config.schedule in ("cosine", "constant"), "must be cosine or constant"),
+        "betas": ([0 <= beta < 1 for beta in config.betas] == [True, True], "must be two numbers in [0, 1)"),
+        "weight_decay": (0 <= config.weight_decay < math.inf, "must be >= 0 and finite"),
+        # With 0 a parameter whose gradients were all 0, such as the row of a token not read yet, becomes 0 / 0.
+        "eps": (0 < config.eps < math.inf, "must be > 0 and finite"),
+        "split_qkv": (config.split_qkv or config.name == "muon", "is for optimizer=muon only"),
+        "ns_precision": (config.ns_precision in ns_precisions, f"must be one of {', '.join(ns_precisions)}"),
+        "lr": (0 < config.lr < math.inf, "must be > 0 and finite"),
+        "warmup_steps": (config.warmup_steps >= 0, "must be an integer >= 0"),
+        "min_lr": (0 <= config.min_lr <= config.lr, "must be between 0 and optimizer.lr"),
+        "clip_norm": (config.clip_norm >= 0, "must be >= 0 (0 for no clipping)"),
+    }
+    for name, (is_good, allowed) in rules.items():
+        require(is_good, f"optimizer.{name}", getattr(config, name), allowed)
     without_muon = config.ns_precision == "32-true" and config.name != "muon"
     require(not without_muon, "optimizer.ns_precision", config.ns_precision, "is for optimizer=muon only")
-    require(0 < config.lr < math.inf, "optimizer.lr", config.lr, "must be > 0 and finite")
-    require(config.warmup_steps >= 0, "optimizer.warmup_steps", config.warmup_steps, "must be an integer >= 0")
-    require(0 <= config.min_lr <= config.lr, "optimizer.min_lr", config.min_lr, "must be between 0 and optimizer.lr")
-    require(config.clip_norm >= 0, "optimizer.clip_norm", config.clip_norm, "must be >= 0 (0 for no clipping)")
 
 
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
@@ -66,17 +68,161 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
 def make_optimizer(
     model: nn.Module, config: OptimizerConfig, max_steps: int, fused: bool
 ) -> tuple[torch.optim.Optimizer, LambdaLR]:
-    """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed).
-
-    `ns_precision=auto` is what `resolve_precision` makes of it, or else that of `torch.optim.Muon`.
-    """
-    b1, b2 = config.betas
-    options: dict[str, Any] = {"lr": config.lr, "betas": (b1, b2), "eps": config.eps}
-    options |= {"weight_decay": config.weight_decay, "fused": fused}
+    """Return the optimizer and its per-step schedule; `fused` must be off with a gradient scaler (16-mixed)."""
     optimizer: torch.optim.Optimizer
     if config.name == "muon":
-        ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
-        optimizer = MuonWithAdam(model, **options, split_qkv=config.split_qkv, ns_dtype=ns_dtype)
+        optimizer = MuonWithAdam(model, config, fused)
     else:
-        optimizer = ADAM[config.name](model.parameters(), **options)
+        optimizer = ADAM[config.name](model.parameters(), **_adam_options(config, fused))
     return optimizer, LambdaLR(optimizer, lambda step: learning_rate(config, step, max_steps) / config.lr)
+
+
+def _adam_options(config: OptimizerConfig, fused: bool) -> dict[str, Any]:
+    options = {"lr": config.lr, "betas": tuple(config.betas), "eps": config.eps}
+    return {**options, "weight_decay": config.weight_decay, "fused": fused}
+
+
+class MuonWithAdam(torch.optim.Optimizer):
+    """Muon for every matrix inside the layers, AdamW for all other parameters.
+
+    Muon replaces the momentum B of a matrix by the nearest orthogonal matrix O:
+
+        B ← 0.95 B + 0.05 G    W ← (1 - lr · decay) W - lr · 0.2 · sqrt(max(rows, columns)) · O
+        O ≈ U Vᵀ of 0.05 G + 0.95 B = U S Vᵀ
+
+    The factor gives updates the root mean square that Adam's have, so that both share one learning rate. Queries,
+    keys and values (and the gates of a recurrent layer) are separate matrices, although one parameter holds them.
+    Embeddings, softmax, biases, norms, u, v and trained position tables have no matrix in this sense: AdamW.
+
+    Results equal those of `torch.optim.Muon` (`match_rms_adamw`), which came with torch 2.9, iterates in bfloat16 only
+    and takes one matrix after the other. AdamW shares `param_groups` and `state` with this optimizer, so that a
+    schedule, a checkpoint and a resumed run see one optimizer.
+
+    Args:
+        model: whose parameters to train.
+        config: its `lr` and `weight_decay` are those of both, `betas` and `eps` of AdamW; `split_qkv=False` takes
+            queries, keys and values as one matrix of 3·H·E rows; `ns_precision` is that of the iteration that finds O,
+            `auto` the bfloat16 of `torch.optim.Muon`.
+        fused: AdamW's fused step.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig, fused: bool = False) -> None:
+        self._ns_dtype = NS_PRECISIONS.get(config.ns_precision, torch.bfloat16)
+        parts = matrices_of_layers(model, config.split_qkv)
+        self._blocks = {parameter: parameter.detach().chunk(n) for parameter, n in parts}
+        others = [parameter for parameter in model.parameters() if parameter not in self._blocks]
+        self._adam = torch.optim.AdamW(others, **_adam_options(config, fused))
+        matrices = [block for blocks in self._blocks.values() for block in blocks]
+        muon = {"params": matrices, "lr": config.lr, "weight_decay": config.weight_decay}
+        super().__init__([muon, *self._adam.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let AdamW work on this optimizer's groups and state."""
+        self._adam.param_groups, self._adam.state = self.param_groups[1:], self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # torch calls it with the groups and state of a checkpoint
+        super().__setstate__(state)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient; none if `found_inf`, where a caller set it, is 1."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf, group = getattr(self, "found_inf", None), self.param_groups[0]
+        decay: Any = 1 - group["lr"] * group["weight_decay"]
+        if found_inf is not None:
+            decay = torch.where(found_inf > 0, 1.0, decay)
+        by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for matrix, grad in self._matrices_with_gradients():
+            if "momentum_buffer" not in self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(grad)
+            momentum = self.state[matrix]["momentum_buffer"]
+            if found_inf is not None:  # a gradient equal to the momentum leaves the momentum as it is
+                grad = torch.where(found_inf > 0, momentum, grad)
+            momentum.lerp_(grad, 1 - MOMENTUM)
+            update = grad.lerp(momentum, MOMENTUM).to(self._ns_dtype)
+            is_tall = matrix.shape[0] > matrix.shape[1]
+            by_shape[tuple(sorted(matrix.shape))].append((matrix.T, update.T) if is_tall else (matrix, update))
+        for (_, longest), members in by_shape.items():
+            # Small matrices cost more in calls than in arithmetic: those of one shape, or its transpose, are stacked.
+            orthogonal_NAB = orthogonalize(torch.stack([update for _, update in members]))
+            if found_inf is not None:
+                orthogonal_NAB = orthogonal_NAB * (1 - found_inf)
+            for (matrix, _), orthogonal_AB in zip(members, orthogonal_NAB, strict=True):
+                matrix.mul_(decay).add_(orthogonal_AB, alpha=-group["lr"] * 0.2 * math.sqrt(longest))
+        self._adam.found_inf = found_inf  # type: ignore[attr-defined]
+        self._adam.step()
+        return loss
+
+    def _matrices_with_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for parameter, blocks in self._blocks.items():
+            if parameter.grad is not None:
+                yield from zip(blocks, parameter.grad.chunk(len(blocks)), strict=True)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters."""
+        for parameter in self._blocks:
+            parameter.grad = None
+        self._adam.zero_grad(set_to_none)
+
+
+def orthogonalize(matrices_NAB: Tensor) -> Float[Tensor, "N A B"]:
+    """Return about U Vᵀ of each matrix U S Vᵀ, by five steps of Newton and Schulz's iteration of fifth degree.
+
+        X ← X / |X|        X ← a X + (b X Xᵀ + c (X Xᵀ)²) X = P X,    P = a I + b G + c G²,    G = X Xᵀ
+
+    In bfloat16 the products are those of `torch.optim.Muon`. In float32 matrices of at least twice as many columns as
+    rows are multiplied by all P at once: G ← P G P gives the next P without X. The result is the same up to rounding,
+    which this form enlarges, so it is not used with TensorFloat-32.
+
+    Args:
+        matrices_NAB: N matrices with no more rows than columns.
+    """
+    a, b, c = COEFFICIENTS
+    norms = torch.stack([matrix.norm() for matrix in matrices_NAB])
+    X = matrices_NAB / norms.clamp(min=EPS)[:, None, None]
+    exact = X.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if exact and X.shape[2] >= 2 * X.shape[1]:
+        gram = X @ X.mT
+        product = P = _polynomial(gram)
+        for _ in range(STEPS - 1):
+            gram = P @ gram @ P
+            P = _polynomial(gram)
+            product = P @ product
+        return product @ X
+    for _ in range(STEPS):
+        gram = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), X, beta=a)
+    return X
+
+
+def _polynomial(gram_NAA: Tensor) -> Tensor:
+    """Return P = a I + b G + c G²; the P of all steps are symmetric and commute."""
+    a, b, c = COEFFICIENTS
+    P = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
+    P.diagonal(dim1=1, dim2=2).add_(a)
+    return P
+
+
+def matrices_of_layers(model: nn.Module, split_qkv: bool = True) -> Iterator[tuple[nn.Parameter, int]]:
+    """Yield the two-dimensional parameters of `model.layers`, each with the number of matrices stacked in its rows.
+
+    Queries, keys and values of attention are rows of one parameter, as are the gates of a recurrent layer.
+
+    Args:
+        model: a Transformer-XL or a recurrent baseline.
+        split_qkv: count queries, keys and values as separate matrices, else as one.
+    """
+    for name, parameter in model.named_parameters():
+        if not name.startswith("layers.") or parameter.ndim != 2:
+            continue
+        owner = name.rpartition(".")[0]
+        if owner.endswith(".qkv"):
+            attention: Any = model.get_submodule(owner.removesuffix(".qkv"))
+            yield parameter, attention.n_query + attention.n_key + 1 if split_qkv else 1
+        else:
+            yield parameter, next((n for ending, n in STACKED.items() if name.endswith(ending)), 1)

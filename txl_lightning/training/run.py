@@ -1,4 +1,4 @@
-"""Training run: train, evaluate the best weights, write the results into the run directory."""
+"""Training run: built from its config, trained, evaluated with the best weights, its results written."""
 
 from __future__ import annotations
 
@@ -7,26 +7,49 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
-from lightning.pytorch.loggers import WandbLogger
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy
+from omegaconf import OmegaConf
 
-from txl_lightning.config.lengths import protocol_word, streams_start
+from txl_lightning.config.lengths import evaluation_lengths, extended_context, protocol_word, streams_start
 from txl_lightning.config.schemas import Config, from_plain, plain
+from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
-from txl_lightning.errors import Stopped, UserError, require
-from txl_lightning.files import write_json
+from txl_lightning.errors import OptionError, Stopped, UserError, require
+from txl_lightning.files import write_json, write_text
+from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.models import Model, make_model
+from txl_lightning.runs.storage import DurableCheckpoints
+from txl_lightning.runs.threads import resolve_threads
 from txl_lightning.runs.trained import read_checkpoint
 from txl_lightning.runs.utilization import peak_memory
-from txl_lightning.training import wandb_run
-from txl_lightning.training.build import TrainingRun, build, make_data
-from txl_lightning.training.checks import check_config, check_same_on_all_ranks
-from txl_lightning.training.precision import resolve_machine
-from txl_lightning.training.resume import last_good
-from txl_lightning.training.stopping import StopSignals
+from txl_lightning.training.checkpointing import (
+    Checkpoints,
+    RandomState,
+    check_same_run,
+    check_weights,
+    clear_earlier_run,
+    continues_in,
+    describe_change,
+    find_checkpoint,
+    last_good,
+)
+from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_machine
+from txl_lightning.training.curves import ContextCurves, ProgressBar, ProgressFile, TrainingCurves
+from txl_lightning.training.loggers import continued_run, csv_logger, finish_wandb, start_wandb
+from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.stopping import CleanStop, SkippedSteps, StopSignals
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -70,13 +93,177 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
             "skipped_steps": run.skipped.total,
             **test(run),
-            "parameters": run.n_parameters,
+            "parameters": sum(parameter.numel() for parameter in run.module.parameters()),
             "processes": ranks.world_size,
         }
-        check_finite(metrics)
+        for name, value in metrics.items():  # metrics.json cannot hold infinite numbers
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{name}={value} after {metrics['steps']} steps: training diverged; lower optimizer.lr")
         if ranks.rank == 0:
-            write_metrics(run, metrics)
+            write_json(run.directory / "metrics.json", metrics, allow_nan=False)
+            if isinstance(run.trainer.logger, WandbLogger):
+                best = None if run.checkpoints is None else run.checkpoints.best_path
+                finish_wandb(run.trainer.logger, run.config, metrics, best)
     return metrics
+
+
+@dataclass
+class TrainingRun:
+    """Everything that one rank needs to train, evaluate and write its results."""
+
+    config: Config
+    directory: Path
+    data: StreamsDataModule
+    module: LanguageModelModule
+    trainer: L.Trainer
+    curves: TrainingCurves
+    skipped: SkippedSteps
+    checkpoints: Checkpoints | None
+    resumed_from: Path | None
+
+
+def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
+    """Build a run from its config and the checkpoint that it resumes from; create its directory.
+
+    Raises:
+        OptionError: an option, the corpus or a checkpoint is not usable.
+    """
+    resumed_from, checkpoint = find_checkpoint(config, directory, ranks)
+    record, step = checkpoint.get("txl_lightning"), checkpoint.get("global_step", 0)
+    L.seed_everything(config.seed, verbose=False)
+    given = None
+    if record and config.data.level == "bpe":  # a resumed run needs neither file nor training
+        given = Vocabulary.from_state_dict(record["vocabulary"])
+    data = ranks.in_turn(lambda: make_data(config, given))
+    corpus, vocabulary = data.corpus, data.corpus.vocabulary
+    model = _build_model(config, corpus, ranks, resumed_from, checkpoint)
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    config = resolve_threads(config, n_parameters, checkpoint or None)
+    if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
+        torch.manual_seed(ranks.seed(config.seed))
+    module = LanguageModelModule(model, config, vocabulary, evaluation_lengths(config), ranks)
+    curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
+    contexts = None
+    if config.context_curve.every_n_steps is not None:
+        contexts = ContextCurves(config, corpus.splits["valid"], directory, curves)
+
+    logger: Logger | None = None
+    continues, wandb_id = continues_in(directory, resumed_from), continued_run(config, record)
+    if ranks.rank == 0:
+        if not continues:
+            clear_earlier_run(config, directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+        if vocabulary.tokenizer:
+            write_text(directory / "tokenizer.json", vocabulary.tokenizer)
+        if config.logger.name == "csv":
+            logger = csv_logger(directory, step)
+        elif config.logger.name == "wandb":
+            from_step = step if continues or config.resume == "auto" else None
+            logger = start_wandb(config, directory, n_parameters, from_step, wandb_id)
+            wandb_id = logger.experiment.id
+    new_record = {
+        "config": plain(config),
+        "vocabulary": vocabulary.state_dict(),
+        "corpus": corpus.checksum,
+        "wandb_id": wandb_id,
+    }
+    checkpoints = None
+    if config.checkpoint.enabled:
+        folder = directory / "checkpoints"
+        checkpoints = Checkpoints(folder, config, ranks, new_record, resumed_from, checkpoint)
+    skipped = SkippedSteps(config.trainer, ranks, checkpoints)
+    callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
+        curves,
+        skipped,
+        contexts,
+        RandomState(ranks, config.seed),
+        ProgressBar(curves) if config.trainer.progress_bar else None,
+        ProgressFile(directory, curves) if config.trainer.progress_file else None,
+        checkpoints,
+        CleanStop(signals, checkpoints),
+    ]
+    trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
+    return TrainingRun(config, directory, data, module, trainer, curves, skipped, checkpoints, resumed_from)
+
+
+def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDataModule:
+    """Return the data of a run, the corpus prepared.
+
+    Args:
+        config: config of the run.
+        vocabulary: encode the corpus with this one instead of its own.
+
+    Raises:
+        UserError: the corpus cannot be loaded, or does not fit the options.
+    """
+    marked = config.memory.reset == "document"
+    return StreamsDataModule(config.data, config.evaluation, extended_context(config), vocabulary, marked)
+
+
+def _build_model(
+    config: Config, corpus: Corpus, ranks: Ranks, resumed_from: Path | None, checkpoint: dict[str, Any]
+) -> Model:
+    """Return the model, with the weights that the config names; check that those of a resumed run fit."""
+    vocabulary, max_steps = corpus.vocabulary, config.trainer.max_steps
+    model = make_model(config, len(vocabulary))
+    if isinstance(model, TransformerXL):
+        model.use_attention(config.trainer.attention)
+    try:
+        model.with_lengths(**evaluation_lengths(config))
+    except OptionError as error:
+        raise error.within("evaluation") from error
+    if resumed_from is not None:
+        check_weights(str(resumed_from), "resume", checkpoint, model, vocabulary)
+        check_same_run(config, str(resumed_from), checkpoint, corpus.checksum)
+        done = checkpoint["global_step"]
+        allowed = f"must be greater than the {done} steps of resume={resumed_from}"
+        require(done < max_steps or config.resume == "auto", "trainer.max_steps", max_steps, allowed)
+        if done > max_steps:
+            nothing = "nothing to train, the run is evaluated again"
+            ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
+    elif config.initial_weights is not None:
+        initial = read_checkpoint(config.initial_weights, option="initial_weights")
+        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
+        change = describe_change(Vocabulary.from_state_dict(initial["txl_lightning"]["vocabulary"]), vocabulary, model)
+        if change:
+            ranks.report(f"initial_weights={config.initial_weights}: {change}")
+    if not config.checkpoint.memory and config.memory.mem_len:
+        consequence = "a run that resumes starts with an empty memory and will differ from an uninterrupted one"
+        ranks.report(f"checkpoint.memory=false: {consequence}")
+    return model
+
+
+def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | None) -> L.Trainer:
+    options = config.trainer
+    trainer = L.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=DDPStrategy() if n_processes(options) > 1 else "auto",
+        plugins=[DurableCheckpoints(), environment() or LightningEnvironment()],
+        precision=options.precision,  # type: ignore[arg-type]
+        max_steps=options.max_steps,
+        val_check_interval=options.val_every_n_steps,
+        check_val_every_n_epoch=None if options.val_every_n_steps else 1,
+        limit_val_batches=options.val_max_segments,
+        log_every_n_steps=options.log_every_n_steps,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        default_root_dir=directory,
+        callbacks=callbacks,
+        logger=logger or False,
+    )
+    disable_signal_handlers(trainer)  # CleanStop handles signals
+    return trainer
+
+
+def disable_signal_handlers(trainer: L.Trainer) -> None:
+    """Keep Lightning from installing signal handlers (a private method), which talk to other ranks."""
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
 
 
 def fit(run: TrainingRun) -> None:
@@ -88,40 +275,28 @@ def fit(run: TrainingRun) -> None:
 
 def test(run: TrainingRun) -> dict[str, Any]:
     """Score the best weights (the last without checkpoints) on the validation and the test split."""
-    best, options, corpus = _best(run), run.data.evaluation, run.data.corpus
-    if best is not None:
-        run.module.load_state_dict(read_checkpoint(best)["state_dict"])
+    options, corpus, lengths = run.data.evaluation, run.data.corpus, run.module.evaluation_lengths
+    weights, weights_step = "last", run.trainer.global_step
+    if run.checkpoints is not None and run.checkpoints.best_path is not None:
+        run.module.load_state_dict(read_checkpoint(run.checkpoints.best_path)["state_dict"])
+        weights, weights_step = "best", run.checkpoints.best["step"]
     run.trainer.limit_val_batches = run.trainer.limit_test_batches = options.max_segments or 1.0
     run.trainer.validate(run.module, datamodule=run.data, verbose=False)
     run.trainer.test(run.module, datamodule=run.data, verbose=False)
     return {
-        "weights": "last" if best is None else "best",
-        "weights_step": run.checkpoints.best_step if run.checkpoints and best else run.trainer.global_step,
+        "weights": weights,
+        "weights_step": weights_step,
         **run.module.metrics,
         "evaluation": {
-            "protocol": protocol_word(run.module.evaluation_lengths),
-            **run.module.evaluation_lengths,
+            "protocol": protocol_word(lengths),
+            **lengths,
             "segment_len": options.segment_len,
-            "streams_start": streams_start(run.module.evaluation_lengths, run.config.memory.start),
+            "streams_start": streams_start(lengths, run.config.memory.start),
             "batch_size": options.batch_size,
             "max_segments": options.max_segments,
         },
         "corpus": {"name": corpus.name, "level": corpus.vocabulary.level, "sha256": corpus.checksum},
     }
-
-
-def check_finite(metrics: dict[str, Any]) -> None:
-    """Raise `UserError` for a metric that is infinite or nan, which `metrics.json` cannot hold."""
-    for name, value in metrics.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}={value} after {metrics['steps']} steps: training diverged; lower optimizer.lr")
-
-
-def write_metrics(run: TrainingRun, metrics: dict[str, Any]) -> None:
-    """Write `metrics.json`, and end the W&B run with the metrics as its summary."""
-    write_json(run.directory / "metrics.json", metrics, allow_nan=False)
-    if isinstance(run.logger, WandbLogger):
-        wandb_run.finish(run.logger, run.config, metrics, _best(run))
 
 
 @contextmanager
@@ -156,7 +331,3 @@ def _train_started_rank(config: dict[str, Any], directory: str) -> dict[str, Any
         return train(from_plain(config), Path(directory))
     except Stopped as stopped:  # returned, not raised: all ranks stopped after the same step and none failed
         return stopped
-
-
-def _best(run: TrainingRun) -> Path | None:
-    return run.checkpoints.best_path if run.checkpoints else None

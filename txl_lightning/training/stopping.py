@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any
@@ -15,11 +14,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from txl_lightning.data.streams import Segment
+from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.training.checkpointing import Checkpoints
-from txl_lightning.training.module import LanguageModelModule
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM sends SIGUSR1 before the time limit
 
@@ -81,15 +79,13 @@ class CleanStop(Callback):
         self.signals, self.ranks, self.checkpoints = signals, signals.ranks, checkpoints
         self.agreed = 0
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.signals.training = True
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.signals.training = False
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         self.agreed = self.ranks.largest(self.signals.signum)
         if not self.agreed:
             return
@@ -100,7 +96,7 @@ class CleanStop(Callback):
                 self.checkpoints.save(trainer)
             self._stop(trainer)
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             self.agreed = self.ranks.largest(self.agreed or self.signals.signum)
             if self.agreed:
@@ -109,7 +105,7 @@ class CleanStop(Callback):
     def _stop(self, trainer: L.Trainer) -> None:
         step, saved = trainer.global_step, ""
         if self.checkpoints is not None and self.checkpoints.saved_step == step:
-            saved = f"; to continue, repeat the command with resume={self.checkpoints.last}"
+            saved = f"; to continue, repeat the command with resume={self.checkpoints.newest}"
         raise Stopped(f"stopped by {signal.Signals(self.agreed).name} after step {step}{saved}", self.agreed)
 
 
@@ -119,29 +115,23 @@ class SkippedSteps(Callback):
     On a GPU the flags stay there and are read every n steps, because reading one makes the CPU wait.
 
     Args:
-        limit: number of consecutive skipped steps that ends the run.
-        rank: rank of this process; rank 0 reports.
+        trainer: `max_nonfinite_steps` consecutive skipped steps end the run; n is `log_every_n_steps`. Without a GPU
+            flags are read after every step.
+        ranks: the processes of the run.
         checkpoints: source of the last good checkpoint; None if checkpoints are disabled.
-        every_n_steps: n; without a GPU flags are read after every step.
 
     Attributes:
         total: skipped steps since the run began.
         in_a_row: consecutive skipped steps up to now; a resumed run starts at 0.
     """
 
-    def __init__(self, limit: int, rank: int, checkpoints: Checkpoints | None, every_n_steps: int = 1) -> None:
-        self.limit, self.rank, self.checkpoints, self.every_n_steps = limit, rank, checkpoints, every_n_steps
+    def __init__(self, trainer: TrainerConfig, ranks: Ranks, checkpoints: Checkpoints | None) -> None:
+        self.limit, self.every_n_steps = trainer.max_nonfinite_steps, trainer.log_every_n_steps
+        self.ranks, self.checkpoints = ranks, checkpoints
         self.total = self.in_a_row = 0
         self._unread: list[tuple[int, Tensor, Tensor]] = []  # step, flag, gradient norm
 
-    @property
-    def state_key(self) -> str:
-        return "SkippedSteps"
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Segment, batch_idx: int
-    ) -> None:
-        assert isinstance(pl_module, LanguageModelModule)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         step = trainer.global_step
         self._unread.append((step, pl_module.step_skipped, pl_module.gradient_norm))
         if not pl_module.skips_on_device or step % self.every_n_steps == 0 or step == trainer.max_steps:
@@ -161,19 +151,18 @@ class SkippedSteps(Callback):
                     f"the loss or its gradient was not finite in {self.in_a_row} consecutive steps up to step "
                     f"{step}; {self._good_checkpoint()}"
                 )
-            if self.rank == 0:
-                norm_text = f"the gradient norm is {float(norm):.4g}"
-                print(f"step {step} skipped: {norm_text}", file=sys.stderr, flush=True)
+            self.ranks.report(f"step {step} skipped: the gradient norm is {float(norm):.4g}")
 
     def _good_checkpoint(self) -> str:
         """Checkpoint to go on from: later ones than the best may be of weights that had begun to diverge."""
-        advice = "try initial_weights= with it and a lower optimizer.lr"
-        if self.checkpoints is not None and self.checkpoints.best_path is not None:
-            best = f"{self.checkpoints.best_path} (step {self.checkpoints.best_step})"
-            return f"the last good checkpoint is {best}, of the lowest validation loss; {advice}"
-        if self.checkpoints is not None and self.checkpoints.newest is not None:
-            return f"the last checkpoint is {self.checkpoints.newest} (step {self.checkpoints.saved_step}); {advice}"
-        return "no checkpoint was written yet; try a lower optimizer.lr"
+        kept = self.checkpoints
+        if kept is None or kept.newest is None:
+            return "no checkpoint was written yet; try a lower optimizer.lr"
+        found = f"the last checkpoint is {kept.newest} (step {kept.saved_step})"
+        if kept.best_path is not None:
+            best = f"{kept.best_path} (step {kept.best['step']})"
+            found = f"the last good checkpoint is {best}, of the lowest validation loss"
+        return f"{found}; try initial_weights= with it and a lower optimizer.lr"
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total + sum(int(flag) for _, flag, _ in self._unread)}

@@ -1,6 +1,6 @@
-"""Training run in Weights & Biases: its arm and name, curves over tokens, summary and artifact.
+"""Destinations of the curves: JSON Lines, `metrics.csv`, Weights & Biases.
 
-An interrupted training is one run with all curves, not one for each session. Offline, W&B cannot resume a run:
+An interrupted training is one W&B run with all curves, not one for each session. Offline, W&B cannot resume a run:
 uploading a second folder with the same id replaces the first. Therefore every row is also kept in
 `wandb_history.jsonl`. A resumed run starts a new W&B run with an id of its own, repeats the rows up to its checkpoint,
 and renames the files of the earlier sessions, so that `wandb sync` does not find them.
@@ -8,19 +8,91 @@ and renames the files of the earlier sessions, so that `wandb sync` does not fin
 
 from __future__ import annotations
 
+import csv
+import errno
+import json
+import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import WandbLogger
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 
 from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
+from txl_lightning.files import write_text
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.training.curve_files import CurveFile
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Report a failed write on stderr instead of ending the training."""
+    try:
+        yield
+    except OSError as error:
+        print(f"could not write {what}: {error}; training continues", file=sys.stderr, flush=True)
+
+
+class CurveFile:
+    """Lines of JSON, each with the number of `steps` after which it was measured.
+
+    A failed write is reported on stderr and does not end the training.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def keep_until(self, step: int) -> None:
+        """Drop later lines: a run resumed at `step` in the same directory measures them again."""
+        self.keep(lambda row: row["steps"] <= step)
+
+    def keep(self, condition: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Drop the lines whose row does not meet a condition, and half a line of a killed run; return the others."""
+        text = self.path.read_text() if self.path.exists() else ""
+        rows = [(line, json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+        kept = [(line, row) for line, row in rows if condition(row)]
+        if (kept_text := "".join(line for line, _ in kept)) != text:
+            with reported(self.path.name):
+                write_text(self.path, kept_text)
+        return [row for _, row in kept]
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Append one whole line, or nothing if the disk is full."""
+        line = f"{json.dumps(row)}\n".encode()
+        with reported(self.path.name), self.path.open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            if file.write(line) < len(line):
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def csv_logger(directory: Path, step: int) -> CSVLogger:
+    """Return the logger of `metrics.csv`, with the rows up to `step` that an earlier session wrote."""
+    path = directory / "metrics.csv"
+    rows: list[dict[str, Any]] = []
+    if step and path.exists():
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            last = (reader.fieldnames or ["step"])[-1]  # None in a row that was cut short
+            rows = [row for row in reader if row[last] is not None and int(row["step"]) <= step]
+    logger = CSVLogger(save_dir=directory, name=None, version="")
+    logger.experiment.metrics = rows  # private in Lightning, which starts an empty file
+    logger.save()
+    return logger
+
+
+def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
+    """Write values of the current step to every logger; a failed write does not end the training."""
+    for logger in trainer.loggers:
+        with reported("the curves"):
+            logger.log_metrics(values, step=trainer.global_step)
+            logger.save()
+
 
 HISTORY = "wandb_history.jsonl"
 SUPERSEDED = ".superseded"  # suffix of the .wandb file of an earlier session
@@ -63,6 +135,17 @@ class RepeatableWandbLogger(WandbLogger):
                 log_line_series(self.experiment, *row["series"])
 
 
+def continued_run(config: Config, record: dict[str, Any] | None) -> str | None:
+    """Return the id of the online W&B run that a resumed run continues; None unless both are online.
+
+    Args:
+        config: config of the resumed run.
+        record: `txl_lightning` of the checkpoint; None for a new run.
+    """
+    both_online = record is not None and config.logger.mode == record["config"]["logger"]["mode"] == "online"
+    return record.get("wandb_id") if record is not None and both_online else None
+
+
 def earlier_rows(file: CurveFile, step: int, max_steps: int) -> list[dict[str, Any]]:
     """Return the rows up to `step` that earlier sessions logged, and drop the others, which will be measured again."""
 
@@ -71,11 +154,6 @@ def earlier_rows(file: CurveFile, step: int, max_steps: int) -> list[dict[str, A
         return row["steps"] <= step and not measured_again
 
     return file.keep(is_kept)
-
-
-def add_run(file: CurveFile, run_id: str) -> None:
-    """Note the id of a session's W&B run; step 0, so that a resumed run keeps the line."""
-    file.append({"steps": 0, "run": run_id})
 
 
 def supersede(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -95,19 +173,21 @@ def _offline_files(directory: Path, rows: Sequence[Mapping[str, Any]]) -> list[P
     return [path for run_id in ids for path in directory.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb")]
 
 
-OVER_TOKENS = ("train/*", "context/*", "recl/*")
-BEST = ("val/nll", "val/bpc", "val/ppl", "val/bpb")  # their minimum is a summary of the run: `val/nll.min`
+CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
+    **dict.fromkeys(("train/*", "context/*", "recl/*")),
+    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpb"), "min"),
+    "train/tokens_per_second": "mean",
+}
 FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split
-SPEED = "train/tokens_per_second"
 
 
-def start(
+def start_wandb(
     config: Config, directory: Path, n_parameters: int, step: int | None, online_id: str | None
 ) -> RepeatableWandbLogger:
     """Start a W&B run with the whole config, in group `logger.group` and tagged by arm.
 
     The x axis of all curves is `tokens`. A resumed run has the curves of its earlier sessions too: online W&B continues
-    them, offline they are repeated (see `wandb_history`).
+    them, offline they are repeated.
 
     Args:
         config: config of the run.
@@ -127,48 +207,39 @@ def start(
     run = start_run(
         directory, config.logger, "train", recorded, name=run_name(config), tags=arm(config), run_id=online_id
     )
-    for metric in OVER_TOKENS:
-        run.define_metric(metric, step_metric="tokens")
-    for metric in BEST:
-        run.define_metric(metric, step_metric="tokens", summary="min")
-    run.define_metric(SPEED, step_metric="tokens", summary="mean")
+    for metric, summary in CURVES.items():
+        run.define_metric(metric, step_metric="tokens", summary=summary)
     logger = RepeatableWandbLogger(run, file)
     if online_id is None:
-        add_run(file, run.id)
+        file.append({"steps": 0, "run": run.id})  # step 0, so that a resumed run keeps the line
         logger.repeat(earlier)
         supersede(directory, earlier)
     return logger
 
 
-def finish(logger: WandbLogger, config: Config, metrics: Mapping[str, Any], best: Path | None) -> None:
-    """Write the metrics as summary, the best weights as artifact, and end the run.
+def finish_wandb(logger: WandbLogger, config: Config, metrics: Mapping[str, Any], best: Path | None) -> None:
+    """Write the metrics as summary, the best weights as artifact `model-RUN`, and end the run.
 
-    A failed write of the weights is reported and does not fail the run; `metrics.json` exists by then.
+    The artifact has config and vocabulary too and is usable as `checkpoint=`. Without the optimizer's state it has a
+    third of the checkpoint's size. Its name contains the step: an offline run refers to the file until `wandb sync`, so
+    a resumed run must not overwrite it. A failed write is reported and does not fail the run; `metrics.json` exists by
+    then.
     """
+    from txl_lightning.reporting.wandb_panels import log_files
+
     run = logger.experiment
     run.summary.update({f"{FINAL}/{name}": value for name, value in metrics.items()})
     if config.logger.artifacts and best is not None:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         try:
-            log_weights(logger, best, {**numbers, "arm": ", ".join(arm(config))})
+            contents = read_checkpoint(best)
+            path = best.resolve().with_name(f"weights_step_{contents['global_step']}.ckpt")
+            write_checkpoint({name: contents[name] for name in ("state_dict", "global_step", "txl_lightning")}, path)
+            metadata = {**numbers, "arm": ", ".join(arm(config))}
+            log_files(run, f"model-{run.id}", "model", [path], metadata, in_place=True)
         except (OSError, ValueError) as error:
             print(f"could not write the artifact of the weights: {error}", file=sys.stderr, flush=True)
     run.finish()
-
-
-def log_weights(logger: WandbLogger, best: Path, metadata: Mapping[str, Any]) -> None:
-    """Log the artifact `model-RUN`: the best weights with config and vocabulary, usable as `checkpoint=`.
-
-    Without the optimizer's state the file has a third of the checkpoint's size. Its name contains the step: an
-    offline run refers to the file until `wandb sync`, so a resumed run must not overwrite it.
-    """
-    from txl_lightning.reporting.wandb_panels import log_files
-
-    contents = read_checkpoint(best)
-    kept = {name: contents[name] for name in ("state_dict", "global_step", "txl_lightning")}
-    path = best.resolve().with_name(f"weights_step_{kept['global_step']}.ckpt")
-    write_checkpoint(kept, path)
-    log_files(logger.experiment, f"model-{logger.experiment.id}", "model", [path], metadata, in_place=True)
 
 
 def arm(config: Config) -> list[str]:
