@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
-from txl_lightning.runs.utilization import peak_flops, peak_memory, training_flops
+from txl_lightning.runs.metrics import peak_flops, peak_memory, training_flops
 
 SIZES = {"vocab_size": 50, "n_layer": 3, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "dropout": 0.0}
 B, T = 4, 8

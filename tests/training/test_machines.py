@@ -121,21 +121,19 @@ def test_a_full_disk_never_destroys_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk fills after step 4, while the checkpoint's bytes are written, and curves and progress fail too."""
-    original = storage._Writer.write
-    is_full = [False]
+    save, is_full = torch.save, [False]
 
-    def write(self: Any, data: bytes) -> int:
+    def save_until_full(contents: Any, file: Any) -> None:
         if is_full[0]:
-            self.file.write(bytes(data)[:100])
-            self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise self.error
-        return original(self, data)
+            file.write(bytes(100))
+            full_disk()
+        save(contents, file)
 
     def append_line(path: Path, line: str) -> None:
         is_full[0] = True  # the first curve is written after step 5
         full_disk()
 
-    monkeypatch.setattr(storage._Writer, "write", write)
+    monkeypatch.setattr(storage.torch, "save", save_until_full)
     monkeypatch.setattr(curve_files, "append_line", append_line)
     config = tiny_config(tmp_path, *SHORT, "trainer.progress_file=true")
     result = train(config, tmp_path / "run")

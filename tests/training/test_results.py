@@ -19,8 +19,8 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.runs.metrics import training_flops
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.runs.utilization import training_flops
 from txl_lightning.training.curves import TrainingCurves
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train

@@ -20,8 +20,7 @@ from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.position_blocks import position_blocks
-from txl_lightning.runs.metrics import loss_metrics, loss_unit
-from txl_lightning.runs.utilization import peak_flops, peak_memory, training_flops
+from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_flops, peak_memory, training_flops
 from txl_lightning.training.curve_files import CurveFile
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.wandb_run import RepeatableWandbLogger

@@ -19,8 +19,8 @@ from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
 from txl_lightning.errors import Stopped, UserError, require
 from txl_lightning.files import write_json
+from txl_lightning.runs.metrics import peak_memory
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.runs.utilization import peak_memory
 from txl_lightning.training import wandb_run
 from txl_lightning.training.build import TrainingRun, build, make_data
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks

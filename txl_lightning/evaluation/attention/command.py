@@ -33,9 +33,8 @@ from txl_lightning.evaluation.scoring.option_checks import (
 )
 from txl_lightning.files import write_json
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.threads import set_threads
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
 

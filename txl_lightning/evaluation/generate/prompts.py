@@ -12,8 +12,7 @@ from txl_lightning.data.documents import close_sentences, without_marks
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.runs.corpora import checkpoint_corpus
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
 
 MOST_SHOWN = 40
 

@@ -85,10 +85,9 @@ from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, sta
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
-from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_metrics
 from txl_lightning.runs.threads import set_threads
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, load_trained
 
 ONLY_MEMORY = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 ONLY_SLIDING = ("window", "stride")

@@ -29,8 +29,7 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.option_checks import chosen_device
 from txl_lightning.evaluation.scoring.windows import Integers, WindowReader, window_reader
 from txl_lightning.files import file_checksum
-from txl_lightning.runs.corpora import checkpoint_corpus, report_if_changed
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, load_trained, report_if_changed
 
 TRAINED, HUGGING_FACE, FUNCTION = PREFIXES = ("txl:", "hf:", "py:")
 CONTEXT_UNITS = ("token", "byte")

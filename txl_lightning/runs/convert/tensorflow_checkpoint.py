@@ -277,7 +277,8 @@ def _varint(reader: BytesIO) -> int:
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
     """Return the fields of a message of Protocol Buffers by number: numbers, or the bytes of what has a length."""
-    fields, reader = defaultdict(list), BytesIO(message)
+    fields: dict[int, list[Any]] = defaultdict(list)
+    reader = BytesIO(message)
     while reader.tell() < len(message):
         number, kind = divmod(_varint(reader), 8)
         if kind == 0:
