@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.in_process import Ended, run_txl
 from tests.training.small_run import TINY
-from txl_lightning.command_line.multirun_table import write_results
+from txl_lightning.command_line.multirun import write_results
 from txl_lightning.jobs.folder import JobFolder
 
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")

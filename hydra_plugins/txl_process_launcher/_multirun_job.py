@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from txl_lightning.jobs.multirun import JobError
+from txl_lightning.command_line.multirun import JobError
 
 ERROR_FILE = "error.txt"
 

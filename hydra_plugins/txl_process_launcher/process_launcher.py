@@ -25,11 +25,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob, job_error, returned, run_pickled
-from txl_lightning.command_line.multirun_table import write_results
+from txl_lightning.command_line.multirun import OUTCOMES, JobError, JobKilledError, Outcome, write_results
 from txl_lightning.errors import Stopped
 from txl_lightning.jobs.folder import JobFolder, JobPlaces
 from txl_lightning.jobs.identity import identity
-from txl_lightning.jobs.multirun import OUTCOMES, JobError, JobKilledError, Outcome
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
 from txl_lightning.reporting.machine import cores
 

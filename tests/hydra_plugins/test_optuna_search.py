@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, LogUniformDistribution
 from optuna.samplers import TPESampler
 
 from hydra_plugins.txl_process_launcher._optuna_search import OptunaSearch, grid_choices, search_space
-from txl_lightning.jobs.multirun import JobKilledError
+from txl_lightning.command_line.multirun import JobKilledError
 
 GIVEN = ["lr=tag(log, interval(1e-4, 1e-2))", "optimizer=choice(adam, muon)", "steps=400"]
 

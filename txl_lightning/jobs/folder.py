@@ -11,14 +11,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from txl_lightning.errors import UserError
+from txl_lightning.errors import Stopped, UserError
 from txl_lightning.files import write_json
 from txl_lightning.jobs.identity import difference
 
@@ -40,19 +40,17 @@ def locked(path: Path, held: str, seconds: float | None = None) -> Iterator[IO[s
         UserError: another process still holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
     with path.open("w") as file:
-        deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise UserError(held) from error
-                time.sleep(0.1)
-                continue
-            except OSError:
-                pass
-            break
+        with suppress(OSError):  # of a file system without locks
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise UserError(held) from error
+                    time.sleep(0.1)
         yield file
 
 
@@ -81,11 +79,10 @@ class JobFolder:
         return self._content(self.result_file)
 
     def _content(self, name: str) -> dict[str, Any] | None:
-        try:
+        with suppress(OSError, ValueError):
             found = json.loads((self.path / name).read_text())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+            return found if isinstance(found, dict) else None
+        return None
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record."""
@@ -134,15 +131,33 @@ class JobFolder:
         kept = before.get("overrides", list(overrides))
         self.write({"objective": objective, "overrides": kept, "options": dict(options)})
 
-    def fail(self, error: str) -> None:
-        """Add the error of a multirun's job that failed to its record, unless the disk is full."""
-        with suppress(OSError):
-            self.write({**self.record, "error": error})
+    @contextmanager
+    def running(
+        self,
+        objective: str,
+        overrides: Collection[str],
+        options: Mapping[str, Any],
+        describe: Callable[[Exception], str],
+    ) -> Iterator[None]:
+        """Hold the lock of a multirun's job and write its record; an error of the block is added to it.
 
+        SLURM starts the task of a job once for each rank, of which the first one holds the lock.
 
-def is_first_task() -> bool:
-    """Return whether this process is the first of its job; SLURM starts the task of a job once for each rank."""
-    return os.environ.get("SLURM_PROCID", "0") == "0"
+        Args:
+            objective: key of the result.
+            overrides: as typed.
+            options: the job's `identity`.
+            describe: returns an error in one line.
+        """
+        with self.locked() if os.environ.get("SLURM_PROCID", "0") == "0" else nullcontext():
+            self.begin(objective, overrides, options)
+            try:
+                yield
+            except Exception as error:
+                if not isinstance(error, Stopped):
+                    with suppress(OSError):  # a full disk
+                        self.write({**self.record, "error": describe(error)})
+                raise
 
 
 def job_folders(directory: Path) -> list[JobFolder]:
@@ -177,14 +192,12 @@ class JobPlaces:
             wanted: folder by the job's number.
             options: the job's `identity`.
         """
-        same = [path for path, record in self.records.items() if record.get("options") == options]
-        for path in sorted(same, key=lambda path: path != wanted):
-            if path not in self.given:
-                break
-        else:
-            path = wanted
-            if (path in self.records or path in self.given) and path.parent == self.directory:
-                paths = (self.directory / str(number) for number in count(self.n_jobs))
-                path = next(path for path in paths if not path.exists() and path not in self.given)
-        self.given.add(path)
-        return path
+        own = [path for path, record in self.records.items() if record.get("options") == options]
+        own = sorted((path for path in own if path not in self.given), key=lambda path: path != wanted)
+        place = own[0] if own else wanted
+        is_taken = place in self.given or (place in self.records and not own)
+        if is_taken and place.parent == self.directory:
+            numbered = (self.directory / str(number) for number in count(self.n_jobs))
+            place = next(path for path in numbered if not path.exists() and path not in self.given)
+        self.given.add(place)
+        return place
