@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import time
@@ -22,7 +21,6 @@ from txl_lightning.cli import register_all
 from txl_lightning.command_line.messages import describe, one_line
 from txl_lightning.command_line.multirun import JobError, Outcome, multirun_name, report_failed_jobs
 from txl_lightning.config.schemas import CONF, Config
-from txl_lightning.errors import OptionError
 
 DEVICES = (1, 2)
 FILES = ("multirun.json", "multirun.md", "multirun.yaml")
@@ -118,13 +116,6 @@ def composed(name: str, *overrides: str) -> DictConfig:
     return config
 
 
-@pytest.mark.parametrize("name", ["config", "evaluate", "convert"])
-def test_the_launcher_is_the_default_of_every_command(name: str) -> None:
-    launcher = composed(name).hydra.launcher
-    assert launcher._target_ == "hydra_plugins.txl_process_launcher.process_launcher.ProcessLauncher"
-    assert (launcher.max_parallel, launcher.threads) == (1, None)
-
-
 def test_slurm_gives_every_device_a_task() -> None:
     overrides = ("hydra/launcher=slurm", "trainer.devices=4", "hydra.launcher.partition=gpu")
     launcher = OmegaConf.to_container(composed("config", *overrides).hydra.launcher, resolve=True)
@@ -168,16 +159,6 @@ def test_more_failures_than_an_exit_status_can_say(
     lines = capsys.readouterr().err.splitlines()
     assert lines[7] == "txl train: job 7 (seed=7): was killed by SIGKILL"
     assert lines[-1] == "txl train: 300 of 301 jobs failed"
-
-
-def test_errors_of_another_process_arrive_unchanged() -> None:
-    error = pickle.loads(pickle.dumps(OptionError("memory.mem_len", -1, "must be an integer >= 0")))
-    assert isinstance(error, OptionError)
-    assert (str(error), error.option, error.value) == (
-        "memory.mem_len=-1: must be an integer >= 0",
-        "memory.mem_len",
-        -1,
-    )
 
 
 def test_a_defect_is_named_by_its_type() -> None:
