@@ -17,6 +17,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -76,25 +77,13 @@ def find_checkpoint(source: str) -> Path:
     raise OptionError("source", source, problem)
 
 
-def read_variables(prefix: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the variables of the model, and the names of those that were left out: the optimizer's.
-
-    Raises:
-        UserError: a file is missing, damaged or not of a TensorFlow checkpoint.
-    """
-    bundle = TensorBundle(prefix)
-    ignored = ignored_variables(bundle.entries)
-    return {name: bundle.read(name) for name in bundle.entries if name not in ignored}, ignored
-
-
 def read_flags(prefix: Path) -> dict[str, Any]:
     """Return the flags in `config.json` beside the checkpoint, if there is one, and the sizes in `corpus-info.json`.
 
     Raises:
         UserError: a file is not a dictionary in JSON, or both have another vocabulary size.
     """
-    path = prefix.with_name(FLAGS)
-    flags = read_json(path) if path.is_file() else {}
+    flags = read_json(prefix.with_name(FLAGS)) if prefix.with_name(FLAGS).is_file() else {}
     if (corpus := _beside(prefix, CORPUS)) is not None:
         info = read_json(corpus)
         size = info.get("vocab_size")
@@ -173,62 +162,52 @@ def _step(index: Path) -> tuple[int, float]:
     return int(step[1]) if step else -1, index.stat().st_mtime
 
 
-class TensorBundle:
-    """Variables of one checkpoint; the index is read at once, a variable when it is asked for.
+def read_variables(prefix: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the variables of the model, bfloat16 as float32, and the names of those left out: the optimizer's.
 
     Args:
         prefix: path of the checkpoint without `.index`.
 
-    Attributes:
-        entries: by name of a variable, in the order of the index, the fields of its `BundleEntryProto`.
-
     Raises:
-        UserError: the index is missing, damaged, or not of a TensorFlow checkpoint.
+        UserError: a file is missing, damaged, not of a TensorFlow checkpoint, or a type is not supported.
     """
+    with _named(index := prefix.with_name(f"{prefix.name}{INDEX}")):
+        entries = {key.decode(): _fields(value) for key, value in read_table(index.read_bytes())}
+        n_shards = _number(entries.pop(""), N_SHARDS)
+    variables, ignored = {}, ignored_variables(entries)
+    for name in (name for name in entries if name not in ignored):
+        path = prefix.with_name(f"{prefix.name}.data-{_number(entries[name], SHARD):05d}-of-{n_shards:05d}")
+        with _named(path, f" {name}"):
+            variables[name] = _read(entries[name], path)
+    return variables, ignored
 
-    def __init__(self, prefix: Path) -> None:
-        self.prefix = prefix
-        index = prefix.with_name(f"{prefix.name}{INDEX}")
-        try:
-            messages = {key.decode(): _fields(value) for key, value in read_table(index.read_bytes())}
-        except FormatError as error:
-            raise UserError(f"{index}: {error}") from error
-        except OSError as error:
-            raise UserError(f"{index}: cannot be read ({error.strerror})") from error
-        except (ValueError, LookupError) as error:  # a table of another program
-            raise UserError(f"{index}: is not an index of a TensorFlow checkpoint") from error
-        self.n_shards = _number(messages.pop(""), N_SHARDS)
-        self.entries = messages
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a variable after comparing its checksum; bfloat16 as float32, everything else in its own type.
-
-        Raises:
-            UserError: its data file is missing, cut short or damaged, or its type is not supported.
-        """
-        shard = _number(self.entries[name], SHARD)
-        path = self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.n_shards:05d}")
-        try:
-            return _read(self.entries[name], path)
-        except FormatError as error:
-            raise UserError(f"{path}: {name} {error}") from error
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+@contextmanager
+def _named(path: Path, variable: str = "") -> Iterator[None]:
+    """Name the file in errors of reading it."""
+    try:
+        yield
+    except FormatError as error:
+        raise UserError(f"{path}:{variable} {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, LookupError) as error:  # a table of another program
+        raise UserError(f"{path}: is not of a TensorFlow checkpoint") from error
 
 
 def _read(entry: dict[int, list[Any]], path: Path) -> np.ndarray:
-    kind = _number(entry, DTYPE)
+    """Return a variable after comparing its checksum."""
+    kind, size = _number(entry, DTYPE), _number(entry, SIZE)
     if SLICES in entry or kind not in TYPES:
         raise FormatError(f"is of a type that is not supported (DataType {kind}{', in slices' * (SLICES in entry)})")
-    dtype, size = np.dtype(TYPES[kind]), _number(entry, SIZE)
-    values = np.fromfile(path, dtype, size // dtype.itemsize, offset=_number(entry, OFFSET))
+    values = np.fromfile(path, TYPES[kind], size // np.dtype(TYPES[kind]).itemsize, offset=_number(entry, OFFSET))
     if values.nbytes < size:
         raise FormatError("was cut off: the file is too short")
     if masked(crc32c(values)) != _number(entry, CHECKSUM):
         raise FormatError("is damaged: its bytes have another checksum than the index says")
     if kind == BFLOAT16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    shape = [_number(_fields(size), 1) for shape in entry[SHAPE] for size in _fields(shape)[2]]
+    shape = [_number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]]
     return values.astype(values.dtype.newbyteorder("="), copy=False).reshape(shape)
 
 
