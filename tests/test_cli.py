@@ -84,16 +84,12 @@ def options_of(command: str) -> DictConfig:
     [
         ("train", ["memory.mem_len=-1"], "memory.mem_len=-1: must be an integer >= 0"),
         ("train", ["model.d_model=33"], "model.d_model=33: must be an even integer"),
-        ("train", ["optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be two numbers in [0, 1)"),
         ("train", ["trainer.devices=48"], "trainer.devices=48"),
         ("train", ["data.name=file"], "data.path=None: must be a file"),
         ("train", ["data.name=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),
         ("train", ["data.name=file", "data.path=short.txt"], "27 tokens, shorter than one segment per stream: needs"),
         ("train", ["data.path=short.txt"], "data.path=short.txt: needs data=file"),
         ("train", ["data.segment_len=0"], "data.segment_len=0: must be an integer >= 1"),
-        ("train", ["optimizer.lr=.inf"], "optimizer.lr=inf: must be > 0 and finite"),
-        ("train", ["encoding.name=rope", "encoding.interpolation=.inf"], "interpolation=inf: must be a number >= 1"),
-        ("train", ["seed=4294967296"], "seed=4294967296: must be an integer >= 0 and below 2^32"),
         ("train", ["resume=old"], "resume=old: is a folder: give a file in it, such as checkpoints/best.ckpt"),
         ("train", ["resume=other.ckpt"], "resume=other.ckpt: is not a checkpoint of txl train"),
         ("evaluate", ["checkpoint=no.ckpt"], "checkpoint=no.ckpt: is not a checkpoint"),
@@ -156,19 +152,14 @@ def test_a_further_rank_is_refused_in_one_line_that_names_it(monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_leaves_arguments_and_environment_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_leaves_arguments_and_environment_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
     monkeypatch.setattr(sys, "argv", words)
     variables = dict(os.environ)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         main()
-    assert ended.value.code == 2
     assert sys.argv is words
-    assert words == ["txl", "evaluate", "checkpoint=missing.ckpt"]
-    assert dict(os.environ) == variables
+    assert (words, dict(os.environ)) == (["txl", "evaluate", "checkpoint=missing.ckpt"], variables)
 
 
 def test_a_refused_conversion_leaves_no_directory(tmp_path: Path) -> None:

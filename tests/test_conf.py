@@ -167,17 +167,6 @@ def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     assert (slurm.trainer.max_steps, slurm.trainer.devices, slurm.model.name) == (200_000, 4, "txl_wt103_128m")
 
 
-def test_the_ablation_and_table_7_are_as_deep_as_the_paper_says() -> None:
-    table_6, table_7 = composed("experiment=paper/table6"), composed("experiment=paper/table7")
-    standard = composed("experiment=paper/wt103_base")
-    assert table_6.model.n_layer == standard.model.n_layer == 16
-    assert (table_7.data.name, table_7.model.n_layer, table_7.trainer.max_steps) == ("lm1b", 20, 400_000)
-    for memory, expected in (("on", 32), ("off", 0)):
-        row = composed("experiment=paper/table7", f"memory={memory}")
-        assert (row.data.segment_len, row.memory.mem_len, row.memory.start) == (32, expected, "zeros")
-    assert (table_7.evaluation.mem_len, table_7.evaluation.segment_len) == (None, 32)  # training's lengths
-
-
 def pairs(names: list[str], others: list[str]) -> list[object]:
     """Every name with one of the others; the whole product is slow."""
     first = {(name, others[i % len(others)]) for i, name in enumerate(names)}

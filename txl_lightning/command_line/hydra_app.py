@@ -169,8 +169,9 @@ class HydraTask:
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
 
     def _recorded(self, job: JobFolder, config: DictConfig) -> AbstractContextManager[None]:
-        words, schema = list(HydraConfig.get().overrides.task), self.command.schema
-        return job.running(str(self.command.objective), words, identity(config), lambda error: describe(error, schema))
+        words = list(HydraConfig.get().overrides.task)
+        record = {"objective": self.command.objective, "overrides": words, "options": identity(config)}
+        return job.running(record, lambda error: describe(error, self.command.schema))
 
 
 def _run_hydra(command: Command, wants_traceback: bool) -> None:

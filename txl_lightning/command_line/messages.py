@@ -91,9 +91,8 @@ def _refuse_choice(group: str, value: str, command: Command) -> None:
         one = f"takes one choice; several need -m (a multirun): {group}={value.strip('[]')}"
         raise UserError(f"{group}={value}: {one}")
     allowed = choices(group, command)
-    for choice in value.strip("[]").split(","):
-        sweep_of_hydra = "(" in value or "$" in value
-        if choice.strip("'\" ") not in (*allowed, *(["null"] if group == "experiment" else [])) and not sweep_of_hydra:
+    for choice in () if "(" in value or "$" in value else value.strip("[]").split(","):  # a sweep of Hydra
+        if choice.strip("'\" ") not in (*allowed, *(["null"] if group == "experiment" else ())):
             custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
             raise UserError(f"{group}={choice}: must be one of {', '.join(allowed)}{custom}")
 

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -115,42 +115,36 @@ class JobFolder:
         """Whether a training began here. It writes this file after all of its processes have met."""
         return (self.path / STARTED).exists()
 
-    def begin(self, objective: str, overrides: Collection[str], options: Mapping[str, Any]) -> None:
-        """Write the record of a multirun's job before it starts, or starts again.
+    def begin(self, record: Mapping[str, Any]) -> None:
+        """Write the record of a multirun's job before it starts; one that starts again keeps its overrides.
+
+        Args:
+            record: `objective`, the key of the result; `overrides` as typed; `options`, the job's `identity`.
 
         Raises:
             UserError: the folder holds another job.
         """
-        before = self.record
+        before, options = self.record, record["options"]
         if not before and self.started:
             raise UserError(f"{self.path} holds a run that is no job of this multirun: choose another hydra.sweep.dir")
         if before and before["options"] != options:
             other = difference(options, before["options"])
             raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = before.get("overrides", list(overrides))
-        self.write({"objective": objective, "overrides": kept, "options": dict(options)})
+        self.write({**record, "overrides": before.get("overrides", record["overrides"])})
 
     @contextmanager
-    def running(
-        self,
-        objective: str,
-        overrides: Collection[str],
-        options: Mapping[str, Any],
-        describe: Callable[[Exception], str],
-    ) -> Iterator[None]:
-        """Hold the lock of a multirun's job and write its record; an error of the block is added to it.
+    def running(self, record: Mapping[str, Any], describe: Callable[[Exception], str]) -> Iterator[None]:
+        """Hold the lock of a multirun's job that begins; an error of the block is added to its record.
 
         SLURM starts the task of a job once for each rank, of which the first one holds the lock.
 
         Args:
-            objective: key of the result.
-            overrides: as typed.
-            options: the job's `identity`.
+            record: as of `begin`.
             describe: returns an error in one line.
         """
         with self.locked() if os.environ.get("SLURM_PROCID", "0") == "0" else nullcontext():
-            self.begin(objective, overrides, options)
+            self.begin(record)
             try:
                 yield
             except Exception as error:

@@ -84,6 +84,10 @@ class JobProcess:
         variables: environment variables beside those of this process.
         log: file that the output is appended to; None for the output of this process.
         modules: imported once, before the first job is forked.
+
+    Attributes:
+        pid: process id, also of its group.
+        started: time of `time.monotonic`.
     """
 
     def __init__(
@@ -103,14 +107,10 @@ class JobProcess:
         self._process = context.Process(target=_run, args=(answer, environment, log, function, arguments))
         self._process.start()
         answer.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
         self._value: Any = None
         self.started = time.monotonic()
-
-    @property
-    def pid(self) -> int:
-        """Process id, also of its group."""
-        assert self._process.pid is not None
-        return self._process.pid
 
     def poll(self) -> Ended | None:
         """Return the end of the process, once it and all processes of its group have ended; None before."""
@@ -251,7 +251,12 @@ class Jobs(Generic[J]):
                     self._collect()
                     now = time.monotonic()
                     if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
-                        self.stopped, stops = True, self._stops(now)
+                        self.stopped, deadline = True, now + self.grace_seconds
+                        stops = [
+                            (now, lambda process: process.interrupt(self.first_signal)),
+                            (deadline, lambda process: process.end(signal.SIGTERM)),
+                            (deadline + SECONDS_TO_KILL, lambda process: process.end(signal.SIGKILL)),
+                        ]
                     while stops and (now >= stops[0][0] or len(received) > 1):
                         _, stop = stops.pop(0)
                         for _, process, _ in self.running:
@@ -295,12 +300,3 @@ class Jobs(Generic[J]):
             self.done.add(job.name)
         else:
             self.failed[job.name] = error
-
-    def _stops(self, now: float) -> list[tuple[float, Callable[[JobProcess], None]]]:
-        """Return the times and ways of ending running jobs, each harder than the one before."""
-        deadline = now + self.grace_seconds
-        return [
-            (now, lambda process: process.interrupt(self.first_signal)),
-            (deadline, lambda process: process.end(signal.SIGTERM)),
-            (deadline + SECONDS_TO_KILL, lambda process: process.end(signal.SIGKILL)),
-        ]

@@ -55,9 +55,8 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
     Raises:
         OptionError: the file is missing, is damaged, or was not written by `txl train`.
     """
-    if not Path(path).is_file():
-        folder = "is a folder: give a file in it, such as checkpoints/best.ckpt"
-        raise OptionError(option, path, folder if Path(path).is_dir() else "no such file")
+    require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
+    require(Path(path).is_file(), option, path, "no such file")
     try:
         contents = read_file(path)
     except (DamagedFileError, OSError) as error:
@@ -98,9 +97,8 @@ def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
 
 def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the model's weights from a checkpoint, under the model's names instead of the LightningModule's."""
-    prefix = "model."
     state = contents["state_dict"].items()
-    return {name.removeprefix(prefix): tensor for name, tensor in state if name.startswith(prefix)}
+    return {name.removeprefix("model."): tensor for name, tensor in state if name.startswith("model.")}
 
 
 def checkpoint_corpus(
@@ -128,7 +126,9 @@ def checkpoint_corpus(
     # At level bpe that of the checkpoint needs neither the tokenizer's file nor its training.
     given = trained.vocabulary_given or trained.vocabulary.level == "bpe"
     try:
-        corpus = load_corpus(trained.config.data, trained.vocabulary if given else None, _resets(trained))
+        corpus = load_corpus(
+            trained.config.data, trained.vocabulary if given else None, trained.config.memory.reset == "document"
+        )
     except UserError as error:
         raise UserError(f"corpus of {checkpoint}: {error}") from error
     if corpus.vocabulary != trained.vocabulary:
@@ -153,14 +153,10 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
         print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
 
 
-def _resets(trained: TrainedModel) -> bool:
-    return trained.config.memory.reset == "document"
-
-
 def _encoded_text(trained: TrainedModel, data_path: str) -> Corpus:
     data = replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
     try:
-        return load_corpus(data, trained.vocabulary, _resets(trained))
+        return load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document")
     except OptionError as error:
         option = "data_path" if error.option == "data.path" else error.option
         raise OptionError(option, error.value, error.allowed) from error
