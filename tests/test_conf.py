@@ -101,7 +101,6 @@ def test_every_command_has_the_common_settings_of_hydra(name: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose(COMMANDS[name].config_name, return_hydra_config=True, overrides=["hydra.run.dir=here"])
     settings = OmegaConf.to_container(config.hydra, resolve=False)
-    assert settings["help"]["app_name"] == f"txl {name}"
     assert settings["sweep"] == {"dir": "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}", "subdir": "${hydra.job.num}"}
     assert settings["launcher"]["_target_"].endswith(".ProcessLauncher")
     assert settings["job_logging"]["root"]["handlers"] == ["console"]
