@@ -84,13 +84,6 @@ def test_an_interrupted_search_draws_what_an_uninterrupted_one_draws(
     assert best(tmp_path) == best(whole[0])
 
 
-def test_more_trials_continue_a_finished_search(tmp_path: Path, whole: tuple[Path, Launcher]) -> None:
-    search(tmp_path, Launcher(), n_trials=4)
-    more = Launcher()
-    search(tmp_path, more)
-    assert more.jobs == {number: words for number, words in whole[1].jobs.items() if number >= 4}
-
-
 def test_failures_within_the_rate_are_trials_and_beyond_it_run_again(tmp_path: Path) -> None:
     launcher = Launcher(failing=(1,))
     with pytest.raises(ValueError, match="as told"):

@@ -141,16 +141,3 @@ def test_no_job_outlives_a_multirun_that_was_killed(tmp_path: Path) -> None:
     finally:
         for pid in outside:  # no process of the job's group, and none that watches its parent
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_optuna_counts_a_failed_trial_and_continues(tmp_path: Path) -> None:
-    options = {"n_jobs": 2, "n_trials": 4, "max_failure_rate": 1.0}
-    sweeper = [f"hydra.sweeper.{name}={value}" for name, value in options.items()]
-    sweeper += ["hydra/sweeper=optuna", "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1"]
-    status, _, errors = finish(app(tmp_path, *sweeper, "do=return,be killed", "value=2,3"))
-    assert status == 0, errors
-    outcomes = list(json.loads((tmp_path / "outcomes.json").read_text()).values())
-    assert set(outcomes) == {"was killed by SIGKILL", None}
-    assert len(outcomes) == 4
-    assert OmegaConf.load(tmp_path / "sweep/optimization_results.yaml").best_value in (4, 9)
