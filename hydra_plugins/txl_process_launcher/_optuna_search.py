@@ -111,7 +111,7 @@ class OptunaSearch:
     def _tell(self, study: optuna.Study, trials: Sequence[Trial], results: Sequence[JobReturn]) -> None:
         values = [_objective(result) for result in results]
         failures = [value for value in values if isinstance(value, Exception)]
-        if len(failures) / len(values) > self.options["max_failure_rate"]:
+        if len(failures) > self.options["max_failure_rate"] * len(values):
             raise failures[0]
         for trial, value in zip(trials, values, strict=True):
             if isinstance(value, Exception):
