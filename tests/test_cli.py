@@ -152,7 +152,10 @@ def test_a_further_rank_is_refused_in_one_line_that_names_it(monkeypatch: pytest
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_leaves_arguments_and_environment_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_leaves_arguments_and_environment_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
     monkeypatch.setattr(sys, "argv", words)
     variables = dict(os.environ)
