@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def _copies_to_cpu(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return name in COPYING_METHODS or (name == "to" and "cpu" in devices)
 
 
-class HostReads:
+class HostReads(ExitStack):
     """Context in which the operations are recorded that would make the CPU wait for a GPU.
 
     Works with tensors on the CPU: what a GPU would do is seen by the operation, not by the device.
@@ -34,19 +34,13 @@ class HostReads:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.found: list[str] = []
-        self._modes = (_Methods(self.found), _Operations(self.found))
 
     def __enter__(self) -> HostReads:
-        for mode in self._modes:
-            mode.__enter__()
+        self.enter_context(_Methods(self.found))
+        self.enter_context(_Operations(self.found))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
 
 
 class _Methods(TorchFunctionMode):

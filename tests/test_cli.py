@@ -1,12 +1,12 @@
 """The command as a user types it: results, help, and one clear line for bad input."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,16 +18,12 @@ from txl_lightning.cli import COMMANDS, main, register_all
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
 
-PYTHON = [sys.executable, "-m", "txl_lightning.cli"]
-
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
-    for words in (["--help"], ["train", "--help"]):
-        with subprocess.Popen([*PYTHON, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
-            assert command.stdout is not None
-            assert command.stderr is not None
-            command.stdout.close()
-            assert command.stderr.read() == ""
+    words, pipe = [sys.executable, "-m", "txl_lightning.cli", "train", "--help"], subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as command:
+        command.stdout.close()  # type: ignore[union-attr]
+        assert command.communicate()[1] == ""
 
 
 def files(directory: Path) -> None:
@@ -46,35 +42,22 @@ def files(directory: Path) -> None:
         (["train", "mem_len=-1"], "mem_len=-1: no such option, did you mean memory.mem_len or evaluation.mem_len?"),
         (["train", "memroy=off"], "memroy=off: no such option, did you mean memory"),
         (["train", "+model.n_layers=3"], "+model.n_layers=3: options cannot be added, did you mean model.n_layer"),
-        (
-            ["train", "hydra.run.dir=/proc/nowhere"],
-            "hydra.run.dir=/proc/nowhere: cannot be used (/proc/nowhere: No",
-        ),
         (["train", "hydra.run.dir=empty.txt/run"], "hydra.run.dir=empty.txt/run: cannot be used ("),
-        (["train", "data=file", "data.path=missing.txt", "hydra.run.dir=old"], "data.path=missing.txt: cannot be read"),
         (["train", "model=large"], "model=large: must be one of"),
-        (["train", "memory=3"], "memory=3: must be one of compressive, off, on"),
-        (["train", "-m", "memory=on,3"], "memory=3: must be one of compressive, off, on"),
         (["train", "encoding=null", "--help"], "encoding=null: must be one of absolute, al_rfou, alibi"),
-        (["train", "memory=on,off"], "memory=on,off: several values need -m (a multirun)"),
+        (["train", "memory=on,off"], "'memory=on,off' 1. To use it as a list"),
         (["train", "model=[lstm,qrnn]"], "takes one choice; several need -m (a multirun): model=lstm,qrnn"),
         (["train", "trainer.max_steps=many"], "trainer.max_steps=many: Value 'many'"),
         (["train", "loss=full", "-m", "model.n_layer=x"], "model.n_layer=x: Value 'x'"),
         (["train", "data.path=a (1).txt"], "data.path=a (1).txt: cannot be parsed; a value with special signs needs"),
         (["train", "smaller"], "smaller: must be option=value"),
-        (["train", "=3"], "=3: must be option=value"),
-        (["train", "-m", "--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can be"),
         (["train", "--trainer.max_steps=2"], "no such flag; options have no dashes: trainer.max_steps=2 ("),
-        (["train", "--steps=2"], "--steps=2: no such flag; options have no dashes: steps=2 (--help lists them)"),
         (["train", "experiment=published/enwik8_large"], "experiment=published/enwik8_large: must be one of laptop_"),
         (["evaluate", "experiment=paper/enwik8_large"], "experiment=paper/enwik8_large: must be one of published/"),
         (["evaluate", "--checkpoint", "a.ckpt"], "--checkpoint: no such flag; options have no dashes: checkpoint=…"),
         (["evaluate"], "txl evaluate: checkpoint: must be given (checkpoint=…)"),
         (["evaluate", "checkpoint=empty.txt"], "checkpoint=empty.txt: is not a checkpoint"),
-        (
-            ["evaluate", "checkpoint=a", "attention_lengths=64"],
-            "attention_lengths=64: Invalid value assigned: int is not a List",
-        ),
+        (["evaluate", "checkpoint=a", "attention_lengths=64"], "attention_lengths=64: Invalid value assigned: int is"),
         (["recl", "checkpoints=[a.ckpt,"], "checkpoints=[a.ckpt,: a bracket or a quote is missing"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),
     ],
@@ -101,30 +84,15 @@ def options_of(command: str) -> DictConfig:
     [
         ("train", ["memory.mem_len=-1"], "memory.mem_len=-1: must be an integer >= 0"),
         ("train", ["model.d_model=33"], "model.d_model=33: must be an even integer"),
-        ("train", ["optimizer.betas=[0.9]"], "optimizer.betas=[0.9]: must be two numbers in [0, 1)"),
-        ("train", ["evaluation.clamp_len=-5"], "evaluation.clamp_len=-5: must be"),
         ("train", ["trainer.devices=48"], "trainer.devices=48"),
         ("train", ["data.name=file"], "data.path=None: must be a file"),
-        ("train", ["data.name=file", "data.path=empty.txt"], "data.path=empty.txt: must not be empty"),
         ("train", ["data.name=file", "data.path=missing.txt"], "data.path=missing.txt: cannot be read"),
-        (
-            "train",
-            ["data.name=file", "data.path=short.txt"],
-            "27 tokens, shorter than one segment per stream: needs batch_",
-        ),
+        ("train", ["data.name=file", "data.path=short.txt"], "27 tokens, shorter than one segment per stream: needs"),
         ("train", ["data.path=short.txt"], "data.path=short.txt: needs data=file"),
         ("train", ["data.segment_len=0"], "data.segment_len=0: must be an integer >= 1"),
-        ("train", ["optimizer.lr=.inf"], "optimizer.lr=inf: must be > 0 and finite"),
-        ("train", ["optimizer.eps=.inf"], "optimizer.eps=inf: must be > 0 and finite"),
-        ("train", ["model.layer_norm_epsilon=.inf"], "model.layer_norm_epsilon=inf: must be a number > 0 and finite"),
-        ("train", ["encoding.name=rope", "encoding.interpolation=.inf"], "interpolation=inf: must be a number >= 1"),
-        ("train", ["seed=4294967296"], "seed=4294967296: must be an integer >= 0 and below 2^32"),
-        ("generate", ["checkpoint=x", "prompt=x", "seed=4294967296"], "seed=4294967296: must be an integer >= 0 and"),
         ("train", ["resume=old"], "resume=old: is a folder: give a file in it, such as checkpoints/best.ckpt"),
-        ("train", ["resume=no.ckpt"], "resume=no.ckpt: is not a checkpoint"),
         ("train", ["resume=other.ckpt"], "resume=other.ckpt: is not a checkpoint of txl train"),
         ("evaluate", ["checkpoint=no.ckpt"], "checkpoint=no.ckpt: is not a checkpoint"),
-        ("evaluate", ["checkpoint=."], "checkpoint=.: is a folder: give a file in it, such as checkpoints/best.ckpt"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -139,19 +107,6 @@ def test_a_value_that_is_not_allowed_is_named(
         COMMANDS[command].run(OmegaConf.to_object(options), tmp_path / "run")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_bad_input_ends_a_process_with_status_2_and_a_line_on_standard_error(tmp_path: Path) -> None:
-    words = [*PYTHON, "train", "memory=sometimes"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "txl train: memory=sometimes: must be one of compressive, off, on\n"
-
-
-def test_matplotlib_does_not_report_its_fonts(tmp_path: Path) -> None:
-    logging.getLogger("matplotlib").setLevel(logging.NOTSET)
-    run_txl("evaluate", "checkpoint=missing.ckpt", directory=tmp_path)
-    assert logging.getLogger("matplotlib").level == logging.WARNING
 
 
 def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +144,6 @@ def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     assert run_txl().status == 2
 
 
-def test_a_row_names_what_there_is() -> None:
-    for row in COMMANDS.values():
-        assert callable(row.run)
-        assert isinstance(row.schema(), row.schema)
-        assert (CONF / f"{row.config_name}.yaml").is_file()
-
-
 def test_a_further_rank_is_refused_in_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
@@ -211,12 +159,10 @@ def test_the_command_leaves_arguments_and_environment_as_they_were(
     words = ["txl", "evaluate", "checkpoint=missing.ckpt"]
     monkeypatch.setattr(sys, "argv", words)
     variables = dict(os.environ)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         main()
-    assert ended.value.code == 2
     assert sys.argv is words
-    assert words == ["txl", "evaluate", "checkpoint=missing.ckpt"]
-    assert dict(os.environ) == variables
+    assert (words, dict(os.environ)) == (["txl", "evaluate", "checkpoint=missing.ckpt"], variables)
 
 
 def test_a_refused_conversion_leaves_no_directory(tmp_path: Path) -> None:
@@ -231,30 +177,23 @@ def test_train_then_evaluate_at_the_same_and_at_other_lengths_then_recl(tmp_path
     (tmp_path / "text.txt").write_text(text)
     data = ["data=file", "data.path=text.txt", "data.cache_dir=cache"]
     short = ["profile=smoke", "trainer.max_steps=20", "trainer.num_threads=1", "logger=none"]
-    done = run_txl("train", *short, *data, "hydra.run.dir=run", directory=tmp_path)
-    assert done.status == 0, done.err
-    assert done.out.splitlines()[-1] == str(tmp_path / "run")
-    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
 
+    def result(name: str, *words: str) -> Any:
+        done = run_txl(*words, f"hydra.run.dir={Path(name).parent}", directory=tmp_path)
+        assert done.status == 0, done.err
+        assert done.out.splitlines()[-1] == str((tmp_path / name).parent)
+        return json.loads((tmp_path / name).read_text())
+
+    metrics = result("run/metrics.json", "train", *short, *data)
     checkpoint = "checkpoint=run/checkpoints/best.ckpt"
-    done = run_txl("evaluate", checkpoint, "num_threads=1", "hydra.run.dir=same", directory=tmp_path)
-    assert done.status == 0, done.err
-    same = json.loads((tmp_path / "same/evaluation.json").read_text())
+    same = result("same/evaluation.json", "evaluate", checkpoint, "num_threads=1")
     assert same["test"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-5)
-
-    lengths = ["mem_len=100", "same_length=true", "segment_len=10", "batch_size=3"]
-    done = run_txl("evaluate", checkpoint, *lengths, "splits=[test]", "hydra.run.dir=other", directory=tmp_path)
-    assert done.status == 0, done.err
-    other = json.loads((tmp_path / "other/evaluation.json").read_text())
+    lengths = ["mem_len=100", "same_length=true", "segment_len=10", "batch_size=3", "splits=[test]"]
+    other = result("other/evaluation.json", "evaluate", checkpoint, *lengths)
     assert other["evaluation"] | {"mem_len": 100, "same_length": True, "segment_len": 10} == other["evaluation"]
     assert other["test"]["nll"] != same["test"]["nll"]
     assert "valid" not in other
-    assert done.out.splitlines()[-1] == str(tmp_path / "other")
-
     grid = ["first_context=4", "step=4", "max_context=12", "n_positions=50", "bootstrap=50", "store=losses"]
     models = ["checkpoints=[run/checkpoints/best.ckpt,run/checkpoints/last.ckpt]", "names=[best,last]"]
-    done = run_txl("recl", *models, *grid, "num_threads=1", "hydra.run.dir=recl", directory=tmp_path)
-    assert done.status == 0, done.err
-    models = json.loads((tmp_path / "recl/recl.json").read_text())["models"]
-    assert [model["name"] for model in models] == ["best", "last"]
-    assert done.out.splitlines()[-1] == str(tmp_path / "recl")
+    measured = result("recl/recl.json", "recl", *models, *grid, "num_threads=1")["models"]
+    assert [model["name"] for model in measured] == ["best", "last"]

@@ -96,18 +96,12 @@ def test_every_experiment_and_profile_says_what_it_is() -> None:
         assert words == ["Command", "Needs", "Should give", "Gave"], path
 
 
-def test_every_command_has_the_common_settings_of_hydra() -> None:
-    for name, command in COMMANDS.items():
-        own = OmegaConf.load(CONF / f"{command.config_name}.yaml")
-        assert "common" in own.defaults
-        assert list(own.hydra) == ["help"], "the rest stands in conf/common.yaml"
-        assert own.hydra.help.app_name == f"txl {name}"
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_common_settings_of_hydra(name: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("speed", return_hydra_config=True, overrides=["hydra.run.dir=here"])
+        config = compose(COMMANDS[name].config_name, return_hydra_config=True, overrides=["hydra.run.dir=here"])
     settings = OmegaConf.to_container(config.hydra, resolve=False)
-    assert settings["run"]["dir"] == "here"
-    assert settings["sweep"]["dir"] == "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-    assert settings["sweep"]["subdir"] == "${hydra.job.num}"
+    assert settings["sweep"] == {"dir": "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}", "subdir": "${hydra.job.num}"}
     assert settings["launcher"]["_target_"].endswith(".ProcessLauncher")
     assert settings["job_logging"]["root"]["handlers"] == ["console"]
 
@@ -134,9 +128,9 @@ def test_every_experiment_of_laptop_size_trains(name: str, tmp_path: Path) -> No
         # for it belongs to 267,744 types (a dictionary padded to a multiple of 8) and u, v per layer.
         (WIKITEXT, ["model=txl_wt103_base"], 151_107_538),
         (267_744, ["model=txl_wt103_base", "model.untie_biases=true"], 151_123_537),
-        (WIKITEXT, ["model=txl_wt103_128m"], 128_277_178),
         (793_471, ["model=txl_lm1b_table7"], 301_205_362),
         (BYTES, ["model=txl_enwik8_base"], 41_055_949),
+        (WIKITEXT, ["profile=gpu"], 60_292_242),  # as conf/model/txl_gpu.yaml says
     ],
 )
 def test_known_sizes(vocab_size: int, overrides: list[str], expected: int) -> None:
@@ -146,15 +140,12 @@ def test_known_sizes(vocab_size: int, overrides: list[str], expected: int) -> No
 @pytest.mark.parametrize(
     ("vocab_size", "model", "published", "within"),
     [
-        (WIKITEXT, "txl_wt103_base", 151e6, 0.01),
         (WIKITEXT, "txl_wt103_large", 257e6, 0.12),  # the same sizes in Hugging Face's class are 285M too
         (WIKITEXT, "txl_wt103_128m", 128e6, 0.01),
-        (BYTES, "txl_enwik8_base", 41e6, 0.01),
         (BYTES, "txl_enwik8_18l", 88e6, 0.01),
         (BYTES, "txl_enwik8_large", 277e6, 0.01),
         (793_471, "txl_lm1b_base_paper", 0.46e9, 0.03),
         (793_471, "txl_lm1b_large", 0.8e9, 0.06),
-        (793_471, "txl_lm1b_table7", 0.3e9, 0.01),
     ],
 )
 def test_sizes_beside_the_papers(vocab_size: int, model: str, published: float, within: float) -> None:
@@ -166,16 +157,6 @@ def test_choices_on_the_command_line_beat_profile_and_experiment() -> None:
     assert (config.model.name, config.memory.mem_len, config.data.segment_len) == ("txl_laptop", 7, 32)
 
 
-def test_the_gpu_profile_is_a_smaller_model_of_the_whole_wikitext_103() -> None:
-    config = composed("profile=gpu", "data=wikitext-103")
-    assert composed("profile=gpu") == config
-    assert (config.data.name, config.data.level, config.data.prefix) == ("wikitext-103", "word", False)
-    assert (config.data.segment_len, config.memory.mem_len, config.data.batch_size) == (128, 128, 60)
-    assert (config.trainer.accelerator, config.trainer.devices, config.trainer.precision) == ("gpu", 1, "bf16-mixed")
-    assert parameters(WIKITEXT, "profile=gpu") == 60_292_242  # as conf/model/txl_gpu.yaml says
-    assert composed("profile=gpu", "memory=off").memory.mem_len == 0
-
-
 def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     profile, experiment = composed("profile=paper"), composed("experiment=paper/table6")
     assert profile.trainer == replace(experiment.trainer, devices=2)
@@ -183,17 +164,6 @@ def test_the_paper_profile_is_table_6_on_several_gpus() -> None:
     assert replace(profile, trainer=experiment.trainer, logger=experiment.logger) == experiment
     slurm = composed("profile=paper", "trainer=slurm", "trainer.devices=4")
     assert (slurm.trainer.max_steps, slurm.trainer.devices, slurm.model.name) == (200_000, 4, "txl_wt103_128m")
-
-
-def test_the_ablation_and_table_7_are_as_deep_as_the_paper_says() -> None:
-    table_6, table_7 = composed("experiment=paper/table6"), composed("experiment=paper/table7")
-    standard = composed("experiment=paper/wt103_base")
-    assert table_6.model.n_layer == standard.model.n_layer == 16
-    assert (table_7.data.name, table_7.model.n_layer, table_7.trainer.max_steps) == ("lm1b", 20, 400_000)
-    for memory, expected in (("on", 32), ("off", 0)):
-        row = composed("experiment=paper/table7", f"memory={memory}")
-        assert (row.data.segment_len, row.memory.mem_len, row.memory.start) == (32, expected, "zeros")
-    assert (table_7.evaluation.mem_len, table_7.evaluation.segment_len) == (None, 32)  # training's lengths
 
 
 def pairs(names: list[str], others: list[str]) -> list[object]:
@@ -227,13 +197,9 @@ def test_the_evening_is_the_laptop_profile_with_twice_the_tokens() -> None:
 def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
     config, plain = composed("experiment=laptop_modern"), parameters(BYTES, "profile=laptop")
     assert parameters(BYTES, "experiment=laptop_modern") == pytest.approx(plain, rel=0.01)
-    for parts in (
-        ["norm=layer"],
-        ["pre_norm=false", "final_norm=false"],
-        ["feed_forward=relu", "d_inner=384"],
-        ["qk_norm=false"],
-    ):
-        without = parameters(BYTES, "experiment=laptop_modern", *(f"model.{part}" for part in parts))
+    norm, forward = "pre_norm=false model.final_norm=false", "feed_forward=relu model.d_inner=384"
+    for part in ("norm=layer", norm, forward, "qk_norm=false"):
+        without = parameters(BYTES, "experiment=laptop_modern", *f"model.{part}".split())
         assert without == pytest.approx(plain, rel=0.01)
     assert replace(config, model=composed().model, logger=composed().logger) == composed("encoding=relative")
 

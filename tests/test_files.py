@@ -53,21 +53,6 @@ def test_the_old_file_stays_until_the_new_one_is_complete_and_on_disk(
     assert (path.read_text(), names(tmp_path)) == ("old", ["a"])
 
 
-def test_the_file_and_then_its_folder_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed = []
-    fsync = os.fsync
-
-    def record(descriptor: int) -> None:
-        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "a").exists()))
-        fsync(descriptor)
-
-    monkeypatch.setattr(files.os, "fsync", record)
-    write_text(tmp_path / "a", "text")
-    (file, existed), (folder, exists) = flushed
-    assert (Path(file).suffix, existed) == (".part", False)
-    assert (folder, exists) == (str(tmp_path), True)
-
-
 def test_the_file_before_can_be_kept(tmp_path: Path) -> None:
     for text in ("1", "2", "3"):
         write_atomically(tmp_path / "last", lambda path, text=text: path.write_text(text), tmp_path / "previous")

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from tests.in_process import Ended, run_txl
 from tests.training.small_run import TINY
-from txl_lightning.command_line.multirun_table import write_results
+from txl_lightning.command_line.multirun import write_results
 from txl_lightning.jobs.folder import JobFolder
 
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
@@ -69,7 +69,8 @@ def test_word_pieces_have_bits_per_byte_to_compare_them_with_bytes(tmp_path: Pat
     of_pieces = {"val/ppl": 9.0, "val/bpb": 1.5, "test/ppl": 9.0, "test/bpb": 1.5}
     for number, (level, metrics) in enumerate([("byte", of_bytes), ("bpe", of_pieces)]):
         job = JobFolder(tmp_path / "both" / str(number))
-        job.begin("val/bpb", [f"data.level={level}"], {"data.level": level})
+        options = {"data.level": level}
+        job.begin({"objective": "val/bpb", "overrides": [f"data.level={level}"], "options": options})
         (job.path / "metrics.json").write_text(json.dumps(metrics))
     table = write_results(tmp_path / "both")
     assert table is not None

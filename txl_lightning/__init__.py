@@ -39,7 +39,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module("txl_lightning.model"), name)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -17,7 +17,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from txl_lightning.jobs.multirun import JobError
+from txl_lightning.command_line.multirun import JobError
 
 ERROR_FILE = "error.txt"
 
@@ -49,36 +49,32 @@ class MultirunJob:
         """Its number."""
         return str(self.number)
 
-    def run(self) -> JobReturn:
-        """Run the task as `BasicLauncher` does; return a failure and write its traceback to `error.txt`."""
-        add_singletons(self.singletons)
-        setup_globals()
-        try:
-            done = run_job(
-                hydra_context=self.hydra_context,
-                task_function=self.task,
-                config=self.config,
-                job_dir_key="hydra.sweep.dir",
-                job_subdir_key="hydra.sweep.subdir",
-            )
-        except Exception as error:
-            done = returned(self.overrides, error)
-        failure = job_error(done)
-        if failure is None:
-            (self.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier start
-            return done
-        text = "".join(traceback.format_exception(failure))
-        if self.directory.is_dir():
-            (self.directory / ERROR_FILE).write_text(text)
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            sys.stderr.write(text)
-        return FailedJob(**{**vars(done), "_return_value": picklable(failure)})
 
-
-def run_pickled(job: bytes) -> JobReturn:
-    """Run a job in its process."""
+def run_pickled(pickled: bytes) -> JobReturn:
+    """Run a job in its process as `BasicLauncher` does; return a failure and write its traceback to `error.txt`."""
     Plugins.instance()  # its scan replaces classes, so it precedes code that uses them
-    return pickle.loads(job).run()
+    job: MultirunJob = pickle.loads(pickled)
+    add_singletons(job.singletons)
+    setup_globals()
+    try:
+        done = run_job(
+            hydra_context=job.hydra_context,
+            task_function=job.task,
+            config=job.config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+    except Exception as error:
+        done = returned(job.overrides, error)
+    (job.directory / ERROR_FILE).unlink(missing_ok=True)  # of an earlier start
+    if (failure := job_error(done)) is None:
+        return done
+    text = "".join(traceback.format_exception(failure))
+    if job.directory.is_dir():
+        (job.directory / ERROR_FILE).write_text(text)
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        sys.stderr.write(text)
+    return FailedJob(**{**vars(done), "_return_value": picklable(failure)})
 
 
 def picklable(error: BaseException) -> BaseException:

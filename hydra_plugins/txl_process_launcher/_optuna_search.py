@@ -8,7 +8,6 @@ import math
 import sqlite3
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -58,10 +57,6 @@ class OptunaSearch:
                 raise HydraException(f"hydra.sweeper.{option}={options[option]}: must be an integer >= 1")
         self.launcher, self.config, self.options = launcher, config, options
         self.sampler, self.n_trials = options["sampler"], options["n_trials"]
-        custom = options["custom_search_space"]
-        self.extend = None if custom is None else get_method(custom)
-        self.directory = Path(str(config.hydra.sweep.dir))
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.trials = TrialsFile(options["storage"])
 
     def run(self, arguments: Sequence[str]) -> None:
@@ -71,9 +66,8 @@ class OptunaSearch:
             Exception: the first error of a batch in which more than `max_failure_rate` of the jobs failed. Its trials
                 count as running, so that they run again with the next start.
         """
-        warnings.simplefilter(
-            "ignore", optuna.exceptions.ExperimentalWarning
-        )  # Optuna 2: no interface changes any more
+        # No interface of Optuna 2 changes any more.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         given = [*(f"{name!s}={value}" for name, value in (self.options["params"] or {}).items()), *arguments]
         space, fixed = search_space(given)
         words = (word.partition("=") for word in given)
@@ -96,31 +90,28 @@ class OptunaSearch:
             overrides = [tuple(f"{n}={v}" for n, v in {**trial.params, **fixed}.items()) for trial in frozen]
             self._tell(study, asked, self.launcher.launch(overrides, initial_job_idx=first))
             self.trials.write(study.trials[first:])
-        self._write_best(study.best_trial)
+        best = study.best_trial
+        log.info(f"best value: {best.value}, with {best.params}")
+        found = {"name": "optuna", "best_params": best.params, "best_value": best.value}
+        OmegaConf.save(OmegaConf.create(found), Path(self.config.hydra.sweep.dir) / "optimization_results.yaml")
 
     def _ask(self, study: optuna.Study, number: int, space: dict[str, BaseDistribution]) -> Trial:
         """Draw a trial, or take the options of one that was drawn before the search was interrupted."""
         if (drawn := self.trials.running(number)) is not None:
             study.enqueue_trial(drawn)
-        study.sampler = self._sampler_of_trial(number)
+        sampler = self.config.hydra.sweeper.sampler
+        if (seed := OmegaConf.select(sampler, "seed")) is not None:  # numbers that depend on seed and trial only
+            own_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+            study.sampler = instantiate(OmegaConf.merge(sampler, {"seed": own_seed}))
         trial = study.ask(space)
-        if self.extend is not None:
-            self.extend(self.config, trial)
+        if (custom := self.options["custom_search_space"]) is not None:
+            get_method(custom)(self.config, trial)
         return trial
 
-    def _sampler_of_trial(self, number: int) -> Any:
-        """Return a sampler whose random numbers depend on the seed and the trial's number only."""
-        options = self.config.hydra.sweeper.sampler
-        seed = OmegaConf.select(options, "seed")
-        if seed is None:
-            return self.sampler
-        drawn = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-        return instantiate(OmegaConf.merge(options, {"seed": drawn}))
-
     def _tell(self, study: optuna.Study, trials: Sequence[Trial], results: Sequence[JobReturn]) -> None:
-        values = [objective(result) for result in results]
+        values = [_objective(result) for result in results]
         failures = [value for value in values if isinstance(value, Exception)]
-        if len(failures) / len(values) > self.options["max_failure_rate"]:
+        if len(failures) > self.options["max_failure_rate"] * len(values):
             raise failures[0]
         for trial, value in zip(trials, values, strict=True):
             if isinstance(value, Exception):
@@ -129,21 +120,14 @@ class OptunaSearch:
             else:
                 study.tell(trial, value)
 
-    def _write_best(self, best: FrozenTrial) -> None:
-        log.info(f"best value: {best.value}, with {best.params}")
-        found = {"name": "optuna", "best_params": best.params, "best_value": best.value}
-        OmegaConf.save(OmegaConf.create(found), self.directory / "optimization_results.yaml")
 
-
-def objective(result: JobReturn) -> float | Exception:
+def _objective(result: JobReturn) -> float | Exception:
     """Return the value of a job, or its error."""
     try:
         value = float(result.return_value)
-        if not math.isfinite(value):
-            raise ValueError(f"the objective is {value}")
     except Exception as error:
         return error
-    return value
+    return value if math.isfinite(value) else ValueError(f"the objective is {value}")
 
 
 def search_space(given: list[str]) -> tuple[dict[str, BaseDistribution], dict[str, Any]]:
@@ -196,17 +180,16 @@ class TrialsFile:
     def finished(self) -> list[FrozenTrial]:
         """Return the trials that have a result or failed, in order."""
         query = "SELECT state, value, params, distributions, system_attrs FROM trials WHERE state != 'RUNNING'"
-        with closing(self._database.execute(f"{query} ORDER BY number")) as rows:
-            return [
-                optuna.trial.create_trial(
-                    state=TrialState[state],
-                    value=value,
-                    params=json.loads(params),
-                    distributions={n: json_to_distribution(text) for n, text in json.loads(distributions).items()},
-                    system_attrs=json.loads(system_attrs),
-                )
-                for state, value, params, distributions, system_attrs in rows
-            ]
+        return [
+            optuna.trial.create_trial(
+                state=TrialState[state],
+                value=value,
+                params=json.loads(params),
+                distributions={n: json_to_distribution(text) for n, text in json.loads(distributions).items()},
+                system_attrs=json.loads(attributes),
+            )
+            for state, value, params, distributions, attributes in self._database.execute(f"{query} ORDER BY number")
+        ]
 
     def running(self, number: int) -> dict[str, Any] | None:
         """Return the options of a trial that was drawn and has no result; None if it was not drawn."""
@@ -219,17 +202,11 @@ class TrialsFile:
         Raises:
             HydraException: the disk is full, or another process writes.
         """
-        rows = [
-            (
-                trial.number,
-                trial.state.name,
-                trial.value,
-                json.dumps(trial.params),
-                json.dumps({name: distribution_to_json(kind) for name, kind in trial.distributions.items()}),
-                json.dumps(trial.system_attrs),
-            )
-            for trial in trials
-        ]
+        rows = []
+        for trial in trials:
+            kinds = {name: distribution_to_json(kind) for name, kind in trial.distributions.items()}
+            texts = [json.dumps(values) for values in (trial.params, kinds, trial.system_attrs)]
+            rows.append((trial.number, trial.state.name, trial.value, *texts))
         try:
             with self._database:
                 self._database.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?, ?)", rows)

@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +22,14 @@ from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_g
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob, job_error, returned, run_pickled
-from txl_lightning.command_line.multirun_table import write_results
+from txl_lightning.command_line.multirun import OUTCOMES, JobError, JobKilledError, Outcome, write_results
 from txl_lightning.errors import Stopped
 from txl_lightning.jobs.folder import JobFolder, JobPlaces
 from txl_lightning.jobs.identity import identity
-from txl_lightning.jobs.multirun import OUTCOMES, JobError, JobKilledError, Outcome
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
 from txl_lightning.reporting.machine import cores
 
@@ -87,69 +87,63 @@ class ProcessLauncher(Launcher):
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         directory = Path(self.config.hydra.sweep.dir)
         directory.mkdir(parents=True, exist_ok=True)
-        singletons = Singleton.get_state()["instances"]
         places = JobPlaces(directory, initial_job_idx + len(job_overrides))
-        jobs = [self._compose(initial_job_idx + i, given, singletons, places) for i, given in enumerate(job_overrides)]
+        jobs = [self._compose(initial_job_idx + i, given, places) for i, given in enumerate(job_overrides)]
         values = {job.number: JobFolder(job.directory).value for job in jobs}
+        done = {job.number: returned(job.overrides, values[job.number]) for job in jobs}
         waiting = [job for job in jobs if values[job.number] is None]
         side_by_side = f", {self.max_parallel} at once" if self.max_parallel > 1 else ""
         before = f", {len(jobs) - len(waiting)} of them finished before" if len(waiting) < len(jobs) else ""
         log.info(f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} in {directory}{before}{side_by_side}")
-        done = {job.number: returned(job.overrides, values[job.number]) for job in jobs}
 
         def end(job: MultirunJob, ended: Ended) -> str | None:
             done[job.number] = ended.value or returned(job.overrides, self._error(job, ended))
-            return self._record(job, ended.seconds, done[job.number])
+            error = job_error(done[job.number])
+            OUTCOMES.append(Outcome(job.number, job.overrides, job.directory, error))
+            write_results(directory)
+            value = "" if error or done[job.number].return_value is None else f": {done[job.number].return_value}"
+            log.info(f"#{job.number} {'failed' if error else 'ended'} after {ended.seconds:.0f} s{value}")
+            return None if error is None else str(error)
 
         Jobs(waiting, self._start, end, self.max_parallel, self.grace_seconds).run()
-        results = [done[job.number] for job in jobs]
-        for error in map(job_error, results):
+        for error in map(job_error, done.values()):
             if isinstance(error, (JobKilledError, Stopped)) and self._resumable:
                 raise error
-        return results
-
-    def _compose(
-        self, number: int, overrides: Sequence[str], singletons: dict[type, object], places: JobPlaces
-    ) -> MultirunJob:
-        """Compose the config of a job as `BasicLauncher` does, with the folder that it ran in before."""
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = number
-        before = HydraConfig.instance().cfg
-        HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
-        try:
-            root = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
-            directory = root / str(config.hydra.sweep.subdir)
-            place = self._place(places, directory, config)
-        finally:
-            HydraConfig.instance().cfg = before
-        if place != directory:
-            log.info(f"#{number} is in {place}: {directory} is another job's, or this one ran there before")
-            with read_write(config.hydra):  # HydraConfig.set_config made it read-only
-                config.hydra.sweep.subdir = place.relative_to(root).as_posix()
-        own = tuple(filter_overrides(overrides))
-        return MultirunJob(number, own, place, config, self.task_function, self.hydra_context, singletons)
+        return list(done.values())
 
     @property
     def _resumable(self) -> bool:
         """Whether a job that was stopped resumes when the multirun is started again."""
         return getattr(self.task_function, "resumable", False)
 
-    def _place(self, places: JobPlaces, directory: Path, config: DictConfig) -> Path:
-        if not self._resumable:
-            return directory
-        try:
-            return places.choose(directory, identity(config))
-        except OmegaConfBaseException:  # an option cannot be resolved: the job itself will say which
-            return directory
+    def _compose(self, number: int, overrides: Sequence[str], places: JobPlaces) -> MultirunJob:
+        """Compose the config of a job as `BasicLauncher` does, with the folder that it ran in before."""
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)  # hydra.sweep.subdir may refer to it
+        root = Path(config.hydra.sweep.dir)
+        wanted = directory = root / str(config.hydra.sweep.subdir)
+        with suppress(OmegaConfBaseException):  # an option that cannot be resolved: the job itself will say which
+            directory = places.choose(wanted, identity(config)) if self._resumable else wanted
+        if directory != wanted:
+            log.info(f"#{number} is in {directory}: {wanted} is another job's, or this one ran there before")
+            with read_write(config.hydra):  # HydraConfig.set_config made it read-only
+                config.hydra.sweep.subdir = directory.relative_to(root).as_posix()
+        own, singletons = tuple(filter_overrides(overrides)), Singleton.get_state()["instances"]
+        return MultirunJob(number, own, directory, config, self.task_function, self.hydra_context, singletons)
 
     def _start(self, job: MultirunJob, slot: int) -> JobProcess:
         log_file = self._log_file(job)
         if log_file is not None:
             log_file.parent.mkdir(parents=True, exist_ok=True)
         log.info(f"#{job.number} starts: {' '.join(job.overrides)}" + (f" ({log_file})" if log_file else ""))
-        variables = {**self._thread_counts(), **job.config.hydra.job.env_set}
-        modules = getattr(self.task_function, "modules", ())
+        threads = self.threads
+        if threads is None and self.max_parallel > 1:
+            threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or cores()) // self.max_parallel)
+        # The variables from which OpenMP, MKL and so torch take their number of threads.
+        counts = {} if threads is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        variables, modules = {**counts, **job.config.hydra.job.env_set}, getattr(self.task_function, "modules", ())
         return JobProcess(run_pickled, pickle.dumps(job), variables=variables, log=log_file, modules=modules)
 
     def _log_file(self, job: MultirunJob) -> Path | None:
@@ -157,22 +151,6 @@ class ProcessLauncher(Launcher):
 
     def _error(self, job: MultirunJob, ended: Ended) -> JobError:
         """Describe a process without a result."""
-        kind = JobKilledError if ended.status is not None and ended.status < 0 else JobError
         log_file = self._log_file(job) if ended.status is not None else None
+        kind = JobKilledError if ended.status is not None and ended.status < 0 else JobError
         return kind(ended.problem if log_file is None else f"{ended.problem}: see {log_file}")
-
-    def _thread_counts(self) -> dict[str, str]:
-        """Return the variables from which OpenMP, MKL and so torch take their number of threads."""
-        threads = self.threads
-        if threads is None and self.max_parallel > 1:
-            threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or cores()) // self.max_parallel)
-        return {} if threads is None else dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-
-    def _record(self, job: MultirunJob, seconds: float, done: JobReturn) -> str | None:
-        """Log the end of a job, keep its outcome for the command's exit status, and return its error."""
-        error = job_error(done)
-        OUTCOMES.append(Outcome(job.number, job.overrides, job.directory, error))
-        write_results(Path(self.config.hydra.sweep.dir))
-        value = "" if error or done.return_value is None else f": {done.return_value}"
-        log.info(f"#{job.number} {'failed' if error else 'ended'} after {seconds:.0f} s{value}")
-        return None if error is None else str(error)

@@ -13,7 +13,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
-from txl_lightning.jobs.multirun import OUTCOMES
+from txl_lightning.command_line.multirun import OUTCOMES
 
 
 @dataclass

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, LogUniformDistribution
 from optuna.samplers import TPESampler
 
 from hydra_plugins.txl_process_launcher._optuna_search import OptunaSearch, grid_choices, search_space
-from txl_lightning.jobs.multirun import JobKilledError
+from txl_lightning.command_line.multirun import JobKilledError
 
 GIVEN = ["lr=tag(log, interval(1e-4, 1e-2))", "optimizer=choice(adam, muon)", "steps=400"]
 
@@ -82,13 +82,6 @@ def test_an_interrupted_search_draws_what_an_uninterrupted_one_draws(
     assert not set(first.jobs) & set(second.jobs)  # finished trials are not run again
     assert first.jobs | second.jobs == whole[1].jobs
     assert best(tmp_path) == best(whole[0])
-
-
-def test_more_trials_continue_a_finished_search(tmp_path: Path, whole: tuple[Path, Launcher]) -> None:
-    search(tmp_path, Launcher(), n_trials=4)
-    more = Launcher()
-    search(tmp_path, more)
-    assert more.jobs == {number: words for number, words in whole[1].jobs.items() if number >= 4}
 
 
 def test_failures_within_the_rate_are_trials_and_beyond_it_run_again(tmp_path: Path) -> None:

@@ -21,16 +21,13 @@ from hydra_plugins.txl_process_launcher.process_launcher import ProcessLauncher
 ROOT = Path(__file__).parents[2]
 
 
-def environment(**variables: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "HYDRA_FULL_ERROR")}
-    return {**kept, "PYTHONPATH": str(ROOT), **variables}
-
-
 def app(directory: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     """The application's multirun in `directory`, its folder `sweep` unless told otherwise."""
-    command = [sys.executable, "-m", "tests.hydra_plugins.small_app", "-m", "hydra.sweep.dir=sweep", *arguments]
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "HYDRA_FULL_ERROR")}
     options: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=directory, env=environment(**variables), start_new_session=True, **options)
+    options |= {"cwd": directory, "env": {**kept, "PYTHONPATH": str(ROOT), **variables}, "start_new_session": True}
+    command = [sys.executable, "-m", "tests.hydra_plugins.small_app", "-m", "hydra.sweep.dir=sweep", *arguments]
+    return subprocess.Popen(command, **options)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -50,13 +47,8 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def running(pids: list[int]) -> list[int]:
-    def runs(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    return [pid for pid in pids if runs(pid)]
+    zombies = [process.pid for process in psutil.process_iter(["status"]) if process.info["status"] == "zombie"]
+    return [pid for pid in pids if psutil.pid_exists(pid) and pid not in zombies]
 
 
 def test_every_job_has_a_group_and_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -69,20 +61,11 @@ def test_every_job_has_a_group_and_a_folder_of_its_own(tmp_path: Path) -> None:
     assert all(record["pids"] == [record["group"]] for record in records)
     for i in range(3):
         hydra = OmegaConf.load(sweep / f"{i}/.hydra/hydra.yaml").hydra
-        assert (hydra.job.num, hydra.job.id, hydra.job.override_dirname) == (i, str(i), f"value={i + 1}")
+        assert (hydra.job.num, hydra.job.override_dirname) == (i, f"value={i + 1}")
         assert hydra.runtime.output_dir == str(sweep / str(i))
-        assert OmegaConf.load(sweep / f"{i}/.hydra/overrides.yaml") == [f"value={i + 1}"]
-        assert OmegaConf.load(sweep / f"{i}/.hydra/config.yaml").value == i + 1
     lines = output.splitlines()
     assert [line.split("] ")[-1] for line in lines if "is here" in line] == [f"job {i} is here" for i in range(3)]
     assert lines[-1].endswith("s: 9.0")
-
-
-@pytest.mark.slow
-def test_numbers_continue_from_batch_to_batch(tmp_path: Path) -> None:
-    assert finish(app(tmp_path, "value=1,2,3", "hydra.sweeper.max_batch_size=2"))[0] == 0
-    values = [OmegaConf.load(tmp_path / f"sweep/{i}/.hydra/config.yaml").value for i in range(3)]
-    assert values == [1, 2, 3]
 
 
 def test_however_a_job_fails_the_others_run_and_the_sweeper_knows(tmp_path: Path) -> None:
@@ -111,13 +94,6 @@ def test_as_many_side_by_side_as_asked_with_the_cores_divided(tmp_path: Path) ->
     assert most == 2
     assert "is here" not in output
     assert [(tmp_path / f"sweep/{i}/log.txt").read_text() for i in range(3)] == [f"job {i} is here\n" for i in range(3)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("option", "threads"), [("null", None), ("5", "5")])
-def test_one_job_at_a_time_has_all_cores_unless_told(tmp_path: Path, option: str, threads: str | None) -> None:
-    assert finish(app(tmp_path, "value=1", f"hydra.launcher.threads={option}"))[0] == 0
-    assert [record["threads"] for record in jobs(tmp_path)] == [threads]
 
 
 @pytest.mark.parametrize(("options", "named"), [((0, None, 1), "max_parallel=0"), ((1, 0, 1), "threads=0")])
@@ -165,16 +141,3 @@ def test_no_job_outlives_a_multirun_that_was_killed(tmp_path: Path) -> None:
     finally:
         for pid in outside:  # no process of the job's group, and none that watches its parent
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_optuna_counts_a_failed_trial_and_continues(tmp_path: Path) -> None:
-    options = {"n_jobs": 2, "n_trials": 4, "max_failure_rate": 1.0}
-    sweeper = [f"hydra.sweeper.{name}={value}" for name, value in options.items()]
-    sweeper += ["hydra/sweeper=optuna", "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1"]
-    status, _, errors = finish(app(tmp_path, *sweeper, "do=return,be killed", "value=2,3"))
-    assert status == 0, errors
-    outcomes = list(json.loads((tmp_path / "outcomes.json").read_text()).values())
-    assert set(outcomes) == {"was killed by SIGKILL", None}
-    assert len(outcomes) == 4
-    assert OmegaConf.load(tmp_path / "sweep/optimization_results.yaml").best_value in (4, 9)

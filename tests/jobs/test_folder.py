@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,22 +14,26 @@ from txl_lightning.jobs.folder import JobFolder, JobPlaces
 OPTIONS = {"seed": 1, "optimizer.lr": 0.001}
 
 
+def record(overrides: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    return {"objective": "val/nll", "overrides": overrides, "options": options}
+
+
 def test_a_folder_of_another_job_or_of_another_run_is_refused(tmp_path: Path) -> None:
     job = JobFolder(tmp_path / "0")
-    job.begin("val/nll", ["seed=1"], OPTIONS)
-    job.begin("val/nll", ["typed another way"], OPTIONS)
+    job.begin(record(["seed=1"], OPTIONS))
+    job.begin(record(["typed another way"], OPTIONS))
     assert job.record["overrides"] == ["seed=1"]
     with pytest.raises(UserError, match=r"holds another job \(seed=1, not 2\): choose another hydra.sweep.dir"):
-        job.begin("val/nll", ["seed=2"], {**OPTIONS, "seed": 2})
+        job.begin(record(["seed=2"], {**OPTIONS, "seed": 2}))
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").touch()
     with pytest.raises(UserError, match="holds a run that is no job of this multirun"):
-        JobFolder(tmp_path / "run").begin("val/nll", [], OPTIONS)
+        JobFolder(tmp_path / "run").begin(record([], OPTIONS))
 
 
 def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     for number, seed in enumerate((1, 1, 2)):
-        JobFolder(tmp_path / str(number)).begin("val/nll", [], {"seed": seed})
+        JobFolder(tmp_path / str(number)).begin(record([], {"seed": seed}))
     places = JobPlaces(tmp_path, n_jobs=4)
     wanted = [tmp_path / str(i) for i in range(4)]
     assert places.choose(wanted[0], {"seed": 2}) == tmp_path / "2"

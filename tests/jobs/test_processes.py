@@ -72,16 +72,24 @@ def test_a_job_has_a_group_variables_a_log_and_a_result(tmp_path: Path) -> None:
     assert engine.failed == {"command": "ended with exit status 3"}
 
 
-def test_every_end_of_a_process_is_named() -> None:
-    _, engine = run(
+def test_every_end_of_a_process_is_named_and_leaves_the_others() -> None:
+    def start(job: Call, slot: int) -> JobProcess:
+        if job.name == "full":
+            raise UserError("no space left")
+        return Record().start(job, slot)
+
+    calls = [
         Call("killed", signal.raise_signal, (signal.SIGKILL,)),
         Call("interrupted", signal.raise_signal, (signal.SIGINT,)),
         Call("left", os._exit, (7,)),
+        Call("full"),
         Call("returned", str, (1,)),
-        n_slots=4,
-    )
+    ]
+    engine = Jobs(calls, start, lambda job, ended: None if ended.status == 0 else ended.problem, n_slots=4)
+    engine.run()
     named = {"killed": "was killed by SIGKILL", "interrupted": "was interrupted", "left": "ended with exit status 7"}
-    assert (engine.failed, engine.done) == (named, {"returned"})
+    assert engine.failed == {**named, "full": "could not start: no space left"}
+    assert engine.done == {"returned"}
 
 
 def test_jobs_run_side_by_side_after_those_they_need_and_alone_at_the_end() -> None:
@@ -101,19 +109,6 @@ def test_jobs_run_side_by_side_after_those_they_need_and_alone_at_the_end() -> N
     assert times["time"][0] >= max(end for name, (_, end) in times.items() if name != "time")
     assert engine.failed == {"fails": "ended with exit status 1", "needs it": "needs it was not run: it needs fails"}
     assert "needs it" not in times
-
-
-def test_a_job_that_cannot_start_leaves_the_others() -> None:
-    record = Record()
-
-    def start(job: Call, slot: int) -> JobProcess:
-        if job.name == "full":
-            raise UserError("no space left")
-        return record.start(job, slot)
-
-    engine = Jobs([Call("full"), Call("other")], start, record.end)
-    engine.run()
-    assert (engine.failed, engine.done) == ({"full": "could not start: no space left"}, {"other"})
 
 
 @pytest.mark.parametrize(

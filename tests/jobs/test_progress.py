@@ -1,8 +1,6 @@
 """Progress of jobs: the time left, the status line, a line for each job that ends."""
 
 import time
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,9 +12,8 @@ from txl_lightning.jobs.progress import Progress, clock
 
 def started(progress: Progress[Call], *names: str) -> None:
     """Let jobs run, since now."""
-    jobs, process = progress.jobs, SimpleNamespace(started=time.monotonic())
-    entries: Any = [(job, process, slot) for slot, job in enumerate(jobs.waiting) if job.name in names]
-    jobs.running = entries
+    jobs, process = progress.jobs, Mock(started=time.monotonic())
+    jobs.running = [(job, process, slot) for slot, job in enumerate(jobs.waiting) if job.name in names]
     jobs.waiting = [job for job in jobs.waiting if job.name not in names]
 
 

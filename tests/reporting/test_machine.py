@@ -26,12 +26,6 @@ def test_two_machines_of_one_model_differ_in_what_they_multiply(
     assert machine.processor() == f"A CPU{ending}"
 
 
-def test_a_system_without_that_file_has_a_processor_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "INFORMATION", tmp_path / "missing")
-    assert machine.processor()
-    assert " with " not in machine.processor()
-
-
 def test_the_gpus_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "GPU_INFORMATION", tmp_path)
     assert machine.gpus() == []

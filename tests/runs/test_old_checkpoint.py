@@ -10,20 +10,16 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from txl_lightning.config.schemas import Config, LoggerConfig
 from txl_lightning.evaluation.perplexity.command import run as evaluate
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.runs.convert.command import run as convert
-from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
@@ -87,23 +83,6 @@ def test_its_recl_is_as_before(directory: Path, tmp_path: Path, arm: str) -> Non
     results, expected = json.loads((tmp_path / "recl.json").read_text()), EXPECTED[arm]["recl"]
     assert results["contexts"] == expected["contexts"]
     assert_close(results["models"][0]["nll"], expected["nll"])  # RECL is of their differences, which rounding decides
-
-
-@pytest.mark.parametrize("family", ["original", "huggingface"])
-def test_it_is_converted_and_back(directory: Path, tmp_path: Path, family: str) -> None:
-    config = old_config(directory, "before_0.2.0/relative")
-    config.memory.start = "zeros"
-
-    def to(source: Path, source_format: str, target: Path, target_format: str) -> Path:
-        files = {"source": str(source), "source_format": source_format}
-        files |= {"target": str(target), "target_format": target_format, "memory_start": "zeros"}
-        fields = {name: getattr(config, name) for name in asdict(config)}
-        return Path(convert(ConvertOptions(**fields, **files), tmp_path)[0])  # type: ignore[arg-type]
-
-    there = to(FOLDER / "before_0.2.0/relative.ckpt", "txl", tmp_path / "there", family)
-    back = load_trained(to(there, family, tmp_path / "back.ckpt", "txl"))
-    weights = load_trained(FOLDER / "before_0.2.0/relative.ckpt").model.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in back.model.state_dict().items())
 
 
 @pytest.mark.parametrize("arm", EXPECTED)

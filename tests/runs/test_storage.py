@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txl_lightning.runs import storage
-from txl_lightning.runs.storage import DamagedFileError, DurableCheckpoints, copy_checkpoint, read_file
+from txl_lightning.runs.storage import DamagedFileError, DurableCheckpoints, read_file
 from txl_lightning.runs.storage import write_checkpoint as write
 
 CONTENTS = {"weights": torch.arange(500.0), "step": 3, "nested": {"half": torch.ones(3, dtype=torch.bfloat16)}}
@@ -55,7 +54,7 @@ def test_a_flipped_bit_anywhere_is_recognised(good: Path, place: float, bit: int
     path.unlink()
 
 
-@pytest.mark.parametrize("cut", [1, 2, 70, 71, 72, 73, 93, 94, 500, 2500])
+@pytest.mark.parametrize("cut", [1, 71, 72, 73, 93, 500, 2500])
 def test_a_file_that_is_too_short_or_too_long_is_recognised(good: Path, tmp_path: Path, cut: int) -> None:
     data = good.read_bytes()
     assert len(data) > 2500
@@ -81,11 +80,11 @@ def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path: Path, monkeyp
         write({"step": step}, last, previous)
     assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)
 
-    def dies(path: Path) -> None:
-        assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)
+    def dies(_: object, file: BinaryIO) -> None:
+        file.write(b"a part")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, "_append_checksum", dies)
+    monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
         write({"step": 3}, last, previous)
     assert (read_file(last)["step"], read_file(previous)["step"]) == (2, 1)
@@ -106,9 +105,3 @@ def test_a_full_disk_leaves_the_old_files_and_the_disks_own_words(tmp_path: Path
     assert "File too large" in str(io.error)
     io.save_checkpoint(CONTENTS, tmp_path / "last" / "in a file", storage_options=None)
     assert isinstance(io.error, (FileExistsError, NotADirectoryError))
-
-
-def test_a_copy_is_a_file_of_its_own(good: Path, tmp_path: Path) -> None:
-    copy_checkpoint(good, tmp_path / "copy")
-    assert read_file(tmp_path / "copy")["step"] == 3
-    assert os.stat(tmp_path / "copy").st_ino != os.stat(good).st_ino

@@ -9,9 +9,8 @@ import torch
 
 from tests.training.small_run import tiny_config
 from txl_lightning.errors import OptionError
-from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.storage import read_file, write_checkpoint
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
 

@@ -22,7 +22,6 @@ from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.files import write_json
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.runs.utilization import training_flops
 from txl_lightning.training.curves import TrainingCurves
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train

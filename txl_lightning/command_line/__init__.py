@@ -16,10 +16,9 @@ class Command:
     """One command of `txl`. Its modules are imported when it runs, so a table of commands is quick to import.
 
     Attributes:
-        name: as typed; `conf/NAME.yaml` holds the defaults.
+        usage: words after `txl`, for the help text; the first is the command's name, and `conf/NAME.yaml` its defaults.
         package: has a module `command` with `run(options, directory) -> list[str]`, the lines to print at the end.
         options: dataclass of the options: a class of the package's module `options`, or a dotted name.
-        usage: words after `txl`, for the help text.
         summary: purpose of the command in one line.
         config: file in `conf/`, if its name is not that of the command.
         directory: `prepared`: the run directory is made and `config.yaml` written into it before the command runs;
@@ -29,16 +28,20 @@ class Command:
         shared_by_ranks: whether the processes that torchrun or SLURM starts run the command together.
     """
 
-    name: str
+    usage: str
     package: str
     options: str
-    usage: str
     summary: str
     config: str = ""
     directory: Literal["prepared", "own", "none"] = "prepared"
     objective: str | None = None
     text_options: tuple[str, ...] = ()
     shared_by_ranks: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name as typed."""
+        return self.usage.split()[0]
 
     @property
     def schema(self) -> type:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,17 +22,22 @@ from txl_lightning.command_line.messages import (
     EXPECTED,
     choices,
     describe,
-    exit_status,
     is_expected,
     one_line,
     refuse_words,
 )
-from txl_lightning.command_line.multirun_table import MultirunTable, write_results
+from txl_lightning.command_line.multirun import (
+    OUTCOMES,
+    MultirunTable,
+    failed_jobs,
+    multirun_name,
+    report_failed_jobs,
+    write_results,
+)
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import Stopped
-from txl_lightning.jobs.folder import JobFolder, is_first_task
+from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.identity import identity
-from txl_lightning.jobs.multirun import OUTCOMES, failed_jobs, multirun_name, report_failed_jobs
 
 MULTIRUN = ("-m", "--multirun")
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
@@ -96,9 +101,7 @@ def literal(word: str, options: tuple[str, ...]) -> str:
         options: names whose values are text; any other word is returned unchanged.
     """
     name, equals, text = word.partition("=")
-    if name not in options or not equals:
-        return word
-    return f"{name}={quoted(text)}"
+    return f"{name}={quoted(text)}" if equals and name in options else word
 
 
 def quoted(text: str) -> str:
@@ -134,6 +137,9 @@ class HydraTask:
         """Run the command, or resume it if it is a job of a multirun that was stopped.
 
         Bad input ends the program, in a multirun only the job. A job that has finished returns its value again.
+
+        Returns:
+            The value of the command's objective; None without one.
         """
         if not self.wants_traceback:
             os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -143,36 +149,29 @@ class HydraTask:
             config.logger.group = multirun_name(settings.sweep.dir)
         job = JobFolder(directory) if multirun and self.resumable else None
         try:
-            with job.locked() if job and is_first_task() else nullcontext():
-                if job is not None:
-                    job.begin(str(command.objective), list(settings.overrides.task), identity(config))
-                    if job.value is not None:
-                        print(f"{directory} has finished before")
-                        return job.value
-                    if job.started:
-                        config.resume = "auto"
-                try:
-                    return _run(command, config, directory)
-                except Exception as error:
-                    if job is not None and not isinstance(error, Stopped):
-                        job.fail(describe(error, command.schema))
-                    raise
+            with self._recorded(job, config) if job else nullcontext():
+                if job and job.value is not None:
+                    print(f"{directory} has finished before")
+                    return job.value
+                if job and job.started:
+                    config.resume = "auto"
+                if command.directory == "prepared":
+                    directory.mkdir(parents=True, exist_ok=True)
+                    (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
+                for line in command.run(OmegaConf.to_object(config), directory):
+                    print(line)
         except EXPECTED as error:
             if self.wants_traceback or multirun:
                 raise
             _fail(command.name, error, command.schema)
+        if command.directory != "none":
+            print(directory)
+        return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
 
-
-def _run(command: Command, config: DictConfig, directory: Path) -> Any:
-    """Run a command, print its lines and return the value of its objective."""
-    if command.directory == "prepared":
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
-    for line in command.run(OmegaConf.to_object(config), directory):
-        print(line)
-    if command.directory != "none":
-        print(directory)
-    return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
+    def _recorded(self, job: JobFolder, config: DictConfig) -> AbstractContextManager[None]:
+        words = list(HydraConfig.get().overrides.task)
+        record = {"objective": self.command.objective, "overrides": words, "options": identity(config)}
+        return job.running(record, lambda error: describe(error, self.command.schema))
 
 
 def _run_hydra(command: Command, wants_traceback: bool) -> None:
@@ -192,7 +191,7 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
         if not failed_jobs():
             if wants_traceback or not is_expected(error):
                 raise
-            _fail(command.name, error, schema, status=2)
+            _fail(command.name, error, schema)
         if all(error is not job.error for job in failed_jobs()):  # an error of the sweeper itself
             print(f"txl {command.name}: {describe(error, schema)}", file=sys.stderr)
     if failed := report_failed_jobs(command.name, lambda error: describe(error, schema)):
@@ -220,9 +219,10 @@ def _overrides(words: list[str]) -> list[str]:
     return [word for word in words if not word.startswith("-")]
 
 
-def _fail(where: str, error: BaseException, schema: type, status: int | None = None) -> NoReturn:
+def _fail(where: str, error: BaseException, schema: type) -> NoReturn:
+    """End with one line and status 2, for a run that a signal stopped 128 + signal as a shell does."""
     print(f"txl {where}: {one_line(error, schema)}", file=sys.stderr)
-    sys.exit(exit_status(error) if status is None else status)
+    sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)
 
 
 @contextmanager
@@ -232,12 +232,11 @@ def _arguments(words: list[str]) -> Iterator[bool]:
     Yields:
         Whether the user had asked for tracebacks.
     """
-    arguments, setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    arguments, variables = sys.argv, dict(os.environ)
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = [sys.argv[0], *words], "1"
     try:
-        yield setting == "1"
+        yield variables.get("HYDRA_FULL_ERROR") == "1"
     finally:
         sys.argv = arguments
-        os.environ.pop("HYDRA_FULL_ERROR", None)
-        if setting is not None:
-            os.environ["HYDRA_FULL_ERROR"] = setting
+        os.environ.clear()
+        os.environ.update(variables)

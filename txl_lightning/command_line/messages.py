@@ -13,28 +13,22 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from txl_lightning.command_line import Command
+from txl_lightning.command_line.multirun import JobError
 from txl_lightning.config.schemas import CONF
-from txl_lightning.errors import Stopped, UserError
-from txl_lightning.jobs.multirun import JobError
+from txl_lightning.errors import UserError
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
-NO_SLURM = 'Could not detect "srun"'  # raised by submitit as a RuntimeError
-TWO_MODES = "Only one of --run"  # raised by Hydra as a ValueError
+OF_LIBRARIES = ('Could not detect "srun"', "Only one of --run")  # in errors of submitit and Hydra without a class
 HYDRA_FLAGS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun"),
     *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
 )
 
 
-def exit_status(error: BaseException) -> int:
-    """Return 2 for bad input and, as a shell does, 128 + signal for a run that a signal stopped."""
-    return 128 + error.signum if isinstance(error, Stopped) else 2
-
-
 def is_expected(error: BaseException) -> bool:
     """Return whether the user can act on an error; any other error is a defect and is shown with its traceback."""
-    return isinstance(error, EXPECTED) or any(text in str(error) for text in (NO_SLURM, TWO_MODES))
+    return isinstance(error, EXPECTED) or any(text in str(error) for text in OF_LIBRARIES)
 
 
 def describe(error: BaseException, schema: type) -> str:
@@ -61,16 +55,14 @@ def one_line(error: BaseException, schema: type) -> str:
         return f"{group}={choice}: {needs or 'must be one of ' + ', '.join(error.options or ())}"
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key}: must be given ({error.full_key}=…)"
-    text = str(error)
-    if several := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{several[1]}: several values need -m (a multirun), or brackets if the option is a list"
-    if NO_SLURM in text:
-        return "hydra/launcher=slurm: needs srun and sbatch, which are not on this machine"
-    if unknown := re.search(r"Could not override '([^']+)'", text):
+    if unknown := re.match(r"Could not override '([^']+)'", str(error)):
         typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
         return f"{typed}: no such option{suggestion(unknown[1], schema)}"
-    cause = error.__cause__ if isinstance(error, (HydraException, OmegaConfBaseException)) else None
-    return ": ".join(_first_line(e) for e in (error, cause) if e is not None)
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return _first_line(error)
+    if error.__cause__ is not None:
+        return f"{_first_line(error)}: {_first_line(error.__cause__)}"
+    return " ".join(str(error).split())
 
 
 def refuse_words(words: Sequence[str], command: Command) -> None:
@@ -90,9 +82,7 @@ def refuse_words(words: Sequence[str], command: Command) -> None:
             raise UserError(f"{word}: no such flag; options have no dashes: {option} (--help lists them)")
         if word.startswith("+"):
             raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
-        if word.startswith("="):
-            raise UserError(f"{word}: must be option=value (--help lists the options)")
-        if equals and not name.startswith("hydra") and (CONF / name).is_dir():
+        if name and equals and not name.startswith("hydra") and (CONF / name).is_dir():
             _refuse_choice(name, value, command)
 
 
@@ -101,9 +91,8 @@ def _refuse_choice(group: str, value: str, command: Command) -> None:
         one = f"takes one choice; several need -m (a multirun): {group}={value.strip('[]')}"
         raise UserError(f"{group}={value}: {one}")
     allowed = choices(group, command)
-    for choice in value.strip("[]").split(","):
-        sweep_of_hydra = "(" in value or "$" in value
-        if choice.strip("'\" ") not in (*allowed, *(["null"] if group == "experiment" else [])) and not sweep_of_hydra:
+    for choice in () if "(" in value or "$" in value else value.strip("[]").split(","):  # a sweep of Hydra
+        if choice.strip("'\" ") not in (*allowed, *(["null"] if group == "experiment" else ())):
             custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
             raise UserError(f"{group}={choice}: must be one of {', '.join(allowed)}{custom}")
 

@@ -11,14 +11,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from txl_lightning.errors import UserError
+from txl_lightning.errors import Stopped, UserError
 from txl_lightning.files import write_json
 from txl_lightning.jobs.identity import difference
 
@@ -40,19 +40,17 @@ def locked(path: Path, held: str, seconds: float | None = None) -> Iterator[IO[s
         UserError: another process still holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
     with path.open("w") as file:
-        deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise UserError(held) from error
-                time.sleep(0.1)
-                continue
-            except OSError:
-                pass
-            break
+        with suppress(OSError):  # of a file system without locks
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline:
+                        raise UserError(held) from error
+                    time.sleep(0.1)
         yield file
 
 
@@ -81,11 +79,10 @@ class JobFolder:
         return self._content(self.result_file)
 
     def _content(self, name: str) -> dict[str, Any] | None:
-        try:
+        with suppress(OSError, ValueError):
             found = json.loads((self.path / name).read_text())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+            return found if isinstance(found, dict) else None
+        return None
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the record."""
@@ -118,31 +115,43 @@ class JobFolder:
         """Whether a training began here. It writes this file after all of its processes have met."""
         return (self.path / STARTED).exists()
 
-    def begin(self, objective: str, overrides: Collection[str], options: Mapping[str, Any]) -> None:
-        """Write the record of a multirun's job before it starts, or starts again.
+    def begin(self, record: Mapping[str, Any]) -> None:
+        """Write the record of a multirun's job before it starts; one that starts again keeps its overrides.
+
+        Args:
+            record: `objective`, the key of the result; `overrides` as typed; `options`, the job's `identity`.
 
         Raises:
             UserError: the folder holds another job.
         """
-        before = self.record
+        before, options = self.record, record["options"]
         if not before and self.started:
             raise UserError(f"{self.path} holds a run that is no job of this multirun: choose another hydra.sweep.dir")
         if before and before["options"] != options:
             other = difference(options, before["options"])
             raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = before.get("overrides", list(overrides))
-        self.write({"objective": objective, "overrides": kept, "options": dict(options)})
+        self.write({**record, "overrides": before.get("overrides", record["overrides"])})
 
-    def fail(self, error: str) -> None:
-        """Add the error of a multirun's job that failed to its record, unless the disk is full."""
-        with suppress(OSError):
-            self.write({**self.record, "error": error})
+    @contextmanager
+    def running(self, record: Mapping[str, Any], describe: Callable[[Exception], str]) -> Iterator[None]:
+        """Hold the lock of a multirun's job that begins; an error of the block is added to its record.
 
+        SLURM starts the task of a job once for each rank, of which the first one holds the lock.
 
-def is_first_task() -> bool:
-    """Return whether this process is the first of its job; SLURM starts the task of a job once for each rank."""
-    return os.environ.get("SLURM_PROCID", "0") == "0"
+        Args:
+            record: as of `begin`.
+            describe: returns an error in one line.
+        """
+        with self.locked() if os.environ.get("SLURM_PROCID", "0") == "0" else nullcontext():
+            self.begin(record)
+            try:
+                yield
+            except Exception as error:
+                if not isinstance(error, Stopped):
+                    with suppress(OSError):  # a full disk
+                        self.write({**self.record, "error": describe(error)})
+                raise
 
 
 def job_folders(directory: Path) -> list[JobFolder]:
@@ -177,14 +186,12 @@ class JobPlaces:
             wanted: folder by the job's number.
             options: the job's `identity`.
         """
-        same = [path for path, record in self.records.items() if record.get("options") == options]
-        for path in sorted(same, key=lambda path: path != wanted):
-            if path not in self.given:
-                break
-        else:
-            path = wanted
-            if (path in self.records or path in self.given) and path.parent == self.directory:
-                paths = (self.directory / str(number) for number in count(self.n_jobs))
-                path = next(path for path in paths if not path.exists() and path not in self.given)
-        self.given.add(path)
-        return path
+        own = [path for path, record in self.records.items() if record.get("options") == options]
+        own = sorted((path for path in own if path not in self.given), key=lambda path: path != wanted)
+        place = own[0] if own else wanted
+        is_taken = place in self.given or (place in self.records and not own)
+        if is_taken and place.parent == self.directory:
+            numbered = (self.directory / str(number) for number in count(self.n_jobs))
+            place = next(path for path in numbered if not path.exists() and path not in self.given)
+        self.given.add(place)
+        return place

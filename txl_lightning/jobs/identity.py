@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,7 @@ SHOWS_ONLY_NAMES = ("report", "figures", "progress_file")
 
 def has_influence(option: str) -> bool:
     """Return whether a dotted option is part of a job's identity."""
-    return not any(option == free or option.startswith(f"{free}.") for free in WITHOUT_INFLUENCE)
+    return not _is_in(option, WITHOUT_INFLUENCE)
 
 
 def identity(config: DictConfig) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def code_of(*modules: str) -> str:
         if name.partition(".")[0] not in roots:
             continue
         if (path := _file(name)) is None:  # a class or function of a module
-            name = name.rpartition(".")[0]
-            path = _file(name)
-        if path is None or name in found or _shows_only(name):
+            path = _file(name := name.rpartition(".")[0])
+        shows_only = name.rpartition(".")[2] in SHOWS_ONLY_NAMES or _is_in(name, SHOWS_ONLY)
+        if path is None or name in found or shows_only:
             continue
         found[name], imported = _statements_and_imports(path)
         waiting += imported
@@ -98,14 +98,11 @@ def statements(source: str) -> str:
     return ast.dump(tree)
 
 
-def _shows_only(name: str) -> bool:
-    return name.rpartition(".")[2] in SHOWS_ONLY_NAMES or any(f"{name}.".startswith(f"{m}.") for m in SHOWS_ONLY)
+def _is_in(name: str, groups: Iterable[str]) -> bool:
+    return any(f"{name}.".startswith(f"{group}.") for group in groups)
 
 
 def _file(name: str) -> Path | None:
     top, *inner = name.split(".")
-    spec = find_spec(top)
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0]).joinpath(*inner)
+    path = Path(find_spec(top).submodule_search_locations[0], *inner)  # type: ignore[union-attr, index]
     return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -85,6 +84,10 @@ class JobProcess:
         variables: environment variables beside those of this process.
         log: file that the output is appended to; None for the output of this process.
         modules: imported once, before the first job is forked.
+
+    Attributes:
+        pid: process id, also of its group.
+        started: time of `time.monotonic`.
     """
 
     def __init__(
@@ -97,20 +100,17 @@ class JobProcess:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(modules))
-        _start_server()
+        with handled_signals(signal.SIG_IGN):  # the server ignores signals to the group of this process, as jobs do
+            forkserver.ensure_running()
         self._answer, answer = context.Pipe(duplex=False)
         environment = {**os.environ, **(variables or {})}
         self._process = context.Process(target=_run, args=(answer, environment, log, function, arguments))
         self._process.start()
         answer.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
         self._value: Any = None
         self.started = time.monotonic()
-
-    @property
-    def pid(self) -> int:
-        """Process id, also of its group."""
-        assert self._process.pid is not None
-        return self._process.pid
 
     def poll(self) -> Ended | None:
         """Return the end of the process, once it and all processes of its group have ended; None before."""
@@ -120,7 +120,7 @@ class JobProcess:
                 self._value = self._answer.recv()
         if status is None:
             return None
-        self._signal_group(signal.SIGKILL)  # processes that the job started and did not end
+        self.end(signal.SIGKILL)  # processes that the job started and did not end
         return Ended(self._value, status, time.monotonic() - self.started)
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
@@ -128,33 +128,14 @@ class JobProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the whole group."""
-        self._signal_group(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the whole group, and the processes that it started in groups of their own."""
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group, SIGKILL also to the processes that it started in groups of their own."""
         with suppress(psutil.Error):
-            for process in psutil.Process(self.pid).children(recursive=True):
+            for process in psutil.Process(self.pid).children(recursive=True) if number == signal.SIGKILL else ():
                 with suppress(psutil.Error):
                     process.kill()
-        self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-
-
-def _start_server() -> None:
-    """Start the server that forks jobs: it ignores signals to the group of this process, which end the jobs in turn."""
-    if threading.current_thread() is not threading.main_thread():
-        return forkserver.ensure_running()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in TERMINAL_SIGNALS}
-    try:
-        forkserver.ensure_running()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run(
@@ -197,23 +178,18 @@ def execute(words: Sequence[str], held: int | None = None) -> None:
 
 
 @contextmanager
-def collected_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of raising between any two steps of the caller.
+def handled_signals(handler: Any) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP in the block; one that is ignored stays so: nohup relies on that.
 
-    Yields:
-        The signals received so far.
+    Args:
+        handler: as of `signal.signal`.
     """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
     before = {number: signal.getsignal(number) for number in TERMINAL_SIGNALS}
-    # A signal that is ignored stays ignored: nohup relies on that.
-    handled = {number for number, handler in before.items() if handler is not signal.SIG_IGN}
+    handled = [number for number, handler_before in before.items() if handler_before is not signal.SIG_IGN]
     for number in handled:
-        signal.signal(number, lambda number, frame: received.append(number))
+        signal.signal(number, handler)
     try:
-        yield received
+        yield
     finally:
         for number in handled:
             signal.signal(number, before[number])
@@ -265,8 +241,9 @@ class Jobs(Generic[J]):
             KeyboardInterrupt: after a signal, once all processes have ended.
         """
         self.waiting.sort(key=lambda job: job.alone)
-        began, stops = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]]()
-        with collected_signals() as received:
+        began, stops, received = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]](), list[int]()
+        # A list instead of an exception, which would be raised between any two steps.
+        with handled_signals(lambda number, _: received.append(number)):
             try:
                 while self.running or (self.waiting and not self.stopped):
                     if not self.stopped:
@@ -274,7 +251,12 @@ class Jobs(Generic[J]):
                     self._collect()
                     now = time.monotonic()
                     if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
-                        self.stopped, stops = True, self._stops(now)
+                        self.stopped, deadline = True, now + self.grace_seconds
+                        stops = [
+                            (now, lambda process: process.interrupt(self.first_signal)),
+                            (deadline, lambda process: process.end(signal.SIGTERM)),
+                            (deadline + SECONDS_TO_KILL, lambda process: process.end(signal.SIGKILL)),
+                        ]
                     while stops and (now >= stops[0][0] or len(received) > 1):
                         _, stop = stops.pop(0)
                         for _, process, _ in self.running:
@@ -285,7 +267,7 @@ class Jobs(Generic[J]):
                         time.sleep(POLL_SECONDS)
             finally:
                 for _, process, _ in self.running:
-                    process.kill()
+                    process.end(signal.SIGKILL)
         if received:
             raise KeyboardInterrupt
 
@@ -318,12 +300,3 @@ class Jobs(Generic[J]):
             self.done.add(job.name)
         else:
             self.failed[job.name] = error
-
-    def _stops(self, now: float) -> list[tuple[float, Callable[[JobProcess], None]]]:
-        """Return the times and ways of ending running jobs, each harder than the one before."""
-        deadline = now + self.grace_seconds
-        return [
-            (now, lambda process: process.interrupt(self.first_signal)),
-            (deadline, JobProcess.terminate),
-            (deadline + SECONDS_TO_KILL, JobProcess.kill),
-        ]

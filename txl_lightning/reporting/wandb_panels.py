@@ -70,10 +70,8 @@ def log_line_series(
     run: wandb.Run, panel: str, x: Sequence[float], curves: Mapping[str, Sequence[float]], x_name: str, title: str
 ) -> None:
     """Log a panel of named curves over a common x."""
-    series = wandb.plot.line_series(
-        xs=list(x), ys=[list(y) for y in curves.values()], keys=list(curves), title=title, xname=x_name
-    )
-    run.log({panel: series})
+    ys = [list(y) for y in curves.values()]
+    run.log({panel: wandb.plot.line_series(xs=list(x), ys=ys, keys=list(curves), title=title, xname=x_name)})
 
 
 def log_table(run: wandb.Run, panel: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -17,7 +17,7 @@ CHECKSUM_PREFIX = b"sha256="
 COMMENT_LEN = len(CHECKSUM_PREFIX) + 64
 # The end record of a zip archive; its last two bytes are the length of the comment that follows it.
 END_RECORD, END_RECORD_LEN = b"PK\5\6", 22
-TAIL_BYTES = 1 << 16  # zip readers search this far from the end of the file for the end record
+UNREADABLE = "is not a checkpoint, or was cut short (torch cannot read it)"
 
 
 class DamagedFileError(Exception):
@@ -39,15 +39,18 @@ def write_checkpoint(contents: dict[str, Any], path: Path, previous: Path | None
     """
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            writer = _Writer(file)
+        with temporary.open("w+b") as file:
             try:
-                torch.save(contents, writer)  # type: ignore[arg-type]
-            except RuntimeError:
-                if writer.error is None:
-                    raise
-                raise writer.error from None
-        _append_checksum(temporary)
+                torch.save(contents, file)
+            except RuntimeError as error:  # torch's own, raised while it closes the archive
+                raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+            # The zip archive's comment, which zip readers ignore; the last two bytes are its length.
+            file.seek(-2, os.SEEK_END)
+            file.write(struct.pack("<H", COMMENT_LEN))
+            size = file.tell()
+            file.seek(0)
+            digest = checksum(file, size)
+            file.write(CHECKSUM_PREFIX + digest.encode())
 
     write_atomically(path, write, previous)
 
@@ -67,19 +70,19 @@ def read_file(path: str | Path) -> Any:
     """
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        tail = file.read()
-        end = tail.rfind(END_RECORD)
-        comment = tail[end + END_RECORD_LEN :] if end >= 0 else b""
-        comment_len = tail[end + END_RECORD_LEN - 2 : end + END_RECORD_LEN] if end >= 0 else b""
+        file.seek(max(0, size - COMMENT_LEN))
+        end = file.read()
         file.seek(0)
-        has_comment = comment or any(comment_len)
-        if has_comment and comment != CHECKSUM_PREFIX + checksum(file, size - len(comment)).encode():
+        if not end.startswith(CHECKSUM_PREFIX):
+            has_no_comment = end[-END_RECORD_LEN:].startswith(END_RECORD) and end.endswith(b"\0\0")
+            if not has_no_comment:
+                raise DamagedFileError(UNREADABLE)
+        elif end != CHECKSUM_PREFIX + checksum(file, size - COMMENT_LEN).encode():
             raise DamagedFileError("is damaged: its SHA-256 is not the one stored in the file")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's errors for files of other kinds have no common base class
-        raise DamagedFileError("is not a checkpoint, or was cut short (torch cannot read it)") from error
+        raise DamagedFileError(UNREADABLE) from error
 
 
 class DurableCheckpoints(TorchCheckpointIO):
@@ -108,33 +111,3 @@ class DurableCheckpoints(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Read on every rank."""
         return read_file(path)
-
-
-class _Writer:
-    """File for `torch.save` that keeps the disk's OSError, which torch replaces with a RuntimeError."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def _append_checksum(path: Path) -> None:
-    """Append the SHA-256 of all bytes before it as the zip archive's comment, which zip readers ignore."""
-    with path.open("r+b") as file:
-        file.seek(-2, os.SEEK_END)
-        file.write(struct.pack("<H", COMMENT_LEN))
-        size = file.tell()
-        file.seek(0)
-        digest = checksum(file, size).encode()
-        file.seek(size)
-        file.write(CHECKSUM_PREFIX + digest)

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 
-from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.config.architecture import LENGTHS
+from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.config.schemas import Config, flat, from_plain, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks

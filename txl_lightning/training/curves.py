@@ -24,8 +24,7 @@ from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import position_blocks
 from txl_lightning.files import write_json
-from txl_lightning.runs.metrics import loss_metrics, loss_unit, shown_units
-from txl_lightning.runs.utilization import peak_flops, peak_memory, training_flops
+from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_flops, peak_memory, shown_units, training_flops
 from txl_lightning.training.loggers import CurveFile, RepeatableWandbLogger, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 

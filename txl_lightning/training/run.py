@@ -29,11 +29,11 @@ from txl_lightning.distributed.ranks import Ranks, connect, environment, n_proce
 from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.metrics import peak_memory
 from txl_lightning.runs.models import Model, make_model
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads import resolve_threads
 from txl_lightning.runs.trained import read_checkpoint
-from txl_lightning.runs.utilization import peak_memory
 from txl_lightning.training.checkpointing import (
     Checkpoints,
     RandomState,

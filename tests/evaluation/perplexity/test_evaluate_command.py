@@ -21,8 +21,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.perplexity.command import run
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import score_streams
-from txl_lightning.runs.corpora import checkpoint_corpus
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
 KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "compressive", "lstm"]

@@ -5,93 +5,57 @@ from pathlib import Path
 
 import numpy as np
 
-FLOAT32, BFLOAT16 = 1, 14
-TYPES = {"f4": 1, "f8": 2, "i4": 3, "u1": 4, "i2": 5, "i1": 6, "i8": 9, "b1": 10, "u2": 17, "f2": 19}
+from txl_lightning.runs.convert.tensorflow_checkpoint import BFLOAT16, MAGIC, TYPES, crc32c, masked
 
-
-def slow_crc32c(content: bytes) -> int:
-    """CRC-32C, bit by bit."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def mask(crc: int) -> int:
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+NUMBERS = {kind: number for number, kind in TYPES.items() if number != BFLOAT16}
 
 
 def varint(value: int) -> bytes:
-    digits = bytearray()
-    while value >= 0x80:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*digits, value])
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
 
 
-def number(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value)
+def field(number: int, value: int | bytes) -> bytes:
+    """Return a field of a message of Protocol Buffers: a number, or bytes with their length."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def message(field: int, content: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(content)) + content
+def checksum(content: bytes) -> bytes:
+    return masked(crc32c(content)).to_bytes(4, "little")
 
 
-def block(entries: list[tuple[bytes, bytes]], restart_every: int = 3) -> bytes:
-    """Entries whose keys share their beginnings with the key before, except at restarts."""
-    content, restarts, before = b"", [], b""
-    for i, (key, value) in enumerate(entries):
-        shared = 0
-        if i % restart_every == 0:
-            restarts.append(len(content))
-        else:
-            while shared < min(len(key), len(before)) and key[shared] == before[shared]:
-                shared += 1
-        content += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
-        before = key
-    numbers = [*(restarts or [0]), len(restarts) or 1]
-    return content + b"".join(number.to_bytes(4, "little") for number in numbers)
-
-
-def table(entries: list[tuple[bytes, bytes]], per_block: int, compression: int = 0) -> bytes:
-    """Sorted table with a few entries in each block."""
+def table(entries: list[tuple[bytes, bytes]], per_block: int = 5, compression: int = 0) -> bytes:
+    """Sorted table with a few entries in each block; no key shares its beginning with the key before."""
     content = b""
 
-    def add(plain: bytes) -> bytes:
+    def add(entries: list[tuple[bytes, bytes]]) -> bytes:
         nonlocal content
-        stored = plain + bytes([compression])
+        plain = b"".join(b"\0" + varint(len(key)) + varint(len(value)) + key + value for key, value in entries)
+        stored = plain + bytes([0, 0, 0, 0, 1, 0, 0, 0, compression])  # one restart, at the first entry
         handle = varint(len(content)) + varint(len(stored) - 1)
-        content += stored + mask(slow_crc32c(stored)).to_bytes(4, "little")
+        content += stored + checksum(stored)
         return handle
 
     groups = [entries[i : i + per_block] for i in range(0, len(entries), per_block)]
-    index = [(group[-1][0], add(block(group))) for group in groups]
-    handles = add(block([])) + add(block(index))
-    return content + handles.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+    index = [(group[-1][0], add(group)) for group in groups]
+    handles = add([]) + add(index)
+    return content + handles.ljust(40, b"\0") + MAGIC
 
 
 def write_bundle(
-    prefix: Path,
-    variables: Mapping[str, np.ndarray],
-    n_shards: int = 1,
-    per_block: int = 5,
-    bfloat16: tuple[str, ...] = (),
-    header: bytes = b"",
+    prefix: Path, variables: Mapping[str, np.ndarray], n_shards: int = 1, per_block: int = 5, bfloat16: str = ""
 ) -> None:
-    """Write a checkpoint; variables are dealt to the shards in turn, those in `bfloat16` as their upper halves."""
+    """Write a checkpoint; variables are dealt to the shards in turn, that named `bfloat16` as its upper halves."""
     shards = [b""] * n_shards
-    entries = [(b"", header or number(1, n_shards))]
+    entries = [(b"", field(1, n_shards))]
     for i, (name, value) in enumerate(sorted(variables.items())):
-        dtype = BFLOAT16 if name in bfloat16 else TYPES[value.dtype.str[1:]]
-        stored = (value.view("<u4") >> 16).astype("<u2").tobytes() if name in bfloat16 else value.tobytes()
-        shape = b"".join(message(2, number(1, size)) for size in value.shape)
-        shard, checksum = i % n_shards, mask(slow_crc32c(stored))
-        place = number(3, shard) + number(4, len(shards[shard])) + number(5, len(stored))
-        entry = number(1, dtype) + message(2, shape) + place + varint(6 << 3 | 5) + checksum.to_bytes(4, "little")
-        entries.append((name.encode(), entry))
-        shards[shard] += stored
+        stored = (value.view("<u4") >> 16).astype("<u2").tobytes() if name == bfloat16 else value.tobytes()
+        shape = b"".join(field(2, field(1, size)) for size in value.shape)
+        entry = field(1, BFLOAT16 if name == bfloat16 else NUMBERS[value.dtype.str]) + field(2, shape)
+        entry += field(3, i % n_shards) + field(4, len(shards[i % n_shards])) + field(5, len(stored))
+        entries.append((name.encode(), entry + varint(6 << 3 | 5) + checksum(stored)))
+        shards[i % n_shards] += stored
     prefix.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{prefix}.index").write_bytes(table(entries, per_block))
     for shard, content in enumerate(shards):

@@ -17,7 +17,6 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.perplexity.command import run as evaluate
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.model.checkpoints import from_tensorflow
-from txl_lightning.model.checkpoints.formats import CheckpointError
 from txl_lightning.runs.convert.tensorflow_checkpoint import find_checkpoint, read_vocabulary
 from txl_lightning.runs.trained import load_trained
 
@@ -96,8 +95,6 @@ def test_a_published_folder_needs_only_lengths(
     with torch.no_grad():
         nll, _ = score_segments(trained.model.double(), stream, 4)
     torch.testing.assert_close(nll, naive_losses(variables, FLAGS, stream, 4)[0], rtol=0, atol=1e-9)
-    again = convert(small / "model/model.ckpt-0", "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS)
-    assert load_trained(again).model.config == trained.model.config
     exported = convert(small, "tensorflow", "exported", "original", *LENGTHS)
     back = convert(exported, "original", "c.ckpt", "txl", "data.level=word", f"vocabulary={small}/data/vocab")
     assert load_trained(back).model.config == trained.model.config
@@ -106,7 +103,6 @@ def test_a_published_folder_needs_only_lengths(
 def test_one_billion_word_has_marks_at_both_ends_as_in_the_tensorflow_code(convert: Convert, small: Path) -> None:
     words = ("data.name=lm1b", "data.level=word", *LENGTHS)
     assert load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words)).config.data.sentence_marks == "both"
-    write_words(small / "data/vocab", FLAGS["n_token"])
     symbols = (small / "data/vocab").read_text().replace("<eos>", "<S>").replace("<unk>", "<UNK>")
     (small / "data/vocab").write_text(symbols)
     other_text = load_trained(convert(small, "tensorflow", "b.ckpt", "txl", "data.level=word", *LENGTHS))
@@ -121,59 +117,29 @@ def test_lengths_of_the_options_replace_the_flags(convert: Convert, small: Path)
     assert (config.memory_start, config.layer_norm_epsilon) == ("zeros", 1e-12)
 
 
-def test_the_vocabulary_of_the_corpus_can_be_chosen(convert: Convert, small: Path) -> None:
-    words = ("data.level=word", "vocabulary=corpus", *LENGTHS)
-    with pytest.raises(UserError, match=r"of the model has 30 tokens, that of data=text.txt has 17: choose the corpus"):
-        convert(small, "tensorflow", "a.ckpt", "txl", *words)
-    more = "".join(f"w{i} w{i}\n" for i in range(17, 30))
-    text = small.parent / "text.txt"
-    text.write_text(more + text.read_text())
-    trained = load_trained(convert(small, "tensorflow", "a.ckpt", "txl", *words))
-    assert not trained.vocabulary_given
-    assert trained.vocabulary.symbols[-1] == "<unk>"
-
-
-def test_a_pickled_vocabulary_is_never_opened(convert: Convert, small: Path) -> None:
-    (small / "data/vocab").rename(small / "data/cache.pkl")
-    with pytest.raises(
-        UserError, match=r"cache.pkl: is never unpickled, .* write its symbols to .*vocab, one per line"
-    ):
-        convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
-
-
 def test_errors_of_a_folder_are_one_clear_line(convert: Convert, small: Path, tmp_path: Path) -> None:
-    def refuse(message: str, *words: str, source: Path = small, error: type[UserError] = UserError) -> None:
-        with pytest.raises(error, match=message) as caught:
+    def refuse(message: str, *words: str, source: Path = small) -> None:
+        with pytest.raises(UserError, match=message) as caught:
             convert(source, "tensorflow", "y.ckpt", "txl", "data.level=word", *words)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "y.ckpt").exists()
 
     index, flags = small / "model/model.ckpt-0.index", small / "model/config.json"
-    refuse(r"mem_len=None: must be given, since there is no config.json", error=OptionError)
-    refuse(r"source=.*nowhere: no such file", *LENGTHS, source=tmp_path / "nowhere", error=OptionError)
-    refuse(r"source=.*data: has no checkpoint of TensorFlow", *LENGTHS, source=small / "data", error=OptionError)
-    refuse(r"mem_len=-2: must be an integer >= 0", "mem_len=-2")
+    refuse(r"mem_len=None: must be given, since there is no config.json")
+    refuse(r"source=.*nowhere: no such file", *LENGTHS, source=tmp_path / "nowhere")
+    refuse(r"source=.*data: has no checkpoint of TensorFlow", *LENGTHS, source=small / "data")
+    refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS)
+    refuse(r"data.level=bpe: must be one of byte, char, word", "data.level=bpe", *LENGTHS)
+    refuse(r"of the model has 30 tokens, that of data=text.txt has 17: choose", "vocabulary=corpus", *LENGTHS)
     (small / "data/vocab").write_text("a\nb\n")
-    refuse(
-        r"has 30 tokens, that of the file beside it has 2: choose the model's own with vocabulary=FILE",
-        *LENGTHS,
-    )
-    refuse(r"vocabulary=missing: cannot be read", "vocabulary=missing", *LENGTHS, error=OptionError)
-    with pytest.raises(OptionError, match=r"data.level=bpe: must be one of byte, char, word"):
-        convert(small, "tensorflow", "y.ckpt", "txl", "data.level=bpe", *LENGTHS)
+    refuse(r"has 30 tokens, that of the file beside it has 2: choose the model's own with vocabulary=FILE", *LENGTHS)
+    (small / "data/vocab").rename(small / "data/cache.pkl")
+    refuse(r"cache.pkl: is never unpickled, .* write its symbols to .*vocab, one per line", *LENGTHS)
     (small / "data/corpus-info.json").write_text('{"vocab_size": 31}')
-    refuse(r"n_token=31: the variables of the checkpoint say 30", *LENGTHS, error=CheckpointError)
     flags.write_text('{"n_token": 30}')
-    refuse(r"vocab_size=31, but config.json has n_token=30", *LENGTHS)
-    flags.write_text("[]")
-    refuse(r"its config.json must be a dictionary of options", *LENGTHS, error=OptionError)
+    refuse(r"vocab_size=31, but config.json has n_token=30", "vocabulary=corpus", *LENGTHS)
     index.rename(small / "model/model.ckpt-9.index")
-    refuse(r"its file checkpoint names model.ckpt-0, but there is no model.ckpt-0.index", *LENGTHS, error=OptionError)
-    (small / "model/checkpoint").write_text("nothing")
-    refuse(r"its file checkpoint names none", *LENGTHS, error=OptionError)
-    (small / "model/checkpoint").unlink()
-    flags.unlink()
-    refuse(r"model.ckpt-9.data-0000.-of-00002: cannot be read", *LENGTHS)
+    refuse(r"its file checkpoint names model.ckpt-0, but there is no model.ckpt-0.index", "vocabulary=corpus", *LENGTHS)
 
 
 def test_the_newest_checkpoint_is_the_one_with_the_most_steps(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from txl_lightning.files import write_json, write_text
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import new_figure, save_figure
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.runs.corpora import checkpoint_corpus
+from txl_lightning.runs.trained import checkpoint_corpus
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
 COLUMNS = {

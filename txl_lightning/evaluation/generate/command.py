@@ -28,8 +28,7 @@ from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
-from txl_lightning.runs.corpora import checkpoint_corpus
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
 
 FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
 MOST_SHOWN = 40  # characters of a prompt in a message

@@ -78,9 +78,8 @@ from txl_lightning.evaluation.scoring.protocols import (
 )
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
-from txl_lightning.runs.corpora import checkpoint_corpus
 from txl_lightning.runs.metrics import loss_unit, shown_units
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
 
 MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}

@@ -19,8 +19,7 @@ from txl_lightning.evaluation.recl.models import HUGGING_FACE, OPTION, PREFIXES,
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, common_pieces, whole_characters
 from txl_lightning.evaluation.scoring.windows import Integers
-from txl_lightning.runs.corpora import checkpoint_corpus, report_if_changed
-from txl_lightning.runs.trained import TrainedModel
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
 
 
 def references(options: ReclOptions) -> list[str]:

@@ -67,7 +67,10 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     vocabulary = _given_vocabulary(options)
     trained = None
     if options.source_format == "txl":
-        trained, model = _read_run(options.source)
+        trained = load_trained(options.source, "source")
+        if not isinstance(model := trained.model, TransformerXL):
+            recurrent = "is a recurrent model; the other formats hold Transformer-XLs only"
+            raise OptionError("source", options.source, recurrent)
     elif options.source_format == "tensorflow":
         model, segment_len = _read_tensorflow(options.source, lengths)
         options = _as_in_tensorflow(options, model, segment_len, vocabulary)
@@ -85,24 +88,15 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     return [str(target)]
 
 
-def _read_run(source: str) -> tuple[TrainedModel, TransformerXL]:
-    trained = load_trained(source, "source")
-    if not isinstance(trained.model, TransformerXL):
-        raise OptionError("source", source, "is a recurrent model; the other formats hold Transformer-XLs only")
-    return trained, trained.model
-
-
 def _read_model(source: str, source_format: str) -> TransformerXL:
     path = Path(source)
     folder = path if path.is_dir() else path.parent
-    candidates = [folder / name for name in WEIGHTS] if path.is_dir() else [path]
-    weights_path = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if weights_path is None:
-        problem = f"has none of {', '.join(WEIGHTS)}" if path.is_dir() else "no such file"
-        raise OptionError("source", source, problem)
-    weights = _read_weights(weights_path)
-    if not (folder / CONFIG).is_file():
-        raise OptionError("source", source, f"must have {CONFIG} with its options in the same folder")
+    found = [file for file in ([folder / name for name in WEIGHTS] if path.is_dir() else [path]) if file.is_file()]
+    problem = f"has none of {', '.join(WEIGHTS)}" if path.is_dir() else "no such file"
+    require(bool(found), "source", source, problem)
+    weights = _read_weights(found[0])
+    beside = f"must have {CONFIG} with its options in the same folder"
+    require((folder / CONFIG).is_file(), "source", source, beside)
     return READERS[source_format](weights, tensorflow_checkpoint.read_json(folder / CONFIG))
 
 
@@ -132,11 +126,10 @@ def _as_in_tensorflow(
     if options.data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
         options = replace(options, data=replace(options.data, sentence_marks="both"))
     names = [name for name in EVALUATION_LENGTHS if getattr(options.evaluation, name) is None]
-    lengths = {name: getattr(model.config, name) for name in names}
-    if segment_len is None:
-        return replace(options, evaluation=replace(options.evaluation, **lengths))
-    evaluation = replace(options.evaluation, segment_len=segment_len, **lengths)
-    return replace(options, evaluation=evaluation, data=replace(options.data, segment_len=segment_len))
+    own = {name: getattr(model.config, name) for name in names}
+    segment: dict[str, Any] = {} if segment_len is None else {"segment_len": segment_len}
+    evaluation, data = replace(options.evaluation, **own, **segment), replace(options.data, **segment)
+    return replace(options, evaluation=evaluation, data=data)
 
 
 def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
@@ -146,11 +139,9 @@ def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
         return None
     own = "must be null: a checkpoint of source_format=txl keeps its own"
     require(options.source_format != "txl" or path is None, "vocabulary", path, own)
-    if path == OF_CORPUS:
-        return None
     if path is None and options.source_format == "tensorflow":
         path = tensorflow_checkpoint.find_vocabulary(tensorflow_checkpoint.find_checkpoint(options.source))
-    if path is None:
+    if path in (None, OF_CORPUS):
         return None
     levels = [level for level in LEVELS if level != "bpe"]  # a file of symbols has no merges
     require(options.data.level in levels, "data.level", options.data.level, f"must be one of {', '.join(levels)}")
@@ -165,8 +156,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
         raise OptionError("source", path, "must hold tensors only; code in a file is never run") from error
-    if not isinstance(contents, dict) or not all(isinstance(value, Tensor) for value in contents.values()):
-        raise OptionError("source", path, "is not a dictionary of tensors; save the state_dict of the model")
+    is_state = isinstance(contents, dict) and all(isinstance(value, Tensor) for value in contents.values())
+    require(is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model")
     return contents
 
 
@@ -180,10 +171,8 @@ def _new_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | 
         vocabulary, advice = given, "choose the model's own with vocabulary=FILE"
         source = f"the file {options.vocabulary}" if options.vocabulary else "the file beside it"
     if len(vocabulary) != model.config.vocab_size:
-        raise UserError(
-            f"the vocabulary of the model has {model.config.vocab_size} tokens, that of {source} has "
-            f"{len(vocabulary)}: {advice}"
-        )
+        both = f"{model.config.vocab_size} tokens, that of {source} has {len(vocabulary)}"
+        raise UserError(f"the vocabulary of the model has {both}: {advice}")
     config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
     return TrainedModel(model, config, vocabulary, step=0, vocabulary_given=given is not None)
 

@@ -8,25 +8,25 @@ The published models lie in two folders, `model/` with the checkpoint and `data/
     PREFIX.data-00000-of-00001    raw little-endian numbers; large checkpoints have several such shards
 
 Keys and values of the table stand in blocks with checksums. The values are messages of Protocol Buffers, of which the
-needed fields are read.
+needed fields are read: `BundleHeaderProto` and `BundleEntryProto` of TensorFlow's `tensor_bundle.proto`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from txl_lightning.data.vocabulary import UNKNOWN, Level, Vocabulary
-from txl_lightning.errors import OptionError, UserError
+from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.model.checkpoints.tensorflow import ignored_variables
 
 STATE, INDEX = "checkpoint", ".index"
@@ -36,18 +36,16 @@ PICKLE = "cache.pkl"
 FIRST_WORD = re.compile(r"^[ \t]*([^ \t]*)")  # a word may contain white space of Unicode, as in Python 2
 
 BFLOAT16 = 14
-TYPES = {  # number of TensorFlow's `DataType` -> type of NumPy
-    **{1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?"},
-    **{BFLOAT16: "<u2", 17: "<u2", 19: "<f2", 22: "<u4", 23: "<u8"},
-}
+# Number of TensorFlow's `DataType` -> type of NumPy.
+TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", BFLOAT16: "<u2", 19: "<f2"}
+N_SHARDS = 1  # field of BundleHeaderProto
+DTYPE, SHAPE, SHARD, OFFSET, SIZE, CHECKSUM, SLICES = range(1, 8)  # fields of BundleEntryProto
 FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
 TRAILER = 5  # after each block: its compression and its checksum
-NO_MESSAGE = "is not an index of a TensorFlow checkpoint: its values have another format"
 
 POLYNOMIAL = 0x82F63B78
 ONES = 0xFFFFFFFF
-LONGEST = 1 << 22  # bytes of which a checksum is made at once: they stay in the CPU's cache
-MOST_PARTS = 1 << 14
+PART = 1024  # bytes of which a checksum is made one after another; the parts are read side by side
 
 
 class FormatError(Exception):
@@ -66,29 +64,17 @@ def find_checkpoint(source: str) -> Path:
     if path.with_name(path.name + INDEX).is_file():
         return path
     for folder in (path, path / "model"):
+        found = sorted(folder.glob(f"*{INDEX}"), key=_step)
         if (folder / STATE).is_file():
             text = (folder / STATE).read_text(errors="replace")
             named = re.search(r'^model_checkpoint_path: "(?:.*[/\\])?(.+)"', text, re.MULTILINE)
-            prefix = folder / (named[1] if named else "")
-            if not named or not prefix.with_name(prefix.name + INDEX).is_file():
-                problem = f"names {prefix.name}, but there is no {prefix.name}{INDEX}" if named else "names none"
-                raise OptionError("source", source, f"its file {STATE} {problem}")
-            return prefix
-        if found := sorted(folder.glob(f"*{INDEX}"), key=_step):
+            problem = f"names {named[1]}, but there is no {named[1]}{INDEX}" if named else "names none"
+            found = [index for index in found if named and index.name == f"{named[1]}{INDEX}"]
+            require(bool(found), "source", source, f"its file {STATE} {problem}")
+        if found:
             return found[-1].with_suffix("")
     problem = f"has no checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…)" if path.is_dir() else "no such file"
     raise OptionError("source", source, problem)
-
-
-def read_variables(prefix: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the variables of the model, and the names of those that were left out: the optimizer's.
-
-    Raises:
-        UserError: a file is missing, damaged or not of a TensorFlow checkpoint.
-    """
-    bundle = TensorBundle(prefix)
-    ignored = ignored_variables(bundle.variables)
-    return {name: bundle.read(name) for name in bundle.variables if name not in ignored}, ignored
 
 
 def read_flags(prefix: Path) -> dict[str, Any]:
@@ -97,8 +83,7 @@ def read_flags(prefix: Path) -> dict[str, Any]:
     Raises:
         UserError: a file is not a dictionary in JSON, or both have another vocabulary size.
     """
-    path = prefix.with_name(FLAGS)
-    flags = read_json(path) if path.is_file() else {}
+    flags = read_json(prefix.with_name(FLAGS)) if prefix.with_name(FLAGS).is_file() else {}
     if (corpus := _beside(prefix, CORPUS)) is not None:
         info = read_json(corpus)
         size = info.get("vocab_size")
@@ -118,8 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise OptionError("source", path.parent, f"its {path.name} must be JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise OptionError("source", path.parent, f"its {path.name} must be a dictionary of options")
+    require(isinstance(content, dict), "source", path.parent, f"its {path.name} must be a dictionary of options")
     return content
 
 
@@ -129,9 +113,9 @@ def find_vocabulary(prefix: Path) -> Path | None:
     Raises:
         UserError: they are only in a pickle, which is never opened.
     """
-    found = [path for name in VOCABULARIES if (path := _beside(prefix, name)) is not None]
-    if found:
-        return found[0]
+    for name in VOCABULARIES:
+        if (path := _beside(prefix, name)) is not None:
+            return path
     if (pickle := _beside(prefix, PICKLE)) is not None:
         raise UserError(
             f"{pickle}: is never unpickled, since that runs code of the file; write its symbols to "
@@ -178,220 +162,140 @@ def _step(index: Path) -> tuple[int, float]:
     return int(step[1]) if step else -1, index.stat().st_mtime
 
 
-@dataclass(frozen=True)
-class Variable:
-    """Place of a variable in a checkpoint.
-
-    Args:
-        name: as in the graph, without `:0`.
-        dtype: number of TensorFlow's `DataType`.
-        shape: sizes of the axes.
-        shard: number of the data file.
-        offset: first byte in it.
-        size: bytes.
-        checksum: masked CRC-32C of these bytes.
-        sliced: whether it is stored in slices, under other names.
-    """
-
-    name: str
-    dtype: int
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    size: int
-    checksum: int
-    sliced: bool
-
-
-class TensorBundle:
-    """Variables of one checkpoint; the index is read at once, a variable when it is asked for.
+def read_variables(prefix: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the variables of the model, bfloat16 as float32, and the names of those left out: the optimizer's.
 
     Args:
         prefix: path of the checkpoint without `.index`.
 
-    Attributes:
-        variables: by name, in the order of the index.
-
     Raises:
-        UserError: the index is missing, damaged, or not of a TensorFlow checkpoint.
+        UserError: a file is missing, damaged, not of a TensorFlow checkpoint, or a type is not supported.
     """
-
-    def __init__(self, prefix: Path) -> None:
-        self.prefix = prefix
-        index = prefix.with_name(f"{prefix.name}.index")
-        try:
-            entries = dict(read_table(index.read_bytes()))
-            header = _fields(entries.pop(b"", b""))
-            self.n_shards = _number(header, 1)
-            if _number(header, 2):
-                raise FormatError("is of a big-endian machine, which is not supported")
-            found = [_variable(name.decode(errors="replace"), value) for name, value in entries.items()]
-        except FormatError as error:
-            raise UserError(f"{index}: {error}") from error
-        except OSError as error:
-            raise UserError(f"{index}: cannot be read ({error.strerror})") from error
-        self.variables = {variable.name: variable for variable in found}
-
-    def read(self, name: str) -> np.ndarray:
-        """Return a variable after comparing its checksum; bfloat16 as float32, everything else in its own type.
-
-        Raises:
-            UserError: its data file is missing, cut short or damaged, or its type is not supported.
-        """
-        variable = self.variables[name]
-        path = self.prefix.with_name(f"{self.prefix.name}.data-{variable.shard:05d}-of-{self.n_shards:05d}")
-        try:
-            return _read(variable, path)
-        except FormatError as error:
-            raise UserError(f"{path}: {name} {error}") from error
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    with _named(index := prefix.with_name(f"{prefix.name}{INDEX}")):
+        entries = {key.decode(): _fields(value) for key, value in read_table(index.read_bytes())}
+        n_shards = _number(entries.pop(""), N_SHARDS)
+    variables, ignored = {}, ignored_variables(entries)
+    for name in (name for name in entries if name not in ignored):
+        path = prefix.with_name(f"{prefix.name}.data-{_number(entries[name], SHARD):05d}-of-{n_shards:05d}")
+        with _named(path, f" {name}"):
+            variables[name] = _read(entries[name], path)
+    return variables, ignored
 
 
-def _read(variable: Variable, path: Path) -> np.ndarray:
-    if variable.sliced:
-        raise FormatError("is stored in slices (a partitioned variable), which is not supported")
-    if variable.dtype not in TYPES:
-        raise FormatError(f"has a type that is not supported (DataType {variable.dtype})")
-    dtype = np.dtype(TYPES[variable.dtype])
-    if variable.size != dtype.itemsize * math.prod(variable.shape):
-        raise FormatError(f"has {variable.size} bytes, which is not its shape {list(variable.shape)}")
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) < variable.offset + variable.size:
-            raise FormatError("was cut off: the file is too short")
-        file.seek(variable.offset)
-        values = np.fromfile(file, dtype, variable.size // dtype.itemsize)
-    if masked(crc32c(values.view(np.uint8))) != variable.checksum:
+@contextmanager
+def _named(path: Path, variable: str = "") -> Iterator[None]:
+    """Name the file in errors of reading it."""
+    try:
+        yield
+    except FormatError as error:
+        raise UserError(f"{path}:{variable} {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, LookupError) as error:  # a table of another program
+        raise UserError(f"{path}: is not of a TensorFlow checkpoint") from error
+
+
+def _read(entry: dict[int, list[Any]], path: Path) -> np.ndarray:
+    """Return a variable after comparing its checksum."""
+    kind, size = _number(entry, DTYPE), _number(entry, SIZE)
+    if SLICES in entry or kind not in TYPES:
+        raise FormatError(f"is of a type that is not supported (DataType {kind}{', in slices' * (SLICES in entry)})")
+    values = np.fromfile(path, TYPES[kind], size // np.dtype(TYPES[kind]).itemsize, offset=_number(entry, OFFSET))
+    if values.nbytes < size:
+        raise FormatError("was cut off: the file is too short")
+    if masked(crc32c(values)) != _number(entry, CHECKSUM):
         raise FormatError("is damaged: its bytes have another checksum than the index says")
-    if variable.dtype == BFLOAT16:
+    if kind == BFLOAT16:
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(values.dtype.newbyteorder("="), copy=False).reshape(variable.shape)
-
-
-def _variable(name: str, message: bytes) -> Variable:
-    """Read a BundleEntryProto."""
-    fields = _fields(message)
-    shape = tuple(_number(_fields(size), 1) for shape in fields.get(2, []) for size in _fields(shape).get(2, []))
-    dtype, shard, offset, size, checksum = (_number(fields, field) for field in (1, 3, 4, 5, 6))
-    return Variable(name, dtype, shape, shard, offset, size, checksum, sliced=7 in fields)
-
-
-def _number(fields: dict[int, list[int | bytes]], field: int) -> int:
-    """Return a field that is a number; 0 where the message lacks it."""
-    value = fields.get(field, [0])[-1]
-    if isinstance(value, bytes):
-        raise FormatError(NO_MESSAGE)
-    return value
-
-
-def _fields(message: int | bytes) -> dict[int, list[int | bytes]]:
-    """Return the fields of a message of Protocol Buffers by number: numbers, or the bytes of what has a length."""
-    if isinstance(message, int):
-        raise FormatError(NO_MESSAGE)
-    fields: dict[int, list[int | bytes]] = {}
-    for field, value in _pairs(Reader(message)):
-        fields.setdefault(field, []).append(value)
-    return fields
-
-
-def _pairs(reader: Reader) -> Iterator[tuple[int, int | bytes]]:
-    while reader.left:
-        key = reader.varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, reader.varint()
-        elif kind == 2:
-            yield key >> 3, reader.take(reader.varint())
-        elif kind in (1, 5):
-            yield key >> 3, reader.fixed(8 if kind == 1 else 4)
-        else:
-            raise FormatError(NO_MESSAGE)
+    shape = [_number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]]
+    return values.astype(values.dtype.newbyteorder("="), copy=False).reshape(shape)
 
 
 def read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over the keys and values of a table, in the order of the keys.
+    """Iterate over the keys and values of a table of LevelDB, in the order of the keys.
 
     Raises:
         FormatError: it is not a table, was cut short, or a checksum does not match.
     """
     if len(content) < FOOTER or content[-len(MAGIC) :] != MAGIC:
         raise FormatError("is not an index of a TensorFlow checkpoint, or was cut short")
-    footer = Reader(content[-FOOTER:])
+    footer = BytesIO(content[-FOOTER:])
     for _ in range(2):  # the block of metadata, which is not read
-        footer.varint()
-    for _, handle in _entries(_block(content, footer)):
-        yield from _entries(_block(content, Reader(handle)))
+        _varint(footer)
+    for _, handle in _entries(content, footer):
+        yield from _entries(content, BytesIO(handle))
 
 
-class Reader:
-    """Position in bytes, which reading moves on; reading beyond the end raises FormatError."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.position = content, 0
-
-    @property
-    def left(self) -> int:
-        """Number of bytes that were not read."""
-        return len(self.content) - self.position
-
-    def take(self, n: int) -> bytes:
-        """Return the next n bytes."""
-        if not 0 <= n <= self.left:
-            raise FormatError("is damaged: a length in it is too large")
-        self.position += n
-        return self.content[self.position - n : self.position]
-
-    def varint(self) -> int:
-        """Return the next number of variable length: 7 bits in a byte, the lowest first."""
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise FormatError("is damaged: a number in it is too long")
-
-    def fixed(self, n: int) -> int:
-        """Return the next number of n bytes, the lowest first."""
-        return int.from_bytes(self.take(n), "little")
-
-
-def _block(content: bytes, handle: Reader) -> bytes:
-    """Return a block after comparing its checksum."""
-    offset, size = handle.varint(), handle.varint()
-    end = offset + size
-    if end + TRAILER > len(content):
-        raise FormatError("was cut short")
-    if masked(crc32c(content[offset : end + 1])) != int.from_bytes(content[end + 1 : end + TRAILER], "little"):
-        raise FormatError("is damaged: a block of it has another checksum than the one stored in the file")
-    if content[end]:
-        raise FormatError("is compressed, which that of a TensorFlow checkpoint never is")
-    return content[offset:end]
-
-
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _entries(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over the entries of a block: each key has the number of bytes that it shares with the key before."""
-    n_restarts = int.from_bytes(block[-4:], "little")
-    reader, key = Reader(block[: max(0, len(block) - 4 * (n_restarts + 1))]), b""
-    while reader.left:
-        n_shared, n_more, n_value = reader.varint(), reader.varint(), reader.varint()
-        key = key[:n_shared] + reader.take(n_more)
-        yield key, reader.take(n_value)
+    start, size = _varint(handle), _varint(handle)
+    block, checksum = content[start : start + size + 1], content[start + size + 1 : start + size + TRAILER]
+    if masked(crc32c(block)) != int.from_bytes(checksum, "little"):
+        raise FormatError("is damaged: a block of it has another checksum than the one stored in the file")
+    if block[-1]:
+        raise FormatError("is compressed, which that of a TensorFlow checkpoint never is")
+    n_restarts = int.from_bytes(block[-5:-1], "little")
+    end, key = size - 4 * (n_restarts + 1), b""
+    reader = BytesIO(block)
+    while reader.tell() < end:
+        n_shared, n_more, n_value = _varint(reader), _varint(reader), _varint(reader)
+        key = key[:n_shared] + reader.read(n_more)
+        yield key, reader.read(n_value)
 
 
-def crc32c(data: bytes | memoryview | np.ndarray) -> int:
+def _varint(reader: BytesIO) -> int:
+    """Return the next number of variable length: 7 bits in a byte, the lowest first."""
+    value = shift = 0
+    while True:
+        (byte,) = reader.read(1)
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value
+        shift += 7
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """Return the fields of a message of Protocol Buffers by number: numbers, or the bytes of what has a length."""
+    fields: dict[int, list[Any]] = defaultdict(list)
+    reader = BytesIO(message)
+    while reader.tell() < len(message):
+        number, kind = divmod(_varint(reader), 8)
+        if kind == 0:
+            fields[number].append(_varint(reader))
+        elif kind == 2:
+            fields[number].append(reader.read(_varint(reader)))
+        else:
+            fields[number].append(int.from_bytes(reader.read({1: 8, 5: 4}[kind]), "little"))
+    return fields
+
+
+def _number(fields: dict[int, list[Any]], field: int) -> int:
+    """Return a field that is a number; Protocol Buffers leave out zeros."""
+    return fields[field][-1] if field in fields else 0
+
+
+def crc32c(data: bytes | np.ndarray) -> int:
     """Return the CRC-32C (Castagnoli) of bytes (RFC 3720, appendix B.4).
 
-    A CRC without its first and last inversion is linear over GF(2): the state after some bytes is the state after the
-    same bytes from zero, plus the first state moved on by as many zero bytes. So parts of the data are read side by
-    side, each from zero, and joined afterwards.
+    A CRC that begins with a state of zero is linear over GF(2), and zeros in front do not change it. So the data is cut
+    into parts, which are read side by side, each from zero. Two neighbours are joined by moving the state of the first
+    on by as many zero bytes as the second has. To begin with a state of ones is to invert the first four bytes.
     """
-    values, state = np.frombuffer(data, np.uint8), ONES
-    for start in range(0, len(values), LONGEST):
-        part = values[start : start + LONGEST]
-        moved = _apply(_zero_bytes(len(part)), np.array([state], np.uint32))
-        state = int(moved[0]) ^ _read_parts(part)
-    return state ^ ONES
+    values = np.frombuffer(data, np.uint8)
+    n_parts = len(values) // PART + 1
+    padded = np.zeros(n_parts * PART, np.uint8)
+    own = padded[len(padded) - len(values) :]
+    own[:] = values
+    own[:4] ^= 0xFF
+    states = np.zeros(n_parts, np.uint32)
+    for column in np.ascontiguousarray(padded.reshape(n_parts, PART).T):
+        states = _byte_table()[(states ^ column) & 0xFF] ^ states >> 8
+    moved = _zero_bytes(PART)
+    while len(states) > 1:
+        states = np.pad(states, (len(states) % 2, 0))
+        states = _times(moved, states[::2]) ^ states[1::2]
+        moved = _times(moved, moved)
+    return int(states[0]) ^ ONES ^ ONES >> 8 * len(values)
 
 
 def masked(crc: int) -> int:
@@ -399,45 +303,25 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & ONES
 
 
-def _read_parts(values: np.ndarray) -> int:
-    """Return the state after bytes from zero; zeros in front, which do not change it, fill up the parts."""
-    n_parts = min(MOST_PARTS, 1 << (len(values) // 64).bit_length())
-    n = -(-len(values) // n_parts)
-    padded = np.zeros(n_parts * n, np.uint8)
-    padded[len(padded) - len(values) :] = values
-    states = np.zeros(n_parts, np.uint32)
-    for column in np.ascontiguousarray(padded.reshape(n_parts, n).T):
-        states = _byte_table()[(states ^ column) & 0xFF] ^ states >> 8
-    step = _zero_bytes(n)
-    while len(states) > 1:
-        states = _apply(step, states[::2]) ^ states[1::2]
-        step = _apply(step, step)
-    return int(states[0])
-
-
 @cache
 def _byte_table() -> np.ndarray:
     """Return the state after one byte from zero, for all its values."""
     state: np.ndarray = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        state = (state >> 1) ^ np.where(state & 1, np.uint32(POLYNOMIAL), np.uint32(0))
+        state = (state >> 1) ^ (state & 1) * np.uint32(POLYNOMIAL)
     return state
 
 
 @cache
 def _zero_bytes(n: int) -> np.ndarray:
-    """Return the matrix that moves a state on by n zero bytes: its column k is where bit k goes."""
-    if n == 1:
-        states = np.uint32(1) << np.arange(32, dtype=np.uint32)
-        return _byte_table()[states & 0xFF] ^ states >> 8
-    half = _zero_bytes(n // 2)
-    whole = _apply(half, half)
-    return _apply(_zero_bytes(1), whole) if n % 2 else whole
+    """Return the matrix that moves a state on by n zero bytes, a power of two: its row k is where bit k goes."""
+    if n > 1:
+        return _times(_zero_bytes(n // 2), _zero_bytes(n // 2))
+    states = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    return _byte_table()[states & 0xFF] ^ states >> 8
 
 
-def _apply(matrix: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Return the product of a matrix with every state."""
-    moved = np.zeros_like(states)
-    for bit in range(32):
-        moved ^= np.where(states >> np.uint32(bit) & 1, matrix[bit], np.uint32(0))
-    return moved
+def _times(matrix: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """Return the product of a matrix with every state, over GF(2)."""
+    bits = states[:, None] >> np.arange(32, dtype=np.uint32) & 1
+    return np.bitwise_xor.reduce(bits * matrix, axis=1)

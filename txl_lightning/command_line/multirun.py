@@ -1,0 +1,147 @@
+"""A multirun: results of its jobs, the files `multirun.json` and `multirun.md` in its folder, its name in W&B."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from txl_lightning.files import write_json, write_text
+from txl_lightning.jobs.folder import job_folders
+from txl_lightning.reporting.tables import markdown_table
+
+JSON_FILE, TABLE_FILE = "multirun.json", "multirun.md"
+LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpb"))
+MAX_EXIT_STATUS = 100  # higher ones mean signals and errors of the shell
+MAX_NAME_LENGTH = 128  # of a W&B group
+
+
+class JobError(Exception):
+    """A job ended without a result, or with an error that cannot be pickled."""
+
+
+class JobKilledError(JobError):
+    """A signal killed the process of a job, which continues when the multirun is started again."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one job.
+
+    Attributes:
+        number: hydra.job.num.
+        overrides: overrides of the job, as typed.
+        directory: run directory of the job.
+        error: None for a job that returned.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    directory: Path
+    error: BaseException | None
+
+
+# Outcomes of this process's multirun, filled by the launcher. Sweepers hide failed jobs in different ways.
+OUTCOMES: list[Outcome] = []
+
+
+def failed_jobs() -> list[Outcome]:
+    """Return the failed jobs of this process's multirun, ordered by number."""
+    return sorted((job for job in OUTCOMES if job.error is not None), key=lambda job: job.number)
+
+
+def report_failed_jobs(command: str, describe: Callable[[Any], str]) -> int:
+    """Print one line for each failed job and a summary; return the exit status: the number of failures, at most 100."""
+    failed = failed_jobs()
+    for job in failed:
+        traceback = job.directory / "error.txt"
+        where = f" ({traceback})" if traceback.is_file() and not isinstance(job.error, JobError) else ""
+        line = f"job {job.number} ({' '.join(job.overrides)}): {describe(job.error)}{where}"
+        print(f"txl {command}: {line}", file=sys.stderr)
+    if failed:
+        print(f"txl {command}: {len(failed)} of {len(OUTCOMES)} jobs failed", file=sys.stderr)
+    return min(len(failed), MAX_EXIT_STATUS)
+
+
+def multirun_name(directory: str) -> str:
+    """Return a multirun's folder as one word, equal in all of its jobs: `multirun-2026-11-20-12-30-00`."""
+    path = Path(directory).absolute()
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return "-".join(part for part in path.parts if part != path.anchor)[-MAX_NAME_LENGTH:]
+
+
+class MultirunTable(Callback):
+    """Hydra callback that remembers the folder of a multirun, whose results are written at the end.
+
+    Attributes:
+        directory: folder of this process's last multirun; None if there was none.
+    """
+
+    directory: Path | None = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        MultirunTable.directory = Path(str(config.hydra.sweep.dir))
+
+
+def write_results(directory: Path) -> Path | None:
+    """Write `multirun.json` and `multirun.md` from the folders of all jobs, the lowest objective first.
+
+    Neither has times or dates, so that a multirun that was interrupted ends with the same files.
+
+    Returns:
+        The table's path; None if no folder holds a job, or if the disk is full (reported on stderr).
+    """
+    jobs = job_folders(directory)
+    if not jobs:
+        return None
+    typed = [dict(_option(word) for word in job.record.get("overrides", ())) for job in jobs]
+    names = [name for name in dict.fromkeys(n for words in typed for n in words) if _differs(name, typed)]
+    entries = []
+    for job, words in zip(jobs, typed, strict=True):
+        metrics, error = job.result or {}, job.record.get("error")
+        entry = {
+            "job": job.path.relative_to(directory).as_posix(),
+            "overrides": {name: words[name] for name in names if name in words},
+            "state": "finished" if job.value is not None else "failed" if error is not None else "stopped",
+            "objective": job.value,
+            "metrics": {name: metrics[name] for name in ("steps", *LOSSES) if name in metrics},
+        }
+        entries.append({**entry, "error": error} if entry["state"] == "failed" else entry)
+    entries.sort(key=lambda entry: (entry["objective"] is None, entry["objective"]))
+    try:
+        write_json(directory / JSON_FILE, {"objective": jobs[0].record.get("objective"), "jobs": entries})
+        write_text(directory / TABLE_FILE, _table(entries, names))
+    except OSError as error:  # a full disk must not end the other jobs
+        print(f"could not write the results of the multirun: {error}", file=sys.stderr, flush=True)
+        return None
+    return directory / TABLE_FILE
+
+
+def _option(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name.lstrip("+~"), value
+
+
+def _differs(name: str, typed: Sequence[Mapping[str, str]]) -> bool:
+    return len({words.get(name) for words in typed}) > 1
+
+
+def _is_shown(name: str, metrics: Mapping[str, float]) -> bool:
+    """Return whether a loss is shown: in its unit, and in bits per byte unless these are bits per character."""
+    bpc = name.replace("/bpb", "/bpc")
+    return name in metrics and not name.endswith("/nll") and (bpc == name or metrics[name] != metrics.get(bpc))
+
+
+def _table(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    losses = [name for name in LOSSES if any(_is_shown(name, entry["metrics"]) for entry in entries)]
+    rows = []
+    for entry in entries:
+        shown = [f"{entry['metrics'][name]:.4f}" if name in entry["metrics"] else "–" for name in losses]
+        rows.append([entry["job"], *(entry["overrides"].get(name, "–") for name in names), *shown, entry["state"]])
+    return markdown_table(["job", *names, *(name.replace("/", " ") for name in losses), "state"], rows)
