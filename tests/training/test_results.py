@@ -21,6 +21,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.files import write_json
+from txl_lightning.runs.metrics import training_flops
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.curves import TrainingCurves
 from txl_lightning.training.module import LanguageModelModule
