@@ -1,4 +1,4 @@
-"""Losses of a short training: a refactor leaves them as they are.
+"""Losses of a short training in float64: a refactor leaves them as they are, on any CPU.
 
 After a deliberate change write them again with `python tests/model/test_golden.py`.
 """
@@ -25,7 +25,11 @@ def loss_curve(**options: object) -> list[float]:
     sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 8}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = TransformerXL(TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options}))
+        torch.set_default_dtype(torch.float64)  # initial weights too: random float32 numbers differ between CPUs
+        try:
+            model = TransformerXL(TransformerXLConfig(VOCABULARY, **{**sizes, "dropout": 0.0, **options}))
+        finally:
+            torch.set_default_dtype(torch.float32)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-5)
         time = torch.arange(STEPS * SEGMENT + 1)
         stream = torch.stack([(3 * time + 5 * b + time // 7) % VOCABULARY for b in range(STREAMS)])
@@ -43,12 +47,12 @@ def loss_curve(**options: object) -> list[float]:
 @pytest.mark.parametrize("name", CURVES)
 def test_losses_of_a_short_training_are_golden(name):
     golden = json.loads(GOLDEN.read_text())[name]
-    assert loss_curve(**CURVES[name]) == pytest.approx(golden, rel=1e-6)
+    assert loss_curve(**CURVES[name]) == pytest.approx(golden, rel=1e-9)
 
 
 def test_golden_losses_fall():
     for losses in json.loads(GOLDEN.read_text()).values():
-        assert losses[-1] < 0.75 * losses[0]
+        assert sum(losses[-5:]) / 5 < 0.75 * losses[0]
 
 
 if __name__ == "__main__":
