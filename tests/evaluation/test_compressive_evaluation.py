@@ -61,11 +61,6 @@ def test_without_an_ordinary_memory_there_is_no_compressed_one(
         evaluated(runs, tmp_path, **options, compressed_len=3)
 
 
-def test_a_window_is_scored_in_segments(runs: SmallRuns, tmp_path: Path) -> None:
-    ours = evaluated(runs, tmp_path, protocol="sliding", window=20, stride=4, max_segments=5)
-    assert ours["test"]["tokens"] == 20
-
-
 @torch.no_grad()
 def test_exactly_c_tokens_are_read_in_segments_with_all_before_the_memory_compressed() -> None:
     model, positions = tiny_model(**COMPRESSIVE), np.array([60, 77, 119])

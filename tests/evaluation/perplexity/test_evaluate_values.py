@@ -4,7 +4,6 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,26 +75,6 @@ def test_bytes_are_those_of_the_scored_symbols() -> None:
     found = SplitScores(words, "test", 2).values(TokenLosses(np.array([2.0]), np.array([1]), {}, 0.0))
     assert (found["bytes"], found["ppl"]) == (None, pytest.approx(math.exp(2)))
     assert "bpb" not in found
-
-
-def test_values_of_a_selection_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"splits": ["valid", "test"], "select_on": "valid", "losses": True, "unclamped": True}
-    chosen = result(runs, "no_memory", tmp_path, attention_lengths=[4, 12], **given)["test"]["selected"]
-    of_init, of_best = (losses(tmp_path / chosen[name]["losses"]) for name in ("init", "best"))
-    for name, (nll, positions) in (("init", of_init), ("best", of_best)):
-        row, (error, _) = chosen[name], by_blocks(nll, positions)
-        assert chosen[name]["losses"] == f"losses_test_{name}.npz"
-        assert (np.diff(positions) > 0).all()
-        mean = float(nll.mean(dtype=float))
-        assert (row["nll"], row["tokens"]) == (pytest.approx(mean, rel=1e-9), len(nll))
-        assert row["bpc"] == pytest.approx(mean / math.log(2), rel=1e-9)
-        assert row["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
-        assert row["standard_error"]["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
-    below = chosen["below_init"]
-    error, _ = by_blocks(of_init[0].astype(float) - of_best[0], of_init[1])
-    assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
-    for unit in ("nll", "bpc"):
-        assert below[unit] == pytest.approx(chosen["init"][unit] - chosen["best"][unit], rel=1e-6)
 
 
 def test_differences_are_paired_by_token_and_worse_minus_better() -> None:

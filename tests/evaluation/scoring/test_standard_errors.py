@@ -8,22 +8,6 @@ import pytest
 from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units
 
 
-def test_units_of_one_token_give_the_textbook_error() -> None:
-    values = np.random.default_rng(0).normal(size=50)
-    error, n = standard_error(values, np.arange(50))
-    assert n == 50
-    assert error == pytest.approx(values.std(ddof=1) / math.sqrt(50))
-
-
-def test_units_of_equal_length_give_the_error_of_their_means() -> None:
-    means = np.random.default_rng(0).normal(size=20)
-    values = np.repeat(means, 30) + np.tile(np.linspace(-1, 1, 30), 20)
-    error, _ = standard_error(values, np.repeat(np.arange(20), 30))
-    assert error == pytest.approx(means.std(ddof=1) / math.sqrt(20))
-    tokens_alone, _ = standard_error(values, np.arange(600))
-    assert tokens_alone < error / 3
-
-
 def test_a_single_unit_has_none() -> None:
     assert standard_error(np.ones(3), np.zeros(3, dtype=np.int64)) == (None, 1)
     assert errors_by_unit(None, 1.0, "byte") == {"nll": None, "bpc": None}
