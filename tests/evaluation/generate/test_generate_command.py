@@ -22,7 +22,7 @@ from txl_lightning.model.inference import generation
 from txl_lightning.runs.trained import load_trained
 
 LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "words")]
-KINDS = ("relative", "absolute", "characters", "compressive", *LATER)
+KINDS = ("relative", "absolute", "characters", "compressive", "rope", *LATER)
 
 
 def options(runs: SmallRuns, kind: str, **chosen: Any) -> GenerateOptions:
@@ -281,7 +281,6 @@ def test_a_prompt_is_encoded_as_the_corpus_is(
         ("relative", {"top_k": 0}, "top_k=0: must be"),
         ("relative", {"mem_len": 0}, "mem_len=0: must be an integer >= 1"),
         ("lstm", {"mem_len": 5}, "mem_len=5: must be null: lstm has no such length"),
-        ("relative", {"seed": -1}, "seed=-1"),
     ],
 )
 def test_impossible_prompts_are_named(
@@ -315,9 +314,6 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:
         model, _ = with_context(load_trained(runs.checkpoint("relative")), options(runs, "relative", mem_len=mem_len))
         assert isinstance(model, CachedTransformerXL)
         assert model.config.clamp_len == clamp_len
-
-
-def test_the_window_of_a_model_without_recurrence_is_its_training_segment(runs: SmallRuns) -> None:
     model, _ = with_context(load_trained(runs.checkpoint("absolute")), options(runs, "absolute"))
     assert isinstance(model, SlidingWindow)
     assert model.attention_len == 8

@@ -15,11 +15,11 @@ def test_a_single_unit_has_none() -> None:
 
 def test_blocks_and_sentences() -> None:
     positions = np.array([1, 2, 3, 4, 5, 8])
-    assert text_units(None, 3).of_positions(positions).tolist() == [0, 0, 1, 1, 1, 2]
+    of_blocks, name = text_units(positions, None, 3)
+    assert (of_blocks.tolist(), name) == ([0, 0, 1, 1, 1, 2], "blocks of 3 tokens")
     # <S> a b | <S> c | <S> d e, and the <S> after it: the end of a sentence belongs to the sentence.
-    sentences = text_units(np.array([0, 3, 5]), 3)
-    assert sentences.of_positions(np.arange(1, 9)).tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
-    assert (text_units(None, 1000).name, sentences.name) == ("blocks of 1,000 tokens", "sentences")
+    of_sentences, name = text_units(np.arange(1, 9), np.array([0, 3, 5]), 3)
+    assert (of_sentences.tolist(), name) == ([0, 0, 0, 1, 1, 2, 2, 2], "sentences")
 
 
 def test_units_of_the_error() -> None:
