@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.evaluation.recl.counting_models import SYMBOLS, Counting, Lagging
+from tests.evaluation.recl.counting_models import SYMBOLS, Counting
 from tests.evaluation.recl.pair_models import pair_text
 from tests.evaluation.recl.small_recl import recl
 from tests.evaluation.small_runs import SmallRuns
@@ -74,22 +74,6 @@ def test_a_model_that_counts_ignores_the_order_and_misses_what_is_replaced() -> 
         np.testing.assert_allclose(losses, -np.log((seen + 1) / (N + SYMBOLS)), rtol=1e-12)
     random = far_context_losses(reader, text_of(TOKENS), np.arange(40, 400, 7), contexts, "shuffle", seed=1)
     assert not (random - random[-1]).any()
-
-
-@pytest.mark.parametrize("lag", [3, 12, 21])
-def test_a_model_that_looks_at_one_distance_notices_exactly_what_lies_there(lag: int) -> None:
-    tokens = np.tile(np.arange(lag, dtype=np.uint8), 40)  # the token `lag` before is always the next one
-    positions, contexts = np.arange(60, 100), [4, 8, 16, 24]
-    reader = window_reader(Lagging(lag))
-    for ablation in ABLATIONS[:3]:
-        losses = far_context_losses(reader, text_of(tokens), positions, contexts, ablation, seed=1)
-        increases = losses - losses[-1]
-        assert not increases[[c >= lag for c in contexts]].any()
-        if ablation == "reverse":
-            for c, increase in zip(contexts, increases, strict=True):
-                moved = 24 + c + 1 - lag  # distance of the token that stands at `lag` afterwards
-                expected = 0.0 if c >= lag or moved % lag == 0 else np.log(0.9) - np.log(0.1 / 255)
-                np.testing.assert_allclose(increase, expected, atol=1e-12)
 
 
 def test_contexts_are_doubled_on_the_grid() -> None:
