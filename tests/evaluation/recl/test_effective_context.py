@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths
+from txl_lightning.evaluation.recl.effective_context import relative_effective_context_lengths, resampled
 
 
 def by_the_paper(
@@ -113,6 +113,27 @@ def test_positions_that_tie_for_the_last_places_share_them() -> None:
     length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
     # two of four: the 5, and a third each of the three ones
     assert length.relative_gains == pytest.approx([1 - math.exp((5 + (1 + 0 + 0.5) / 3) / 2 - (5 + 1) / 2)])
+
+
+def test_resampled_blocks_keep_their_positions_together() -> None:
+    blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
+    counts_SP = np.concatenate(list(resampled(9, 50, seed=2)))[:, blocks]
+    losses = group(n_models=2, n_positions=300)
+    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.3], 0.6, bootstrap=50, seed=2, blocks=blocks)
+    values: dict[str, list[int]] = {"m0": [], "m1": []}
+    for counts in counts_SP.astype(int):
+        drawn = {name: np.repeat(x, counts, axis=1).tolist() for name, x in losses.items()}
+        for name in losses:
+            values[name].append(by_the_paper(drawn, CONTEXTS, 0.3, 0.6, name) or CONTEXTS[-1])
+
+    def ends(of_samples: np.ndarray) -> list[int]:
+        return np.quantile(of_samples, [0.025, 0.975], method="inverted_cdf").tolist()
+
+    for name in losses:
+        assert [ours[name][0.3].low, ours[name][0.3].high] == ends(np.array(values[name]))
+    difference = np.array(values["m0"]) - np.array(values["m1"])
+    assert ours["m0"][0.3].longer_than == {"m1": ends(difference)}
+    assert len(set(difference)) > 1
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:
 
 
 def on_ranks(world_size: int, measure: Callable[[], Result]) -> list[Result]:
-    """Return the result of `measure` on every rank, in their order: ranks are threads, which gather the parts of all."""
+    """Return the result of `measure` on every rank, in their order: ranks are threads of this process."""
     own, barrier, parts = local(), Barrier(world_size), [None] * world_size
 
     def all_gather(part: Any) -> list[Any]:
