@@ -19,12 +19,10 @@ LARGEST = 0.01  # nats; eight bits of mantissa
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("relative", {}),
         ("relative", {"cached": False}),
         ("no_memory", {"ext_len": 6, "segment_len": 2}),
         ("al_rfou", {"protocol": "sliding", "stride": 3}),
         ("shaw_words", {}),
-        ("lstm", {}),
         ("qrnn", {"protocol": "sliding", "window": 5}),
     ],
 )

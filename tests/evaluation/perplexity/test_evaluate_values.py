@@ -4,7 +4,6 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.evaluation.perplexity import command
 from txl_lightning.evaluation.perplexity.attention_lengths import SplitScores, difference
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
-from txl_lightning.evaluation.scoring.standard_errors import text_units
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.runs.trained import load_trained
 
@@ -78,43 +76,22 @@ def test_bytes_are_those_of_the_scored_symbols() -> None:
     assert "bpb" not in found
 
 
-def test_values_of_a_selection_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"splits": ["valid", "test"], "select_on": "valid", "losses": True, "unclamped": True}
-    chosen = result(runs, "no_memory", tmp_path, attention_lengths=[4, 12], **given)["test"]["selected"]
-    of_init, of_best = (losses(tmp_path / chosen[name]["losses"]) for name in ("init", "best"))
-    for name, (nll, positions) in (("init", of_init), ("best", of_best)):
-        row, (error, _) = chosen[name], by_blocks(nll, positions)
-        assert chosen[name]["losses"] == f"losses_test_{name}.npz"
-        assert (np.diff(positions) > 0).all()
-        mean = float(nll.mean(dtype=float))
-        assert (row["nll"], row["tokens"]) == (pytest.approx(mean, rel=1e-9), len(nll))
-        assert row["bpc"] == pytest.approx(mean / math.log(2), rel=1e-9)
-        assert row["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
-        assert row["standard_error"]["bpc"] == pytest.approx(error / math.log(2), rel=1e-6)
-    below = chosen["below_init"]
-    error, _ = by_blocks(of_init[0].astype(float) - of_best[0], of_init[1])
-    assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-6)
-    for unit in ("nll", "bpc"):
-        assert below[unit] == pytest.approx(chosen["init"][unit] - chosen["best"][unit], rel=1e-6)
-
-
 def test_differences_are_paired_by_token_and_worse_minus_better() -> None:
     random, positions = np.random.default_rng(0), np.arange(90)
     text = random.normal(0, 1, 90)
     worse, better = (TokenLosses(2 + text + random.normal(x, 0.1, 90), positions, {}, 1.0) for x in (0.3, 0.0))
-    units = text_units(None, 10)
-    found = difference(worse, better, units, "char")
+    found = difference(worse, better, positions // 10, "char")
     error, _ = by_blocks(worse.nll - better.nll, positions, 10)
     assert found["nll"] == pytest.approx(worse.nll.mean() - better.nll.mean())
     assert found["bpc"] == pytest.approx(found["nll"] / math.log(2))
     assert found["standard_error"]["nll"] == pytest.approx(error)
     assert found["standard_error"]["bpc"] == pytest.approx(error / math.log(2))
     assert error < 0.05  # that of the text alone is 0.1
-    of_words = difference(worse, better, units, "word")
+    of_words = difference(worse, better, positions // 10, "word")
     assert of_words["ppl"] == pytest.approx(math.exp(worse.nll.mean()) - math.exp(better.nll.mean()))
     assert of_words["standard_error"]["ppl"] == pytest.approx(error * math.exp(better.nll.mean()))
     shorter = TokenLosses(better.nll[1:], positions[1:], {}, 1.0)
-    assert difference(worse, shorter, units, "char") is None
+    assert difference(worse, shorter, positions // 10, "char") is None
 
 
 def test_seconds_are_those_of_the_scoring(monkeypatch: pytest.MonkeyPatch, runs: SmallRuns, tmp_path: Path) -> None:

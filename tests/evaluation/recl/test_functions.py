@@ -35,16 +35,12 @@ def of_window(tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, None]:
 MODELS: list[tuple[Any, str]] = [
     (Scored(of_window), "must have one_pass = False"),
     (Scored(lambda tokens, targets: (tokens[:, : targets.shape[1]] / 10, None)), "score must give the last targets"),
-    (Scored(lambda tokens, targets: (tokens / 10, None)), r"score must return .* \[2, 1\] for such .*, not \[2, 8\]"),
-    (Scored(lambda tokens, targets: (targets.float().mean(dim=1), None)), r".* \[2, 8\] for such targets, not \[2\]"),
-    (Scored(lambda tokens, targets: targets.float()), "score must return a tensor of losses and a state"),
-    (Scored(lambda tokens, targets: (targets.numpy(), None)), "score must return a tensor of losses and a state"),
+    (Scored(lambda tokens, targets: (tokens / 10, None)), r"score must return .* \[2, 1\] for such targets"),
+    (Scored(lambda tokens, targets: targets.float()), "score must return a tensor of losses of shape"),
     (Scored, "must return a model with the method score, not type"),
-    ("text", "must return a model with the method score, not str"),
     (Scored(right, limit=0), "must have a limit >= 1 or None, not 0"),
     (Scored(right, encode=lambda text: ([1] * 3, [len(text) + 2, -1, -1])), "encode must return tokens and their"),
     (Scored(right, encode=lambda text: ([1], [1])), "encode must return tokens and their sizes"),
-    (Scored(right, encode=lambda text: ([1], [2], [3])), "encode must return tokens and their sizes"),
 ]
 
 
@@ -73,10 +69,9 @@ def needs_an_argument(argument: object) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        *((name, r"must be py:module\.function") for name in ("", "module", ".module.function", "module..function")),
+        *((name, r"must be py:module\.function") for name in ("module", ".module.function")),
         ("no_such_module.function", r"must be a function .*No module named"),
         (f"{__name__}.nothing", "must be a function .*has no attribute 'nothing'"),
-        (f"{__name__}.TEXT", "must be a function without arguments"),
         (f"{__name__}.needs_an_argument", "must be a function without arguments"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,16 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.kept_figures import kept_figures
+from tests.evaluation.kept_figures import Figures, kept_figures
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.evaluation.recl import command
 from txl_lightning.evaluation.recl.command import run
 from txl_lightning.evaluation.recl.effective_context import resampled
+from txl_lightning.evaluation.recl.loss_by_context import context_gains
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.runs.trained import load_trained
 
 CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25
+N = 100  # positions
 NAMES, LABELS = ["relative", "absolute", "lagging", "counting"], ["x", "y", "x", "x"]
 FUNCTIONS = "py:tests.evaluation.recl.counting_models"
 GROUPS = {"x": ["relative", "lagging", "counting"], "y": ["absolute"]}
@@ -36,6 +39,7 @@ class Measured(NamedTuple):
     arrays: dict[str, np.ndarray]  # of losses.npz
     tokens: bytes
     seconds: float
+    figures: Figures
 
     @property
     def blocks(self) -> np.ndarray:
@@ -51,9 +55,12 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
     text = directory / "text.txt"
     random = np.random.default_rng(0)
     words = ["a cat ", "a bat ", "the 7 ", "an "]  # most of six bytes, as far as `lagging` looks back
-    text.write_text("".join(words[i] for i in random.integers(0, 4, 600)))
+    content = "".join(words[i] for i in random.integers(0, 4, 600)).encode()
+    n_train = len(content) * 9 // 10
+    content = content[: n_train - 1] + b"!" + content[n_train:]  # the last token of the split occurs once
+    text.write_bytes(content)
     given = {"models": [f"{FUNCTIONS}.make_lagging", f"{FUNCTIONS}.make_counting"], "names": NAMES, "groups": LABELS}
-    given |= {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 40, "bootstrap": SAMPLES, "seed": SEED}
+    given |= {"first_context": 4, "step": 4, "max_context": 16, "n_positions": N, "bootstrap": SAMPLES, "seed": SEED}
     given |= {"fractions": FRACTIONS, "threshold": THRESHOLD, "ablations": ["drop", "reverse"], "position_windows": 12}
     given |= {"data_path": str(text), "store": str(directory / "store"), "num_threads": 1, "split": "train"}
     paths = [runs.checkpoint(kind) for kind in NAMES[:2]]
@@ -63,7 +70,7 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
         kept.update({name: of_model.losses_CP for name, of_model in scored.items()})
         return of_file(scored, *others)
 
-    with kept_figures(), pytest.MonkeyPatch.context() as patch:
+    with kept_figures() as figures, pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "loss_arrays", keep)
         started = time.perf_counter()
         run(ReclOptions(paths, logger=LoggerConfig(name="none"), **given), directory)
@@ -71,8 +78,7 @@ def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measu
     results = json.loads((directory / "recl.json").read_text())
     with np.load(directory / "losses.npz", allow_pickle=False) as file:
         arrays = dict(file)
-    content = text.read_bytes()
-    return Measured(results, kept, arrays, content[: len(content) * 9 // 10], seconds)
+    return Measured(results, kept, arrays, content[:n_train], seconds, figures)
 
 
 def mean_and_error(values_P: np.ndarray, blocks: np.ndarray) -> tuple[float, float]:
@@ -98,7 +104,7 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
     assert results["corpus"]["sha256"] == hashlib.sha256(measured.tokens).hexdigest()
     first, last = int(positions.min()), int(positions.max())
     n_blocks = len(set(measured.blocks.tolist()))
-    assert results["positions"] == {"version": 2, "number": 40, "blocks": n_blocks, "first": first, "last": last}
+    assert results["positions"] == {"version": 2, "number": N, "blocks": n_blocks, "first": first, "last": last}
     assert (n_blocks, last) == (30, len(measured.tokens) - 1)
     assert 0 < results["seconds"] < measured.seconds + 0.01
 
@@ -119,8 +125,8 @@ def test_models_are_described(measured: Measured, runs: SmallRuns) -> None:
     fields = ("kind", "scoring", "limit", "clamp_len", "trained_len", "begin_of_text", "positions_scored", "group")
     described = {name: [measured.model(name)[field] for field in fields] for name in NAMES}
     relative, absolute = "txl_smoke, relative, memory 8", "txl_smoke, absolute, no recurrence"
-    assert described["relative"] == [relative, "one pass", None, 15, 16, None, 40, "x"]
-    assert described["absolute"] == [absolute, "direct", 8, -1, 8, None, 40, "y"]
+    assert described["relative"] == [relative, "one pass", None, 15, 16, None, N, "x"]
+    assert described["absolute"] == [absolute, "direct", 8, -1, 8, None, N, "y"]
     assert described["lagging"][:5] == ["Lagging", "one pass", None, None, None]
     assert [model["name"] for model in measured.results["models"]] == NAMES
     assert [model["float32_difference"] for model in measured.results["models"]] == [None] * 4
@@ -131,7 +137,7 @@ def test_losses_are_those_of_single_windows(measured: Measured, runs: SmallRuns)
     tokens = np.frombuffer(measured.tokens, np.uint8).astype(np.int64)
     model: Any = load_trained(runs.checkpoint("relative")).model
     alone = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
-    for p in (0, 17, 39):
+    for p in (0, 17, N - 1):
         for i, c in enumerate(CONTEXTS):
             window = torch.from_numpy(tokens[measured.arrays["positions"][p] - c : measured.arrays["positions"][p] + 1])
             nll, _ = alone.score(window[None, :-1], window[None, 1:], None)
@@ -235,6 +241,11 @@ def test_classes_of_tokens(measured: Measured) -> None:
     starts = {place.start() for place in re.finditer(r"\w+", text)}
     first = np.array([t in starts for t in positions])
     later = np.array([bool(re.match(r"\w", text[t])) and t not in starts for t in positions])
+    earlier = np.array([text[t] in text[:t] for t in positions])
+    counts = Counter(text)
+    most = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    enough = next(n for n in range(1, len(most)) if sum(counts[symbol] for symbol in most[:n]) >= len(text) / 2)
+    common = {"frequent": np.array([text[t] in most[:enough] for t in positions])}
     for name in NAMES[:2]:
         classes = measured.model(name)["token_classes"]
         assert list(classes) == ["within", "farther", "new", "frequent", "rare", "first_piece", "later_piece"]
@@ -243,14 +254,28 @@ def test_classes_of_tokens(measured: Measured) -> None:
             np.testing.assert_allclose(classes[kind]["nll"], measured.losses[name][:, member_P].mean(axis=1), rtol=1e-9)
         for i, c in enumerate(CONTEXTS):
             within = np.array([text[t] in text[t - c : t] for t in positions])
-            assert classes["within"]["positions"][i] == within.sum()
-            assert classes["within"]["nll"][i] == pytest.approx(measured.losses[name][i][within].mean(), rel=1e-9)
+            for kind, member_P in {"within": within, "farther": earlier & ~within, "new": ~earlier, **common}.items():
+                assert classes[kind]["positions"][i] == member_P.sum() > 0
+                assert classes[kind]["nll"][i] == pytest.approx(measured.losses[name][i][member_P].mean(), rel=1e-9)
             for parts in (("within", "farther", "new"), ("frequent", "rare")):
                 numbers = [classes[part]["positions"][i] for part in parts]
                 means = [classes[part]["nll"][i] or 0 for part in parts]
-                assert sum(numbers) == 40
-                whole = sum(n * mean for n, mean in zip(numbers, means, strict=True)) / 40
+                assert sum(numbers) == N
+                whole = sum(n * mean for n, mean in zip(numbers, means, strict=True)) / N
                 assert whole == pytest.approx(measured.losses[name][i].mean(), rel=1e-9)
+
+
+def test_gains_of_blocks_are_drawn(measured: Measured) -> None:
+    *panels, _ = measured.figures["gain_maps.svg"].axes
+    for axes, name in zip(panels, NAMES, strict=True):
+        gains_CP = measured.losses[name][:1] - measured.losses[name]
+        expected = np.stack([gains_CP[:, measured.blocks == u].mean(axis=1) for u in range(30)], axis=1)
+        np.testing.assert_allclose(axes.get_images()[0].get_array(), expected, rtol=0, atol=1e-12)
+
+
+def test_a_model_that_loses_with_context_has_no_share() -> None:
+    losses = np.repeat([[2.0], [3.0]], 100, axis=1)
+    assert context_gains(losses, [8, 16], np.arange(100))["share_of_gain"] is None
 
 
 def test_differences_are_of_every_two_models(measured: Measured) -> None:
@@ -300,7 +325,7 @@ def test_ablations_are_increases_over_the_whole_context(measured: Measured) -> N
 
 
 def test_losses_by_position_are_of_windows_spread_over_the_positions(measured: Measured) -> None:
-    chosen = [i * 40 // 12 for i in range(12)]
+    chosen = [i * N // 12 for i in range(12)]
     for name, losses_TW in zip(NAMES, measured.arrays["nll_by_position"], strict=True):
         seen = LIMITS[name] or 16
         found, last = measured.model(name)["loss_by_position"], losses_TW[seen - 1]

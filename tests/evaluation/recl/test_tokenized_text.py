@@ -31,9 +31,7 @@ def test_every_token_has_a_start(spans: list[tuple[int, int]], starts: list[int]
 
 
 def test_characters_start_after_the_bytes_before_them() -> None:
-    text = "aé€😀b"
-    assert character_starts(text).tolist() == [0, 1, 3, 6, 10]
-    assert [len(text[:i].encode()) for i in range(5)] == [0, 1, 3, 6, 10]
+    assert character_starts("aé€😀b").tolist() == [0, 1, 3, 6, 10]
 
 
 def text_of(*starts: int, n_bytes: int = 9) -> TokenizedText:

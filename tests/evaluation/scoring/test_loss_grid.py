@@ -1,10 +1,15 @@
 """One pass over windows: the losses of the direct way for every model for which it is exact."""
 
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, local
+from typing import Any, TypeVar
+
 import numpy as np
 import pytest
 
 from tests.covering import product_of
-from tests.evaluation.ranks import on_ranks
 from tests.evaluation.scoring.test_windows import ADAPTIVE, TOKENS, TRAINED, attention, reader_of, recurrent
 from txl_lightning.evaluation.scoring.windows import (
     WindowReader,
@@ -13,6 +18,8 @@ from txl_lightning.evaluation.scoring.windows import (
     position_blocks,
     window_reader,
 )
+
+Result = TypeVar("Result")
 
 EXACT = {
     "relative": lambda: attention("relative", mem_len=0),
@@ -65,9 +72,28 @@ def test_a_limit_off_the_grid_is_read_with_exactly_so_many_tokens() -> None:
     np.testing.assert_allclose(ours, direct, rtol=0, atol=1e-12)
 
 
-def test_positions_without_enough_tokens_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"positions must be in 12 … 199"):
-        loss_grid(window_reader(recurrent("lstm")), TOKENS, np.array([11, 50]), [4, 8, 12])
+def on_ranks(world_size: int, measure: Callable[[], Result]) -> list[Result]:
+    """Return the result of `measure` on every rank, in their order: ranks are threads of this process."""
+    own, barrier, parts = local(), Barrier(world_size), [None] * world_size
+
+    def all_gather(part: Any) -> list[Any]:
+        parts[own.rank] = part
+        barrier.wait(timeout=60)
+        gathered = list(parts)
+        barrier.wait(timeout=60)
+        return gathered
+
+    def on_rank(rank: int) -> Result:
+        own.rank = rank
+        return measure()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("txl_lightning.evaluation") and hasattr(module, "all_gather"):
+                patch.setattr(module, "all_gather", all_gather)
+                patch.setattr(module, "rank_and_world_size", lambda: (own.rank, world_size))
+        with ThreadPoolExecutor(world_size) as threads:
+            return list(threads.map(on_rank, range(world_size)))
 
 
 def test_ranks_measure_what_one_does() -> None:

@@ -105,6 +105,8 @@ def test_the_sliding_window_is_clamped_too(tmp_path: Path) -> None:
         (["memory=on", "encoding=shaw"], -1),
         (["memory=on", "encoding=shaw", "encoding.table_len=40"], 16),
         (["memory=on", "encoding=absolute"], -1),
+        (["memory=on", "encoding=alibi"], -1),
+        (["memory=on", "encoding=none"], -1),
         (["model=lstm", "model.d_model=16"], None),
     ],
 )

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.ranks import on_ranks
 from tests.evaluation.scoring.test_windows import TOKENS, attention, reader_of, recurrent
 from txl_lightning.evaluation.scoring.windows import WindowReader, evaluating, span_losses
 
@@ -35,7 +34,3 @@ def test_spans_have_the_losses_of_windows_of_their_own(kind: str) -> None:
     begins = BEGINS if reader.limit is None else np.minimum(np.maximum(BEGINS, STOPS - 1 - reader.limit), FIRSTS - 1)
     ours = span_losses(reader, TOKENS, BEGINS, FIRSTS, STOPS)
     np.testing.assert_allclose(ours, one_by_one(reader, begins), rtol=0, atol=1e-10)
-    for of_rank in on_ranks(2, lambda: span_losses(reader, TOKENS, BEGINS, FIRSTS, STOPS)):
-        np.testing.assert_allclose(of_rank, ours, rtol=0, atol=1e-10)
-    alone = [span_losses(reader, TOKENS, *(x[i : i + 1] for x in (BEGINS, FIRSTS, STOPS)))[0] for i in range(6)]
-    np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-10)

@@ -120,31 +120,6 @@ def test_recurrent_models_start_every_window_from_zeros(cell: str, softmax: str)
     np.testing.assert_allclose(ours, [one_window(model, w) for w in windows(21)], rtol=0, atol=1e-10)
 
 
-def test_tokens_before_the_window_and_other_windows_change_nothing() -> None:
-    other = TOKENS.copy()
-    other[: POSITIONS[3] - 5] = 0
-    for model in (attention("relative"), attention("absolute"), recurrent("lstm"), recurrent("qrnn")):
-        reader = window_reader(model, TRAINED)
-        ours, theirs = (context_losses(reader, x, POSITIONS, 5)[3] for x in (TOKENS, other))
-        assert ours == pytest.approx(theirs, abs=1e-12)
-        assert context_losses(reader, other, POSITIONS, 6)[3] != pytest.approx(ours, abs=1e-6)
-
-
-class Counting:
-    """A language model without parameters whose loss is what it is fed."""
-
-    def score(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, state: object = None) -> tuple:
-        assert state is None
-        first = tokens_BT[:, :1].double()
-        return first + 1000 * tokens_BT.shape[1] + 0.001 * targets_BT, None
-
-
-def test_any_language_model_is_fed_the_c_tokens_before_the_target() -> None:
-    tokens = np.arange(90)
-    losses = context_losses(window_reader(Counting()), tokens, np.array([40, 89]), 7)
-    np.testing.assert_allclose(losses, [7033.040, 7082.089])
-
-
 def test_impossible_windows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"positions must be in 50 … 199"):
         context_losses(window_reader(attention("relative")), TOKENS, POSITIONS, 50)

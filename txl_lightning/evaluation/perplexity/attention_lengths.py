@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.documents import without_marks
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
-from txl_lightning.evaluation.scoring.standard_errors import (
-    TextUnits,
-    errors_by_unit,
-    standard_error,
-    text_units,
-    unit_name,
-)
+from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units, unit_name
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
@@ -45,7 +40,7 @@ class SplitScores:
 
     def __init__(self, corpus: Corpus, split: str, block_len: int) -> None:
         self.corpus, self.split, self.level = corpus, split, corpus.vocabulary.level
-        self.units = text_units(corpus.sentences.get(split), block_len)
+        self.block_len = block_len
         self._known: dict[str, TokenLosses] = {}
 
     def losses(self, protocol: ScoringProtocol) -> TokenLosses:
@@ -60,16 +55,21 @@ class SplitScores:
         vocabulary, tokens = self.corpus.vocabulary, self.corpus.splits[self.split]
         has_bytes = vocabulary.byte_lengths is not None
         n_bytes = vocabulary.count_bytes(without_marks(tokens[losses.positions])) if has_bytes else None
-        error, n_units = standard_error(losses.nll, self.units.of_positions(losses.positions))
+        units, over = self.units(losses)
+        error, n_units = standard_error(losses.nll, units)
         errors = errors_by_unit(error, losses.mean, self.level)
         return {
             **loss_metrics(losses.mean, self.level, None if n_bytes is None else n_bytes / len(losses.nll)),
-            "standard_error": {**errors, "over": self.units.name, "units": n_units},
+            "standard_error": {**errors, "over": over, "units": n_units},
             "tokens": len(losses.nll),
             "bytes": n_bytes,
             "left_out": losses.left_out,
             "seconds": round(losses.seconds, 2),
         }
+
+    def units(self, losses: TokenLosses) -> tuple[NDArray[np.int64], str]:
+        """Return the unit of every loss for standard errors, and the name of a unit."""
+        return text_units(losses.positions, self.corpus.sentences.get(self.split), self.block_len)
 
     def row(self, length: int | None, protocol: ScoringProtocol) -> dict[str, Any]:
         """Return the values of a protocol, whose attention length is `length`."""
@@ -78,7 +78,8 @@ class SplitScores:
 
     def below(self, init: AtLength, best: AtLength) -> dict[str, Any] | None:
         """Return the difference of the losses at two lengths; see `difference`."""
-        return difference(self.losses(init[1]), self.losses(best[1]), self.units, self.level)
+        worse, better = self.losses(init[1]), self.losses(best[1])
+        return difference(worse, better, self.units(worse)[0], self.level)
 
     def write(self, protocol: ScoringProtocol, path: Path) -> str:
         """Write the losses of a protocol, in text order, with their positions; return the name of the file."""
@@ -87,7 +88,7 @@ class SplitScores:
         return path.name
 
 
-def difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level: str) -> dict[str, Any] | None:
+def difference(worse: TokenLosses, better: TokenLosses, units: NDArray[np.int64], level: str) -> dict[str, Any] | None:
     """Return the difference of two losses on the same tokens, and its standard error.
 
     The difficulty of the text is common to both losses and cancels: only the error of the difference tells whether
@@ -97,7 +98,7 @@ def difference(worse: TokenLosses, better: TokenLosses, units: TextUnits, level:
         return None
     values, others = loss_metrics(worse.mean, level), loss_metrics(better.mean, level)
     nll_P = worse.nll.astype(np.float64) - better.nll
-    error, _ = standard_error(nll_P, units.of_positions(worse.positions))
+    error, _ = standard_error(nll_P, units)
     errors = errors_by_unit(error, better.mean, level)
     return {**{name: values[name] - others[name] for name in values}, "standard_error": errors}
 

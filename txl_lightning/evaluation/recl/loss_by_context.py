@@ -279,17 +279,17 @@ def far_context_losses(
         begin_P, stop_P = positions - longest, positions + 1
         near_CP = positions - np.minimum(contexts, longest)[:, None]
     else:
-        spans = byte_spans(text, pieces, positions, contexts)
-        begin_P, stop_P = reader.visible_begins(spans.begins_CP[-1], spans.firsts_P, spans.stops_P), spans.stops_P
-        near_CP = np.maximum(spans.begins_CP, begin_P)
+        begins_CP, first_P, stop_P, sizes_P = byte_spans(text, pieces, positions, contexts)
+        begin_P = reader.visible_begins(begins_CP[-1], first_P, stop_P)
+        near_CP = np.maximum(begins_CP, begin_P)
     losses = []
     for near_P in near_CP:
         altered, place_P = altered_windows(text.tokens, begin_P, near_P, stop_P, ablation, seed)
         if pieces is None:
             losses.append(context_losses(reader, altered, place_P + longest, longest))
         else:
-            bounds = (place_P, spans.firsts_P - begin_P + place_P, stop_P - begin_P + place_P)
-            losses.append(span_losses(reader, altered, *bounds) / spans.sizes_P)
+            bounds = (place_P, first_P - begin_P + place_P, stop_P - begin_P + place_P)
+            losses.append(span_losses(reader, altered, *bounds) / sizes_P)
     return np.stack(losses)
 
 

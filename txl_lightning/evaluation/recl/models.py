@@ -193,12 +193,11 @@ def _try(reader: WindowReader, text: TokenizedText, reference: str) -> None:
 
     def losses(stop: int, n_targets: int) -> Tensor:
         targets = targets_BT[:, stop - n_targets : stop]
-        returned = reader.model.score(tokens_BT[:, :stop], targets, None)
-        fits = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Tensor)
-        require(fits, OPTION, reference, "score must return a tensor of losses and a state")
-        shapes = f"losses of shape {list(targets.shape)} for such targets, not {list(returned[0].shape)}"
-        require(returned[0].shape == targets.shape, OPTION, reference, f"score must return {shapes}")
-        return returned[0].float()
+        nll, *_ = reader.model.score(tokens_BT[:, :stop], targets, None)
+        fits = isinstance(nll, Tensor) and nll.shape == targets.shape
+        allowed = f"score must return a tensor of losses of shape {list(targets.shape)} for such targets, and a state"
+        require(fits, OPTION, reference, allowed)
+        return nll.float()
 
     def check(these: Tensor, others: Tensor, allowed: str) -> None:
         equal = torch.allclose(these, others, rtol=1e-3, atol=1e-3, equal_nan=True)

@@ -116,23 +116,6 @@ def whole_characters(content: bytes) -> str:
         raise UserError(f"is not UTF-8 text (byte {first + error.start})") from error
 
 
-@dataclass(frozen=True)
-class ByteSpans:
-    """Tokens that stand for byte positions, and where their contexts begin.
-
-    Args:
-        begins_CP: first token of every context.
-        firsts_P: first token of the piece that covers each position.
-        stops_P: token after that piece.
-        sizes_P: bytes of that piece.
-    """
-
-    begins_CP: Integers
-    firsts_P: Integers
-    stops_P: Integers
-    sizes_P: Array
-
-
 def byte_losses(
     reader: WindowReader, text: TokenizedText, pieces: Integers, positions: Integers, contexts: Sequence[int]
 ) -> Array:
@@ -155,20 +138,26 @@ def byte_losses(
         UserError: a position is in the first piece, before which there is no token; or a piece has more tokens than
             the model can see.
     """
-    spans = byte_spans(text, pieces, positions, contexts)
-    longest = int((spans.stops_P - spans.firsts_P).max(initial=0))
+    begins_CP, firsts_P, stops_P, sizes_P = byte_spans(text, pieces, positions, contexts)
+    longest = int((stops_P - firsts_P).max(initial=0))
     if reader.visible(longest) < longest:
         raise UserError(f"the tokenizers have no common bound in {longest} tokens; a model sees only {reader.limit}")
-    bounds = np.broadcast_arrays(spans.begins_CP, spans.firsts_P, spans.stops_P)
+    bounds = np.broadcast_arrays(begins_CP, firsts_P, stops_P)
     begins, firsts, stops = (bound_CP.ravel() for bound_CP in bounds)
     losses_CP = span_losses(reader, text.tokens, begins, firsts, stops).reshape(bounds[0].shape)
-    return losses_CP / spans.sizes_P
+    return losses_CP / sizes_P
 
 
-def byte_spans(text: TokenizedText, pieces: Integers, positions: Integers, contexts: Sequence[int]) -> ByteSpans:
+def byte_spans(
+    text: TokenizedText, pieces: Integers, positions: Integers, contexts: Sequence[int]
+) -> tuple[Integers, Integers, Integers, Array]:
     """Return the tokens of the pieces that cover byte positions, and the beginnings of their contexts.
 
     Arguments and errors as `byte_losses`.
+
+    Returns:
+        First token of every context, [C, P]; first token of the piece that covers each position, the token after that
+        piece, and the bytes of that piece, each [P].
     """
     starts = text.known_starts
     piece_P = np.searchsorted(pieces, positions, side="right") - 1
@@ -177,7 +166,7 @@ def byte_spans(text: TokenizedText, pieces: Integers, positions: Integers, conte
     first_P, stop_P = (np.searchsorted(starts, pieces[at]) for at in (piece_P, piece_P + 1))
     begins_CP = np.searchsorted(starts, positions - np.asarray(contexts)[:, None])
     sizes_P = (pieces[piece_P + 1] - pieces[piece_P]).astype(np.float64)
-    return ByteSpans(np.minimum(begins_CP, first_P - 1), first_P, stop_P, sizes_P)
+    return np.minimum(begins_CP, first_P - 1), first_P, stop_P, sizes_P
 
 
 class Piece(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,35 +10,23 @@ from numpy.typing import NDArray
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
 
-@dataclass(frozen=True)
-class TextUnits:
-    """Units of a split that are treated as independent: sentences, or blocks of neighbouring tokens.
+def text_units(
+    positions: NDArray[np.int64], sentences: NDArray[np.int64] | None, block_len: int
+) -> tuple[NDArray[np.int64], str]:
+    """Return the unit of each position, and the name of a unit in words: units are treated as independent.
 
-    Losses of neighbouring tokens are correlated; per-token errors would be too small. Per-block errors are still
-    too small where correlation reaches beyond a block.
+    Units are the sentences of the corpus if it has any, otherwise blocks of neighbouring tokens. Losses of neighbouring
+    tokens are correlated; per-token errors would be too small. Per-block errors are still too small where correlation
+    reaches beyond a block. A `<S>` belongs to the sentence before it, whose end it marks.
 
     Args:
-        name: name of a unit, in words.
-        starts: first position of every unit, ascending from 0; None for blocks.
+        positions: positions in the split.
+        sentences: first position of every sentence, ascending from 0; None without sentences.
         block_len: tokens in a block.
     """
-
-    name: str
-    starts: NDArray[np.int64] | None = None
-    block_len: int = 1
-
-    def of_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the unit of each position; a `<S>` belongs to the sentence before it, whose end it marks."""
-        if self.starts is None:
-            return positions // self.block_len
-        return np.searchsorted(self.starts, positions, side="left") - 1
-
-
-def text_units(sentences: NDArray[np.int64] | None, block_len: int) -> TextUnits:
-    """Return the sentences of the corpus if it has any, otherwise blocks."""
     if sentences is None:
-        return TextUnits(f"blocks of {block_len:,} tokens", block_len=block_len)
-    return TextUnits("sentences", np.asarray(sentences))
+        return positions // block_len, f"blocks of {block_len:,} tokens"
+    return np.searchsorted(sentences, positions, side="left") - 1, "sentences"
 
 
 def standard_error(values_P: NDArray[np.floating], units_P: NDArray[np.int64]) -> tuple[float | None, int]:

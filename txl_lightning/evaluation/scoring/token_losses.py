@@ -1,4 +1,4 @@
-"""Loss over the streams of a split, the state carried from segment to segment: its mean, or token by token."""
+"""Loss of every token of a split, the state carried from segment to segment."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.model.language_model import LanguageModel
 
 WINDOW_TOKENS = 4_096
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean loss over a split.
-
-    Args:
-        nll: mean over tokens in nats, summed in float64.
-        tokens: number of tokens scored.
-        seconds: duration.
-    """
-
-    nll: float
-    tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -55,21 +40,11 @@ class TokenLosses:
         return float(self.nll.mean(dtype=np.float64))
 
 
-def score_streams(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Score:
-    """Score streams from their start, the state carried from segment to segment.
-
-    The score depends on the number of streams, since each starts without context: report both.
-    """
-    started = time.perf_counter()
-    nll_sum, tokens = 0.0, 0
-    for nll_BT in segment_losses(model, streams, max_segments):
-        nll_sum += float(nll_BT.double().sum())
-        tokens += nll_BT.numel()
-    return Score(nll_sum / tokens, tokens, time.perf_counter() - started)
-
-
 def token_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> TokenLosses:
-    """Score as `score_streams` does and return the loss of every token, in text order."""
+    """Score streams from their start, the state carried from segment to segment, token by token in text order.
+
+    The losses depend on the number of streams, since each starts without context: report both.
+    """
     started = time.perf_counter()
     segments = [nll_BT.cpu().numpy() for nll_BT in segment_losses(model, streams, max_segments)]
     nll = np.concatenate(segments, axis=1).ravel()
