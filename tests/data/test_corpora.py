@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -127,6 +128,20 @@ def test_tokens_are_mapped_and_prepared_again_for_a_changed_file_or_level_only(
     assert len(list(tmp_path.glob("cache/*"))) == 3
     monkeypatch.setattr(corpus_module, "_prepare", lambda *given: pytest.fail("prepared again"))
     assert corpus_of(tmp_path / "t.txt", b"first text " * 20).splits["train"].tobytes() == b"first text " * 18
+
+
+def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = corpus_of(tmp_path / "t.txt", b"first text " * 20).checksum
+    monkeypatch.setattr(corpus_module, "LARGE_FILE_BYTES", 200)
+    assert corpus_of(tmp_path / "t.txt", None).checksum == small
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus_module, "file_checksum", lambda path: pytest.fail("hashed again"))
+        assert corpus_of(tmp_path / "t.txt", None).checksum == small
+    assert corpus_of(tmp_path / "t.txt", b"second text" * 20).checksum != small
+    assert len(list(tmp_path.glob("cache/fingerprints/*"))) == 2
+    shutil.rmtree(tmp_path / "cache/fingerprints")
+    (tmp_path / "cache/fingerprints").touch()  # nothing can be kept
+    assert corpus_of(tmp_path / "t.txt", b"a text" * 50).splits["train"].tobytes() == b"a text" * 45
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
