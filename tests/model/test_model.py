@@ -30,9 +30,7 @@ def test_losses_are_negative_log_probabilities_of_the_targets():
 def test_enwik8_base_has_the_papers_size():
     with torch.device("meta"):
         model = TransformerXL(TransformerXLConfig(vocab_size=205))
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert n_parameters == 41_055_949
-    assert n_parameters == pytest.approx(41.06e6, rel=0.005)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 41_055_949
 
 
 def test_initialization_is_the_papers():
@@ -105,15 +103,6 @@ def test_dropout_is_at_the_papers_sites():
     attention = [(0.3, (H * B, T, M + T)), (0.2, (B, T, D))]
     feed_forward = [(0.2, (B, T, d_inner)), (0.2, (B, T, D))]
     assert sites == [(0.2, (B, T, D)), (0.2, (M + T + 1, D)), *(N * (attention + feed_forward)), (0.2, (B, T, D))]
-
-
-@pytest.mark.parametrize("site", ["dropout", "attention_dropout"])
-def test_each_dropout_acts_in_training_and_not_in_evaluation(site):
-    stream = random_stream(2, 5)
-    exact, _ = tiny_model()(stream)
-    model = tiny_model(**{site: 0.3})
-    assert not torch.equal(model.train()(stream)[0], exact)
-    assert torch.equal(model.eval()(stream)[0], exact)
 
 
 @pytest.fixture(scope="module")

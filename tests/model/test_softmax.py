@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.model.tiny_model import random_stream, tiny_model
+from tests.model.tiny_model import tiny_model
 from txl_lightning.config.architecture import Architecture
 from txl_lightning.model.embedding import ROWS_BYTES, TokenEmbedding, TokenSoftmax, negative_log_likelihood
 
@@ -110,14 +110,6 @@ def test_a_cluster_without_a_token_gets_a_gradient_of_zeros():
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert model.embedding.tables[1].grad.count_nonzero() == 0
     assert model.embedding.tables[2].grad.count_nonzero() > 0
-
-
-def test_losses_are_in_token_order_whatever_the_clusters():
-    model, stream = tiny_model(cutoffs=(2, 5)), random_stream(2, 9)
-    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
-    hidden, _ = model(stream[:, :-1])
-    everything = model.log_probabilities(hidden)
-    torch.testing.assert_close(nll, F.nll_loss(everything.transpose(1, 2), stream[:, 1:], reduction="none"))
 
 
 def test_a_second_derivative_of_the_losses_is_refused():
