@@ -71,8 +71,7 @@ def test_the_layers_are_those_of_torchs_lstm():
     state = random_state(model, 2)
     outputs, (h, c) = lstm(model.embedding(stream), (state.previous, state.cells))
     hidden, new = model(stream, state)
-    for ours, theirs in ((hidden, outputs), (new.previous, h), (new.cells, c)):
-        torch.testing.assert_close(ours, theirs, **EXACT)
+    torch.testing.assert_close((hidden, new.previous, new.cells), (outputs, h, c), **EXACT)
 
 
 @both
@@ -105,8 +104,6 @@ def test_no_gradient_enters_or_leaves_a_state(cell):
     assert not new.previous.requires_grad
     assert not new.cells.requires_grad
     assert torch.autograd.grad(nll.sum(), (state.previous, state.cells), allow_unused=True) == (None, None)
-    without_state, _ = model.score(stream[:, :-1], stream[:, 1:])
-    assert (without_state - nll).abs().min() > 1e-6
 
 
 @both
@@ -160,9 +157,8 @@ def test_pooling_over_time_equals_a_loop(T):
     fast, slow = forget_mult(*inputs), loop(*inputs)
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-12)
     weights = torch.randn_like(slow)
-    fast_gradients, slow_gradients = (torch.autograd.grad((y * weights).sum(), inputs) for y in (fast, slow))
-    for ours, theirs in zip(fast_gradients, slow_gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(y, inputs, weights) for y in (fast, slow))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 def test_pooling_in_single_precision_survives_long_segments_of_extreme_gates():

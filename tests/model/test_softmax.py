@@ -74,10 +74,8 @@ def test_it_is_a_plain_softmax_in_values_and_gradients(options, targets, seed):
 
     inputs = [hidden, *embedding.parameters(), *softmax.parameters()]
     weights = torch.randn(len(targets), generator=generator, dtype=torch.float64)
-    for ours, theirs in zip(
-        *(torch.autograd.grad(y, inputs, weights, materialize_grads=True) for y in (nll[0], expected)), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    ours, theirs = (torch.autograd.grad(y, inputs, weights, materialize_grads=True) for y in (nll[0], expected))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("options", [{"div_val": 2}, {"d_embed": 4}, {}], ids=str)
@@ -134,9 +132,7 @@ def test_losses_of_many_rows_are_torchs_bit_for_bit(dtype: torch.dtype, overwrit
         nll = losses(leaf + 0)
         nll.backward(cotangent.to(nll.dtype))
         results.append((nll.detach(), leaf.grad))
-    (ours, our_gradient), (theirs, their_gradient) = results
-    assert torch.equal(ours, theirs)
-    assert torch.equal(our_gradient, their_gradient)
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def test_a_graph_that_is_kept_gives_its_gradient_twice() -> None:
