@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tests.covering import product_of
 from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
-from txl_lightning import TransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import RecurrentConfig, RecurrentLanguageModel, SlidingWindow, generate, generate_all
 from txl_lightning.model.inference.generation import candidates
@@ -88,32 +87,6 @@ def test_tokens_follow_the_models_distribution(name, options):
         context = torch.cat([context, commonest.view(1, 1)], dim=1)
 
 
-def test_a_long_prompt_is_read_through_the_memory():
-    """Context may lie before a token's segment: with enough memory the segment length does not matter."""
-    model, prompt = tiny_model(mem_len=600), random_stream(1, 512)
-    by_segments = drawn(model, prompt, 5, segment_len=64)
-    assert torch.equal(by_segments, drawn(model, prompt, 5, segment_len=512))
-
-
-def test_tokens_stream_and_gradients_stay_on_outside():
-    class Counting(TransformerXL):
-        calls = 0
-
-        def log_probabilities(self, hidden_BTD):
-            type(self).calls += 1
-            return super().log_probabilities(hidden_BTD)
-
-    model = tiny_model()
-    model.__class__ = Counting
-    tokens = generate(model, random_stream(2, 5), 100)
-    assert Counting.calls == 0
-    for calls in (1, 2, 3):
-        assert next(tokens).shape == (2,)
-        assert Counting.calls == calls
-        assert torch.is_grad_enabled()
-    assert list(generate(model, random_stream(2, 5), 0)) == []
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -143,9 +116,7 @@ def test_a_model_in_training_is_refused(model: nn.Module):
 UNEQUAL = {
     "relative": lambda: tiny_model(mem_len=400),
     "short memory": lambda: tiny_model(mem_len=5, same_length=True),
-    "shaw": lambda: tiny_model(encoding="shaw", table_len=9, mem_len=8),
     "absolute": lambda: tiny_model(encoding="absolute", mem_len=8),
-    "al_rfou": lambda: tiny_model(encoding="al_rfou", table_len=6, mem_len=8),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
     "lstm": MODELS["lstm"],
@@ -214,3 +185,14 @@ def test_in_closed_documents_the_second_of_two_starts_begins_one(segment_len):
     model, prompt = Reading(9, 9, 9, 5), torch.tensor([[9, 2, 3, 9, 9, 4, 9, ~9, 9]])
     drawn(model, prompt, 4, segment_len=segment_len, document_start=9, closed_documents=True)
     assert model.read == [9, 2, 3, 9, ~9, 4, 9, ~9, 9, ~9, 9, ~9]
+
+
+def test_tokens_stream_and_gradients_stay_on_outside():
+    model = Reading(*range(9))
+    tokens = generate(model, random_stream(1, 5), 100)
+    assert model.read == []
+    for n in range(3):
+        assert next(tokens).tolist() == [n]
+        assert len(model.read) == 5 + n
+        assert torch.is_grad_enabled()
+    assert list(generate(model, random_stream(2, 5), 0)) == []
