@@ -17,11 +17,10 @@ from txl_lightning.errors import UserError
 CONTENT = b"some text\n" * 1000
 
 
-def zipped(**files: bytes) -> bytes:
+def zipped(name: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
+        archive.writestr(name, CONTENT)
     return buffer.getvalue()
 
 
@@ -53,12 +52,9 @@ def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch:
     content = Path(shutil.make_archive(str(tmp_path / "made/packed"), "gztar", tmp_path / "made")).read_bytes()
     serve(monkeypatch, "ptb", tmp_path / "server/simple-examples.tgz", content)
     config = DataConfig(name="ptb", level="char", cache_dir=str(tmp_path))
-    with pytest.raises(
-        UserError, match=r"simple-examples.tgz has the md5 .*, expected is 30177ea32e27c525793142b6bf2c8"
-    ):
+    with pytest.raises(UserError, match=r"simple-examples.tgz has the md5 .*, expected is 30177ea32e27c525793142"):
         load_corpus(config)
-    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    monkeypatch.setitem(download.CHECKSUMS, "simple-examples.tgz", checksum)
+    monkeypatch.setitem(download.CHECKSUMS, "simple-examples.tgz", f"sha256:{hashlib.sha256(content).hexdigest()}")
     corpus = load_corpus(config)
     assert corpus.name == "ptb, characters"
     assert corpus.vocabulary.decode(corpus.splits["train"][:8]) == "a b\na b\n"
@@ -67,16 +63,14 @@ def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch:
     assert [path.name for path in (tmp_path / "downloads").iterdir()] == ["ptb"]
     shutil.rmtree(tmp_path / "server")
     assert load_corpus(config).checksum == corpus.checksum
-    with pytest.raises(UserError, match="ptb: the preparation has a vocabulary of 4 where 10,000 are published"):
-        load_corpus(DataConfig(name="ptb", level="word", cache_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (zipped(enwik8=CONTENT), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
-        (zipped(other=CONTENT), "enwik8.zip lacks enwik8"),
-        (zipped(enwik8=CONTENT)[:-30], "enwik8.zip gave a damaged archive"),
+        (zipped("enwik8"), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
+        (zipped("other"), "enwik8.zip lacks enwik8"),
+        (zipped("enwik8")[:-30], "enwik8.zip gave a damaged archive"),
         (b"<html>please log in", "enwik8.zip gave a damaged archive"),
     ],
 )
@@ -113,12 +107,8 @@ def test_wikitext_comes_through_datasets_line_by_line(tmp_path: Path, monkeypatc
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *given, **options: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *given: known[given])
     download.fetch("wikitext-2", tmp_path / "wikitext-2")
-    contents = {path.name: path.read_text() for path in (tmp_path / "wikitext-2").iterdir()}
-    assert contents == {
-        "wiki.train.tokens": "\n = A = \n the a \n",
-        "wiki.valid.tokens": " a \n",
-        "wiki.test.tokens": "\n the \n",
-    }
+    contents = [(tmp_path / f"wikitext-2/wiki.{split}.tokens").read_text() for split in SPLITS]
+    assert contents == ["\n = A = \n the a \n", " a \n", "\n the \n"]
     with pytest.raises(KeyError):
         download.fetch("wikitext-103", tmp_path / "wikitext-103")
     assert [path.name for path in tmp_path.iterdir()] == ["wikitext-2"], "nothing half-written"

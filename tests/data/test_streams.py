@@ -126,15 +126,6 @@ def test_a_stopped_iteration_continues_exactly_in_the_same_epoch_if_its_state_is
         assert len(list(interrupted)) == len(straight), "without its state it begins again"
 
 
-def test_another_epoch_begins_even_if_nobody_asked_for_more_than_the_last_segment() -> None:
-    streams = shuffled(VARIED, 2, 4)
-    for _ in zip(range(len(streams)), streams, strict=False):
-        pass
-    assert streams.state_dict() == {"epoch": 0, "position": len(streams)}
-    next(iter(streams))
-    assert streams.state_dict() == {"epoch": 1, "position": 1}
-
-
 @given(few_streams, lengths_of_segments, st.lists(st.integers(1, 9), min_size=60, max_size=90), st.booleans())
 def test_a_column_is_whole_sentences_and_every_token_is_followed_by_its_target(
     batch_size: int, segment_len: int, lengths: list[int], shuffle: bool

@@ -42,15 +42,13 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     accelerator: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    started = SimpleNamespace(
-        world_size=lambda: 2, global_rank=lambda: 1, local_rank=lambda: 1, main_address="localhost", main_port=1
-    )
+    one = dict.fromkeys(("global_rank", "local_rank"), lambda: 1)
+    started = SimpleNamespace(world_size=lambda: 2, main_address="localhost", main_port=1, **one)
     monkeypatch.setattr(ranks, "environment", lambda: started)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(index))
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(dist, "is_initialized", lambda: False)
     monkeypatch.setattr(
-        dist, "init_process_group", lambda name, rank, world_size: calls.append((name, rank, world_size))
+        dist, "init_process_group", lambda *names, rank, world_size: calls.append((*names, rank, world_size))
     )
     monkeypatch.setattr(dist, "new_group", lambda backend, timeout=timedelta(1): backend)
     monkeypatch.setenv("MASTER_ADDR", "")

@@ -9,20 +9,16 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.devices.arms import ARMS, B, T, cases, make, tokens, unread_clusters
+from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
-from txl_lightning import CachedTransformerXL, TransformerXL, TransformerXLConfig
+from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.evaluation.scoring.token_losses import token_losses
 from txl_lightning.evaluation.scoring.windows import loss_grid, sliding_losses, window_reader
 from txl_lightning.model.inference import generation
+from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
-CACHEABLE = [
-    name
-    for name, config in ARMS.items()
-    if isinstance(config, TransformerXLConfig) and config.compression is None  # `can_cache`
-]
 CORPUS = np.arange(200) % 30
 SHORT = CORPUS[: 3 * B * T]
 
@@ -34,18 +30,12 @@ def _unread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("arm", cases())
-def test_streams_are_scored(arm: str) -> None:
+def test_streams_are_scored_cached_or_not(arm: str) -> None:
     model, streams = make(arm, "meta").eval(), OrderedStreams(SHORT, B, T)
+    cached = [CachedTransformerXL(model, mem_len=17)] if can_cache(model) else []
     with AnsweredReads():
-        assert len(token_losses(model, streams).nll) == streams.n_targets
-
-
-@pytest.mark.parametrize("arm", cases(CACHEABLE))
-def test_streams_are_scored_with_cached_keys_and_values(arm: str) -> None:
-    model, streams = make(arm, "meta").eval(), OrderedStreams(SHORT, B, T)
-    assert isinstance(model, TransformerXL)
-    with AnsweredReads():
-        assert len(token_losses(CachedTransformerXL(model, mem_len=17), streams).nll) == streams.n_targets
+        for reader in (model, *cached):
+            assert len(token_losses(reader, streams).nll) == streams.n_targets
 
 
 @pytest.mark.parametrize("arm", cases())

@@ -12,7 +12,6 @@ from torch import Tensor
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
 from txl_lightning import TransformerXL
-from txl_lightning.errors import OptionError
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
@@ -142,14 +141,3 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
             first = max(0, i - 4, 7 if i >= 7 else 0)
             alone, _ = model.score(stream[:, first : i + 1], stream[:, i + 1 : i + 2])
             torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
-
-
-def test_what_resets_cannot_be_combined_with():
-    with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
-        SlidingWindow(documents_model(encoding="absolute"), 4, fused=True)
-    model = documents_model()
-    model.use_attention("flex")
-    with pytest.raises(OptionError, match=r"attention=flex: has one mask .*; memory_reset=document needs eager"):
-        model(random_stream(1, 3))
-    model.use_attention("auto")
-    model(random_stream(1, 3))

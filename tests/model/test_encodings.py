@@ -26,18 +26,6 @@ def test_every_subset_of_terms_trains_with_and_without_memory(terms: str, encodi
     assert unreached == []
 
 
-@pytest.mark.parametrize("terms", SUBSETS)
-def test_a_term_that_is_off_has_no_parameters(terms: str) -> None:
-    relative = {name for name, _ in tiny_model(terms=terms).named_parameters()}
-    assert ("encoding.u" in relative) == ("c" in terms)
-    assert ("encoding.v" in relative) == ("d" in terms)
-    assert ("layers.0.attention.position.weight" in relative) == bool(set("bd") & set(terms))
-    shaw = {name for name, _ in tiny_model(encoding="shaw", table_len=5, terms=terms).named_parameters()}
-    assert ("encoding.table" in shaw, "encoding.distance_bias" in shaw) == ("b" in terms, "d" in terms)
-    rows = tiny_model(terms=terms).layers[0].attention.qkv.weight.shape[0]
-    assert rows == 6 * (1 + bool(set("ab") & set(terms)) + bool(set("ac") & set(terms)))
-
-
 @pytest.mark.parametrize("options", [*ENCODINGS.values(), {"qk_norm": True}], ids=str)
 def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(options: dict[str, object]) -> None:
     model, stream = tiny_model(**options, mem_len=4), random_stream(2, 9)
@@ -49,15 +37,6 @@ def test_every_encoding_uses_its_memory_and_keeps_it_as_it_was_computed(options:
     assert torch.equal(memory.states, torch.stack(kept)), "the inputs of the layers in the last segment, nothing added"
     without, _ = model.score(stream[:, 4:8], stream[:, 5:9])
     assert not torch.allclose(with_memory[:, 4:], without)
-
-
-@pytest.mark.parametrize("encoding", ["absolute", "al_rfou"])
-def test_every_segment_uses_the_same_absolute_positions(encoding: str) -> None:
-    model = tiny_model(**ENCODINGS[encoding], mem_len=6)
-    tokens = torch.tensor([[1, 2, 3, 4]])
-    _, first = model(tokens)
-    _, both = model(tokens, first)
-    assert torch.equal(both.states[0][:, -4:], first.states[0])
 
 
 def test_absolute_positions_count_to_the_end_of_the_segment() -> None:

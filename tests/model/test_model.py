@@ -21,18 +21,14 @@ def test_losses_are_negative_log_probabilities_of_the_targets():
     model, stream = tiny_model(), random_stream(2, 6)
     hidden, _ = model(stream[:, :-1])
     nll, _ = model.score(stream[:, :-1], stream[:, 1:])
-    logits = hidden @ model.embedding.tables[0].T + model.softmax.bias
-    for b in range(2):
-        for t in range(5):
-            torch.testing.assert_close(nll[b, t], -logits[b, t].softmax(0)[stream[b, t + 1]].log())
+    probabilities = (hidden @ model.embedding.tables[0].T + model.softmax.bias).softmax(-1)
+    torch.testing.assert_close(nll, -probabilities.gather(2, stream[:, 1:, None])[..., 0].log())
 
 
 def test_enwik8_base_has_the_papers_size():
     with torch.device("meta"):
         model = TransformerXL(TransformerXLConfig(vocab_size=205))
-    n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert n_parameters == 41_055_949
-    assert n_parameters == pytest.approx(41.06e6, rel=0.005)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 41_055_949
 
 
 def test_initialization_is_the_papers():
@@ -51,14 +47,6 @@ def dropped(p: float, n_elements: int = 1_000_003) -> Tensor:
     """Ones after dropout; the number of elements is no multiple of four."""
     torch.manual_seed(0)
     return Dropout(p)(torch.ones(n_elements, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
-def test_dropout_keeps_the_rate_and_the_mean(p):
-    output = dropped(p)
-    standard_error = (p * (1 - p) / len(output)) ** 0.5
-    assert output.eq(0).double().mean().item() == pytest.approx(p, abs=5 * standard_error + 2**-17)
-    assert output.mean().item() == pytest.approx(1.0, abs=5 * standard_error / (1 - p))
 
 
 def test_dropout_decides_neighbours_independently():
@@ -107,15 +95,6 @@ def test_dropout_is_at_the_papers_sites():
     assert sites == [(0.2, (B, T, D)), (0.2, (M + T + 1, D)), *(N * (attention + feed_forward)), (0.2, (B, T, D))]
 
 
-@pytest.mark.parametrize("site", ["dropout", "attention_dropout"])
-def test_each_dropout_acts_in_training_and_not_in_evaluation(site):
-    stream = random_stream(2, 5)
-    exact, _ = tiny_model()(stream)
-    model = tiny_model(**{site: 0.3})
-    assert not torch.equal(model.train()(stream)[0], exact)
-    assert torch.equal(model.eval()(stream)[0], exact)
-
-
 @pytest.fixture(scope="module")
 def unchecked() -> Iterator[ModuleType]:
     """A second copy of `txl_lightning.model`, without the checks of shapes, which cannot be compiled.
@@ -158,9 +137,8 @@ def test_compiled_segments_equal_eager_ones_and_never_recompile_with_a_full_memo
         assert compiled_memory.filled == eager_memory.filled == min(6, T * (i + 1))
         torch.testing.assert_close(compiled_nll, eager_nll, rtol=0, atol=1e-12)
         torch.testing.assert_close(compiled_memory.states, eager_memory.states, rtol=0, atol=1e-12)
-        gradients = (
+        ours, expected = (
             torch.autograd.grad(nll.mean(), list(model.parameters()), materialize_grads=True)
             for nll, model in ((compiled_nll, compiled), (eager_nll, eager))
         )
-        for ours, expected in zip(*gradients, strict=True):
-            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)

@@ -5,9 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from tests.model.tiny_model import SIZES, random_stream, tiny_model
-from txl_lightning.model.inference.sliding_window import SlidingWindow
-
-MODERN = {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True}
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square():
@@ -46,9 +43,3 @@ def test_the_final_norm_is_applied_to_the_output_and_not_to_the_memory(norm):
     assert not torch.equal(hidden, before)
     assert torch.equal(hidden, with_norm.final_norm(before))
     assert torch.equal(memory.states, its_memory.states)
-
-
-def test_the_fused_window_of_an_absolute_encoding_has_the_final_norm():
-    model, stream = tiny_model(**MODERN, encoding="absolute").eval(), random_stream(2, 9)
-    plain, fused = (SlidingWindow(model, 5, fused=way)(stream)[0] for way in (False, True))
-    torch.testing.assert_close(fused, plain)

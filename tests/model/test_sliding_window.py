@@ -22,10 +22,10 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
     assert model.config.mem_len == 4
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("options", [{}, {"pre_norm": True, "final_norm": True, "qk_norm": True}], ids=str)
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
-def test_fused_attention_computes_the_same(encoding: str, qk_norm: bool) -> None:
-    model, stream = tiny_model(encoding=encoding, table_len=9, qk_norm=qk_norm), random_stream(2, 12)
+def test_fused_attention_computes_the_same(encoding: str, options: dict[str, bool]) -> None:
+    model, stream = tiny_model(encoding=encoding, table_len=9, **options), random_stream(2, 12)
     for tokens, targets in ((stream[:, :-1], stream[:, 1:]), (stream[:, :-1], stream[:, -1:])):
         plain, fused = (SlidingWindow(model, 6, fused).score(tokens, targets)[0] for fused in (False, True))
         torch.testing.assert_close(fused, plain)
@@ -36,6 +36,8 @@ def test_fused_attention_has_no_position_terms() -> None:
         SlidingWindow(tiny_model(), 6, fused=True)
     with pytest.raises(OptionError, match="fused=True: is not possible with encoding=rope"):
         SlidingWindow(tiny_model(encoding="rope", d_head=4), 6, fused=True)
+    with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
+        SlidingWindow(tiny_model(encoding="absolute", memory_reset="document"), 4, fused=True)
     with pytest.raises(OptionError, match="attention_len=0: must be"):
         SlidingWindow(tiny_model(), 0)
     with pytest.raises(ValueError, match="2 tokens cannot predict 3 targets"):

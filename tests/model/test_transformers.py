@@ -49,18 +49,9 @@ def test_losses_of_several_segments_are_the_same(options):
 
 
 def test_their_own_new_model_is_read():
-    config = transformers.TransfoXLConfig(
-        vocab_size=30,
-        cutoffs=[10, 20],
-        d_model=16,
-        d_embed=8,
-        div_val=2,
-        n_head=2,
-        d_head=8,
-        d_inner=20,
-        n_layer=2,
-        mem_len=5,
-    )
+    clusters = {"vocab_size": 30, "cutoffs": [10, 20], "d_embed": 8, "div_val": 2}
+    sizes = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 20, "n_layer": 2, "mem_len": 5}
+    config = transformers.TransfoXLConfig(**clusters, **sizes)
     theirs = transformers.TransfoXLLMHeadModel(config).eval()
     ours = from_huggingface(theirs.state_dict(), config.to_dict()).eval()
     stream = random_stream(2, 7, vocab_size=30)

@@ -23,10 +23,11 @@ from txl_lightning.data.reading import SPLITS, read
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.files import file_checksum, sync_folder, write_json
+from txl_lightning.files import file_checksum, sync_folder, write_json, write_text
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
+LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
@@ -133,7 +134,7 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     source, digest = source_of(config), hashlib.sha256()
-    checksum_of = cache(file_checksum)
+    checksum_of = cache(partial(_checksum_once, Path(config.cache_dir).expanduser() / "fingerprints"))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
             for part in parts:
@@ -142,6 +143,21 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
     return source, digest.hexdigest()
+
+
+def _checksum_once(known: Path, path: Path) -> str:
+    """Return the SHA-256 of a file; that of a large one is kept in the folder `known`, by path, size and time."""
+    status = path.stat()
+    if status.st_size < LARGE_FILE_BYTES:
+        return file_checksum(path)
+    stored = known / cache_key(path.resolve(), status.st_size, status.st_mtime_ns)
+    if not stored.is_file():
+        found = file_checksum(path)
+        with suppress(OSError):  # the next run computes it again
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            write_text(stored, found)
+        return found
+    return stored.read_text()
 
 
 def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Path) -> Vocabulary:

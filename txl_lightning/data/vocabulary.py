@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -327,7 +327,4 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
     """Count the members of all chunks, in the order of their first appearance."""
-    counts: Counter[Any] = Counter()
-    for chunk in chunks:
-        counts.update(chunk)
-    return counts
+    return Counter(chain.from_iterable(chunks))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model.tensorflow_model import FLAGS, naive_losses, random_variables
+from tests.model.tensorflow_model import V, tensorflow_like, variables_of
 from tests.model.tiny_model import score_segments
 from tests.runs.convert.bundle_writer import write_bundle
 from tests.runs.convert.test_convert_command import Convert
@@ -41,14 +41,14 @@ def convert(tmp_path: Path) -> Convert:
 def small(tmp_path: Path) -> Path:
     """A folder like those of the published models: `model/` with a checkpoint, `data/` with its sizes and words."""
     folder = tmp_path / "published"
-    variables = {name: value.astype("<f4") for name, value in random_variables(FLAGS).items()}
+    variables = {name: value.astype("<f4") for name, value in variables_of(tensorflow_like()).items()}
     slots = {f"{name}/Adam": np.zeros(2, "<f4") for name in variables}
     write_bundle(folder / "model/model.ckpt-0", {**variables, **slots, "global_step": np.array(0)}, n_shards=2)
     (folder / "model/checkpoint").write_text('model_checkpoint_path: "/home/them/EXP/model.ckpt-0"\n')
     (folder / "data").mkdir()
-    info = {"vocab_size": FLAGS["n_token"], "cutoffs": [], "dataset": "wt103"}
+    info = {"vocab_size": V, "cutoffs": [], "dataset": "wt103"}
     (folder / "data/corpus-info.json").write_text(json.dumps(info))
-    write_words(folder / "data/vocab", FLAGS["n_token"])
+    write_words(folder / "data/vocab", V)
     return folder
 
 
@@ -85,16 +85,18 @@ def test_a_published_folder_needs_only_lengths(
     convert: Convert, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = convert(small, "tensorflow", "a.ckpt", "txl", "data.level=word", *LENGTHS)
-    n_more = len(random_variables(FLAGS)) + 1 - 3  # a slot of each variable and the step, of which three are shown
+    n_more = (
+        len(variables_of(tensorflow_like())) + 1 - 3
+    )  # a slot of each variable and the step, of which three are shown
     shown = r"model.ckpt-0: ignored global_step, transformer/\S+, transformer/\S+ and (\d+) more, not of the model"
     assert re.findall(shown, capsys.readouterr().err) == [str(n_more)]
     trained = load_trained(target)
     assert trained.vocabulary.symbols[:3] == ("<eos>", "<unk>", "w2")
-    variables = {name: value.astype("<f4").astype(float) for name, value in random_variables(FLAGS).items()}
-    stream = torch.randint(FLAGS["n_token"], (2, 13), generator=torch.Generator().manual_seed(0))
+    model = tensorflow_like().float().double()  # the checkpoint is in float32
+    stream = torch.randint(V, (2, 13), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         nll, _ = score_segments(trained.model.double(), stream, 4)
-    torch.testing.assert_close(nll, naive_losses(variables, FLAGS, stream, 4)[0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(nll, score_segments(model, stream, 4)[0], rtol=0, atol=1e-9)
     exported = convert(small, "tensorflow", "exported", "original", *LENGTHS)
     back = convert(exported, "original", "c.ckpt", "txl", "data.level=word", f"vocabulary={small}/data/vocab")
     assert load_trained(back).model.config == trained.model.config

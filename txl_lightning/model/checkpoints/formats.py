@@ -107,7 +107,7 @@ def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[
         weights: tensors by variable name, with or without `:0`; float16 and bfloat16 become float32.
         config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`, `dropatt` and
             `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …) are read from the
-            variables where they are not given.
+            variables.
 
     Raises:
         CheckpointError: names, shapes or flags do not match, or `mem_len` is missing.

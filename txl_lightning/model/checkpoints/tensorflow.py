@@ -40,7 +40,7 @@ def model_variables(weights: Mapping[str, Tensor | np.ndarray]) -> dict[str, Ten
 
 
 def architecture_flags(variables: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the flags that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and projections.
+    """Return the flags that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and `tie_projs`.
 
     Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the embedding's.
 
@@ -63,7 +63,6 @@ def architecture_flags(variables: Mapping[str, Tensor]) -> dict[str, Any]:
     sizes, widths = zip(*(shape(name, 2) for name in tables), strict=True)
     n_clusters = max(1, len(clusters(variables, f"{SOFTMAX}cutoff_{{}}/b")))
     heads = [*accumulate(shape(f"{SOFTMAX}cutoff_{i}/b", 1)[0] for i in range(n_clusters))] if n_clusters > 1 else []
-    narrowed = [f"{EMBEDDING}cutoff_{i}/proj_W" in variables for i, width in enumerate(widths) if width == d_model]
     return {
         "n_token": sum(sizes),
         "n_layer": len({match[1] for name in variables if (match := LAYER.match(name))}),
@@ -75,7 +74,6 @@ def architecture_flags(variables: Mapping[str, Tensor]) -> dict[str, Any]:
         "untie_r": len(biases) == 3,
         "cutoffs": heads[:-1],
         "div_val": _div_val(widths) if clustered else 1,
-        "proj_same_dim": all(narrowed),
         "tie_projs": [f"{SOFTMAX}cutoff_{i}/proj" not in variables for i in range(n_clusters)],
     }
 
@@ -91,7 +89,7 @@ def clusters(names: Iterable[str], pattern: str) -> list[str]:
 def model_flags(variables: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of `config`, as the code's `transformer` takes them, and those that the variables determine.
 
-    Cut-offs may have both ends, as in `corpus-info.json`; `proj_share_all_but_first` may stand for `tie_projs`.
+    Cut-offs may have both ends, as in `corpus-info.json`.
 
     Raises:
         CheckpointError: a flag of `config` contradicts the variables, or a variable is missing.
@@ -99,13 +97,10 @@ def model_flags(variables: Mapping[str, Tensor], config: Mapping[str, Any]) -> d
     given, found = {name: value for name, value in config.items() if value is not None}, architecture_flags(variables)
     if (cutoffs := list(given.get("cutoffs", ())))[:1] == [0]:
         given["cutoffs"] = cutoffs[1:-1]
-    if "proj_share_all_but_first" in given:
-        shared = bool(given["proj_share_all_but_first"])
-        given.setdefault("tie_projs", [False] + [shared] * len(found["cutoffs"]))
     for name in DETERMINED:
         if given.get(name, found[name]) != found[name]:
             raise CheckpointError(f"{name}={given[name]}: the variables of the checkpoint say {found[name]}")
-    return {**found, **given}
+    return {**given, **found}
 
 
 def with_all_projections(
@@ -113,33 +108,21 @@ def with_all_projections(
 ) -> tuple[dict[str, Tensor], list[bool]]:
     """Add the projections that this project's model has and the TensorFlow one leaves out.
 
-    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Without cut-offs the
-    softmax always shares the projection of the embedding.
+    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity.
 
     Returns:
         The variables, and for every cluster whether the softmax shares the projection of the embedding. Clusters
         that share it have a copy of their own, for a model that ties in another pattern.
-
-    Raises:
-        CheckpointError: `tie_projs` is not a list with a value for every cluster.
     """
-    edges, width, d_model = [*flags["cutoffs"], flags["n_token"]], flags["d_embed"], flags["d_model"]
-    tied = list(flags["tie_projs"]) if flags["cutoffs"] else [True]
-    if len(tied) != len(edges):
-        raise CheckpointError(f"tie_projs={tied}: must have {len(edges)} values, one for every cluster")
-    full, div_val = dict(variables), flags["div_val"]
-    if div_val == 1 and width == d_model:  # no projections: the pattern is without effect
-        return full, [False] + [True] * (len(edges) - 1)
-    for i in range(len(edges)):
+    full, tied, div_val, width = dict(variables), flags["tie_projs"], flags["div_val"], flags["d_embed"]
+    if div_val == 1 and width == flags["d_model"]:  # no projections: the pattern is without effect
+        return full, [False] + [True] * (len(tied) - 1)
+    for i, shared in enumerate(tied):
         embedding = f"{EMBEDDING}proj_W" if div_val == 1 else f"{EMBEDDING}cutoff_{i}/proj_W"
-        own, equal = f"{SOFTMAX}cutoff_{i}/proj", width // div_val**i == d_model
-        if equal and not flags["proj_same_dim"] and div_val > 1:
-            identity = torch.eye(d_model, dtype=next(iter(variables.values())).dtype)
-            full.setdefault(embedding, identity)
-            if not tied[i]:
-                full.setdefault(own, identity)
-        if tied[i] and embedding in full:
-            full.setdefault(own, full[embedding])
+        if div_val > 1 and width // div_val**i == flags["d_model"]:
+            full.setdefault(embedding, torch.eye(width, dtype=next(iter(variables.values())).dtype))
+        if shared and embedding in full:
+            full.setdefault(f"{SOFTMAX}cutoff_{i}/proj", full[embedding])
     return full, tied
 
 
