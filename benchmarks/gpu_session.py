@@ -5,8 +5,8 @@ The parts, each a process with its log in the output folder:
     tests       the tests that need a GPU
     bench       training, evaluation and one-token steps beside Hugging Face's TransfoXL, where its environment exists
     steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
-    kernels     the attention kernels alone, beside eager attention; fails if one differs
-    gradients   the tests of the kernels, with as many of their variants as compile in the time
+    gradients   the tests of the attention kernels: outputs and gradients beside eager attention, as many as compile in
+                the time
     training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
 
 Each part has a limit, and none takes the time that is kept for the training. `summary.json` is rewritten after every
@@ -184,10 +184,8 @@ def measure(session: GpuSession) -> None:
         record = session.run(part, words, 100)
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
-    kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
-    session.run("kernels", kernels, 90)
     few = ["-k", "formula"] if session.dry_run else []
-    session.run("gradients", [*pytest, "-v", "-m", "not slow", *few, "tests/model/kernels"], 60)
+    session.run("gradients", [*pytest, "-v", "-m", "not slow", *few, "tests/model/kernels"], 150)
     session.kept = 0
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])
