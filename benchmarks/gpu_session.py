@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.worker import ROOT, TRANSFORMERS
 from txl_lightning.files import write_json
-from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
+from txl_lightning.jobs.processes import JobProcess, Jobs, execute
 from txl_lightning.reporting.machine import processor
 
 GRACE_SECONDS = 45  # for a stopped part to save and end
@@ -118,15 +118,15 @@ class TimedPart:
 def _run(part: TimedPart, log: Path, limit: float) -> str:
     """Run a process; after the limit ask it to end, and kill it if it does not. Return how it ended."""
     status: list[int | None] = []
-
-    def start(part: TimedPart, slot: int) -> JobProcess:
-        log.write_text("")
-        return JobProcess(execute, part.words, log=log)
-
-    def end(part: TimedPart, ended: Ended) -> None:
-        status.append(ended.status)
-
-    jobs = Jobs([part], start, end, grace_seconds=GRACE_SECONDS, first_signal=signal.SIGTERM, limit=limit)
+    log.write_text("")
+    jobs = Jobs(
+        [part],
+        start=lambda part, slot: JobProcess(execute, part.words, log=log),
+        end=lambda part, ended: status.append(ended.status),
+        grace_seconds=GRACE_SECONDS,
+        first_signal=signal.SIGTERM,
+        limit=limit,
+    )
     jobs.run()
     return f"{'stopped after its time, ' if jobs.stopped else ''}exit {status[0]}"
 

@@ -62,11 +62,6 @@ def _fix_ids(built: ws.Workspace) -> None:
             panel._id = f"{re.sub('[^a-z]+', '-', section.name.lower())}-{i}"
 
 
-def _wandb_view(built: ws.Workspace) -> Any:
-    """Return the workspace in W&B's internal form (`_to_model`); there is no public way without an account."""
-    return built._to_model()
-
-
 def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
     """Build an open section with tokens on the x axis of its curves."""
     rows = max(1, -(-len(panels) // columns))
@@ -157,7 +152,7 @@ def sweep_results() -> ws.Section:
 
 def as_json(entity: str, project: str) -> str:
     """Return the workspace in W&B's own JSON format, with its entity and project."""
-    view = _wandb_view(workspace(entity, project))
+    view = workspace(entity, project)._to_model()  # there is no public way without an account
     spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     document = {"entity": entity, "project": project, "name": NAME, "type": "project-view", "spec": spec}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
