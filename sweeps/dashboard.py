@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +164,9 @@ def push(entity: str, project: str) -> str:
     Raises:
         UserError: there is no API key, or W&B refuses the request.
     """
-    return _ask(lambda: workspace(entity or wandb.Api().default_entity or "", project).save().url)
-
-
-def _ask(request: Callable[[], str]) -> str:
-    """Return W&B's answer; turn its errors into one line."""
     try:
-        has_key = wandb.login(prompt=False)
-        if has_key:
-            return request()
+        if wandb.login(prompt=False):
+            return str(workspace(entity or wandb.Api().default_entity or "", project).save().url)
     except Exception as error:  # errors of W&B, requests and GraphQL share no base class
         lines: Iterable[str] = str(error).strip().splitlines()
         raise UserError(f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}") from error
