@@ -14,6 +14,7 @@ import yaml
 from benchmarks.cases import AXES, BF16, FLOAT32, LIMITS, BenchmarkCase, scaled, scaling_name
 from benchmarks.commands import KEPT
 from benchmarks.worker import CLIP
+from txl_lightning.reporting.tables import markdown_table
 
 Record = Mapping[str, Any]
 Records = Mapping[str, Record]  # by section/case
@@ -81,7 +82,7 @@ def comparison_table(records: Records, in_steps: bool = False) -> str:
             + [f"{peaks[0] / peaks[1]:.2f}" if all(peaks) else NONE]
         )
     used = [column for column in zip(*rows, strict=True) if set(column[1:]) != {NONE}]
-    return aligned(list(zip(*used, strict=True)))
+    return table(list(zip(*used, strict=True)))
 
 
 def training_section(records: Records) -> list[str]:
@@ -101,9 +102,9 @@ def evaluation_section(records: Records) -> list[str]:
     parts = []
     for section in TEXTS["evaluation"]["cases"]:
         if cases := of_section(records, section):
-            table = comparison_table(cases, in_steps=section != "evaluation")
             text = method("evaluation", "method" if section == "evaluation" else section)
-            parts += [text, table, "\n".join([*sizes_of(cases), *limits(cases)])]
+            shown = comparison_table(cases, in_steps=section != "evaluation")
+            parts += [text, shown, "\n".join([*sizes_of(cases), *limits(cases)])]
     return parts
 
 
@@ -160,7 +161,7 @@ def scaling_section(records: Records) -> list[str]:
         name = {"batch_size": "batch", "n_layer": "depth", "vocab_size": "vocabulary"}.get(axis, axis)
         shown = ", ".join(f"{size:,}" for size in sizes), ", ".join(f"{1000 * s:,.0f}" for s in seconds)
         rows.append([name, *shown, *slopes])
-    return [method("scaling"), aligned(rows)]
+    return [method("scaling"), table(rows)]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -189,7 +190,7 @@ def commands_section(records: Records) -> list[str]:
         for when, words in (("first", "prepare"), ("cached", "read from the cache")):
             peak = f"{median(measured[f'{when}_peak']) / 2**20:,.0f}"
             rows.append([f"{words} {corpus}", spread(measured[when]), peak])
-    return [method("commands"), aligned(rows)]
+    return [method("commands"), table(rows)]
 
 
 def training_costs_section(records: Records) -> list[str]:
@@ -200,7 +201,7 @@ def training_costs_section(records: Records) -> list[str]:
         shares = [a / b for a, b in zip(record["with"], record["without"], strict=True)]
         size = f"{record['bytes'] / 1e6:.1f}" if "bytes" in record else NONE
         rows.append([f"{what} every {record['every']} of {record['steps']} steps", *seconds, spread(shares), size])
-    return [method("checkpoints"), aligned(rows)]
+    return [method("checkpoints"), table(rows)]
 
 
 def recl_losses_section(records: Records) -> list[str]:
@@ -212,7 +213,7 @@ def recl_losses_section(records: Records) -> list[str]:
         shares = [a / b for a, b in zip(seconds, direct, strict=True)]
         rows.append([name, spread(seconds), spread(shares)])
     facts = {name: record[name] for name in ("positions", "first", "last", "threads", "tenth")}
-    return [method("recl_losses", **facts), aligned(rows)]
+    return [method("recl_losses", **facts), table(rows)]
 
 
 def profile_section(records: Records) -> list[str]:
@@ -221,7 +222,7 @@ def profile_section(records: Records) -> list[str]:
     kinds = [kind for kind in next(iter(found.values())) if kind != KEPT]
     rows = [["case", *kinds, KEPT]]
     rows += [[case, *(f"{shares[kind]:.1%}" for kind in (*kinds, KEPT))] for case, shares in found.items()]
-    return [method("profile"), aligned(rows)]
+    return [method("profile"), table(rows)]
 
 
 SECTIONS: dict[str, Callable[[Records], list[str]]] = {
@@ -271,20 +272,9 @@ def spread(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.{digits}f} ({min(ratios):.{digits}f}–{max(ratios):.{digits}f})"
 
 
-def aligned(rows: Sequence[Sequence[str]], n_left: int = 1) -> str:
-    """Return a Markdown table with aligned columns.
-
-    Args:
-        rows: the header and the rows below it.
-        n_left: number of first columns that hold words and align left.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [[*("-" * w for w in widths[:n_left]), *("-" * (w - 1) + ":" for w in widths[n_left:])]]
-    for row in rows:
-        left, right = zip(row[:n_left], widths, strict=False), zip(row[n_left:], widths[n_left:], strict=True)
-        lines.append([*(cell.ljust(w) for cell, w in left), *(cell.rjust(w) for cell, w in right)])
-    lines[0], lines[1] = lines[1], lines[0]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table of a header and rows; all columns but the first are aligned to the right."""
+    return markdown_table(rows[0], rows[1:], [False] + [True] * (len(rows[0]) - 1)).rstrip()
 
 
 def write_section(path: Path, name: str, text: str) -> None:

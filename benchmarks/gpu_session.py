@@ -5,8 +5,8 @@ The parts, each a process with its log in the output folder:
     tests       the tests that need a GPU
     bench       training, evaluation and one-token steps beside Hugging Face's TransfoXL, where its environment exists
     steps/…     `txl train` at the sizes of the paper's enwik8 base model, 512/512: bfloat16, float32, compiled, kernels
-    kernels     the attention kernels alone, beside eager attention; fails if one differs
-    gradients   the tests of the kernels, with as many of their variants as compile in the time
+    gradients   the tests of the attention kernels: outputs and gradients beside eager attention, as many as compile in
+                the time
     training    the fastest of these for the remaining time, on characters of wikipedia-2015, with its curve
 
 Each part has a limit, and none takes the time that is kept for the training. `summary.json` is rewritten after every
@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.worker import ROOT, TRANSFORMERS
 from txl_lightning.files import write_json
-from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
+from txl_lightning.jobs.processes import JobProcess, Jobs, execute
 from txl_lightning.reporting.machine import processor
 
 GRACE_SECONDS = 45  # for a stopped part to save and end
@@ -118,15 +118,15 @@ class TimedPart:
 def _run(part: TimedPart, log: Path, limit: float) -> str:
     """Run a process; after the limit ask it to end, and kill it if it does not. Return how it ended."""
     status: list[int | None] = []
-
-    def start(part: TimedPart, slot: int) -> JobProcess:
-        log.write_text("")
-        return JobProcess(execute, part.words, log=log)
-
-    def end(part: TimedPart, ended: Ended) -> None:
-        status.append(ended.status)
-
-    jobs = Jobs([part], start, end, grace_seconds=GRACE_SECONDS, first_signal=signal.SIGTERM, limit=limit)
+    log.write_text("")
+    jobs = Jobs(
+        [part],
+        start=lambda part, slot: JobProcess(execute, part.words, log=log),
+        end=lambda part, ended: status.append(ended.status),
+        grace_seconds=GRACE_SECONDS,
+        first_signal=signal.SIGTERM,
+        limit=limit,
+    )
     jobs.run()
     return f"{'stopped after its time, ' if jobs.stopped else ''}exit {status[0]}"
 
@@ -184,10 +184,8 @@ def measure(session: GpuSession) -> None:
         record = session.run(part, words, 100)
         record |= speeds(session.output / part)
         measured[name] = record.get("tokens_per_second", 0.0)
-    kernels = ["-m", "benchmarks.kernels", "--rounds", "3", "--output", str(session.output / "kernels.json")]
-    session.run("kernels", kernels, 90)
-    few = ["-k", "formula"] if session.dry_run else []
-    session.run("gradients", [*pytest, "-v", "-m", "not slow", *few, "tests/model/kernels"], 60)
+    few = ["-k", "every_kernel"] if session.dry_run else []
+    session.run("gradients", [*pytest, "-v", "-m", "not slow", *few, "tests/model/kernels"], 150)
     session.kept = 0
     fastest = max(measured, key=lambda name: measured[name])
     steps = n_steps(session, measured[fastest])

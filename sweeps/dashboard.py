@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,6 @@ def _fix_ids(built: ws.Workspace) -> None:
         panels: list[Any] = section.panels
         for i, panel in enumerate(panels):
             panel._id = f"{re.sub('[^a-z]+', '-', section.name.lower())}-{i}"
-
-
-def _wandb_view(built: ws.Workspace) -> Any:
-    """Return the workspace in W&B's internal form (`_to_model`); there is no public way without an account."""
-    return built._to_model()
 
 
 def section(name: str, panels: list[Any], columns: int = 3) -> ws.Section:
@@ -157,7 +152,7 @@ def sweep_results() -> ws.Section:
 
 def as_json(entity: str, project: str) -> str:
     """Return the workspace in W&B's own JSON format, with its entity and project."""
-    view = _wandb_view(workspace(entity, project))
+    view = workspace(entity, project)._to_model()  # there is no public way without an account
     spec = view.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     document = {"entity": entity, "project": project, "name": NAME, "type": "project-view", "spec": spec}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
@@ -169,15 +164,9 @@ def push(entity: str, project: str) -> str:
     Raises:
         UserError: there is no API key, or W&B refuses the request.
     """
-    return _ask(lambda: workspace(entity or wandb.Api().default_entity or "", project).save().url)
-
-
-def _ask(request: Callable[[], str]) -> str:
-    """Return W&B's answer; turn its errors into one line."""
     try:
-        has_key = wandb.login(prompt=False)
-        if has_key:
-            return request()
+        if wandb.login(prompt=False):
+            return str(workspace(entity or wandb.Api().default_entity or "", project).save().url)
     except Exception as error:  # errors of W&B, requests and GraphQL share no base class
         lines: Iterable[str] = str(error).strip().splitlines()
         raise UserError(f"--push: Weights & Biases says: {next(iter(lines), type(error).__name__)}") from error

@@ -137,13 +137,9 @@ def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
     axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="o", markersize=6)
     if claim["relative_paper"] is not None:
         axes.plot([claim["relative_paper"]], [y + 0.08], color=PAPER, marker="D", fillstyle="none", zorder=3)
-    axes.text(0.0, y - 0.14, _numbers(claim), transform=left, fontsize=9, va="center", color="#4a4f57", bbox=PLAIN)
-
-
-def _numbers(claim: Mapping[str, Any]) -> str:
-    paper = claim["relative_paper"]
-    theirs = "" if paper is None else f" (paper {percent(paper)})"
-    return f"{percent(claim['relative'])}{theirs}"
+    theirs = "" if claim["relative_paper"] is None else f" (paper {percent(claim['relative_paper'])})"
+    effect = f"{percent(claim['relative'])}{theirs}"
+    axes.text(0.0, y - 0.14, effect, transform=left, fontsize=9, va="center", color="#4a4f57", bbox=PLAIN)
 
 
 def _values(claim: Mapping[str, Any]) -> list[float]:

@@ -21,13 +21,12 @@ def test_a_dry_run_leaves_every_part_in_one_folder(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     statuses = {part["part"]: part["status"] for part in summary["parts"]}
-    parts = ("tests", "bench", "steps/float32", "kernels", "gradients", "training")
+    parts = ("tests", "bench", "steps/float32", "gradients", "training")
     assert statuses == dict.fromkeys(parts, "exit 0"), ended.stderr + (tmp_path / "out/tests.log").read_text()
     assert ended.returncode == 0
     assert all(part["tokens_per_second"] > 0 for part in summary["parts"] if "arm" in part)
     assert (tmp_path / "out/training/metrics.json").exists()
     assert json.loads((tmp_path / "out/bench.json").read_text())
-    assert json.loads((tmp_path / "out/kernels.json").read_text())["results"]
     assert ended.stdout.strip().endswith(str(tmp_path / "out"))
 
 

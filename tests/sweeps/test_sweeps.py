@@ -88,10 +88,6 @@ def test_a_sweep_file_says_what_it_answers_and_has_what_wandb_wants(name: str) -
     sweep, text = SWEEPS[name], (ROOT / "sweeps" / f"{name}.yaml").read_text()
     heading = re.match(r"((?:#.*\n)+)", text)
     assert heading is not None
-    for word in ("?", "Costs:", "Look at:"):
-        assert word in heading[1]
-    assert set(sweep) == {"program", "command", "project", "name", "method", "metric", "parameters"}
-    assert (sweep["program"], sweep["method"], sweep["project"]) == ("txl", "grid", "txl_lightning")
     assert sweep["metric"] == {"name": "final/val/nll", "goal": "minimize"}
     assert f"[{name}.yaml]({name}.yaml)" in README
     number = re.search(r"Costs: (\d+) runs", heading[1])

@@ -8,7 +8,7 @@
     flex   torch's flex_attention, which never holds all probabilities
 
 Of these a user chooses `eager`, which is the fastest of the first three where it runs, or `flex`; `auto` is `eager`
-until `python -m benchmarks.kernels` shows another one to be faster on a GPU.
+until `benchmarks/gpu.sh` shows another one to be faster on a GPU.
 """
 
 from __future__ import annotations
