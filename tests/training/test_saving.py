@@ -106,6 +106,11 @@ def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
     assert [json.loads(line)["steps"] for line in (run / "validation.jsonl").read_text().splitlines()] == [3]
 
 
+def test_callback_state_has_the_names_of_earlier_versions(run: Path) -> None:
+    names = {"TrainingCurves", "SkippedSteps", "RandomState", "Checkpoints"}
+    assert set(read_file(run / "checkpoints/last.ckpt")["callbacks"]) == names
+
+
 def test_auto_takes_the_later_of_those_that_are_whole(run: Path) -> None:
     folder = run / "checkpoints"
     for name in ("best.ckpt", "last.ckpt"):

@@ -8,16 +8,18 @@ import signal
 import time
 from pathlib import Path
 
+import lightning as L
 import psutil
 import pytest
 import torch
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from tests.training.recorded_run import complete, start
 from tests.training.small_run import patch_module, poison, tiny_config
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.runs.storage import read_file
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.run import train
+from txl_lightning.training.run import disable_signal_handlers, train
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
@@ -130,3 +132,12 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert len(workers) >= 2
     run.kill()
     assert psutil.wait_procs(workers, timeout=20)[1] == []
+
+
+def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replaced() -> None:
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    assert callable(_SignalConnector.register_signal_handlers)
+    disable_signal_handlers(trainer)
+    trainer._signal_connector.register_signal_handlers()
+    assert {number: signal.getsignal(number) for number in before} == before

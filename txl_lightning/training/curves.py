@@ -290,22 +290,18 @@ class ProgressFile(Callback):
         self.path, self.curves = directory / PROGRESS_FILE, curves
         self._last_write = -EVERY_SECONDS
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._write(trainer, pl_module)
-
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         if time.monotonic() - self._last_write >= EVERY_SECONDS:
             self._write(trainer, pl_module)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._write(trainer, pl_module)
-
-    def _write(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
+    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero:
             return
         self._last_write = time.monotonic()
-        unit = loss_unit(str(module.level))
+        unit = loss_unit(str(pl_module.level))
         state = {"steps": trainer.global_step, "max_steps": trainer.max_steps, "unit": unit}
         state |= {"loss": self.curves.latest.get(f"train/{unit}"), "seconds": round(self.curves.seconds, 2)}
         with reported(self.path.name):
             write_json(self.path, state)
+
+    on_train_start = on_train_end = _write
