@@ -29,8 +29,7 @@ from txl_lightning.cli import ROWS
 from txl_lightning.errors import UserError
 from txl_lightning.files import file_checksum, write_json
 from txl_lightning.jobs.identity import code_of
-from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
-from txl_lightning.jobs.progress import Progress
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, Progress
 from txl_lightning.reporting.machine import processor
 
 ROUNDS, WARMUP = 7, 1

@@ -24,8 +24,7 @@ from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_json
 from txl_lightning.jobs.folder import JobFolder
-from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, execute
-from txl_lightning.jobs.progress import Progress, clock
+from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, Progress, clock, execute
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.training.curves import PROGRESS_FILE

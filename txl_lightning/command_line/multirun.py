@@ -101,7 +101,8 @@ def write_results(directory: Path) -> Path | None:
     if not jobs:
         return None
     typed = [dict(_option(word) for word in job.record.get("overrides", ())) for job in jobs]
-    names = [name for name in dict.fromkeys(n for words in typed for n in words) if _differs(name, typed)]
+    all_names = dict.fromkeys(name for words in typed for name in words)
+    names = [name for name in all_names if len({words.get(name) for words in typed}) > 1]  # those that differ
     entries = []
     for job, words in zip(jobs, typed, strict=True):
         metrics, error = job.result or {}, job.record.get("error")
@@ -126,10 +127,6 @@ def write_results(directory: Path) -> Path | None:
 def _option(word: str) -> tuple[str, str]:
     name, _, value = word.partition("=")
     return name.lstrip("+~"), value
-
-
-def _differs(name: str, typed: Sequence[Mapping[str, str]]) -> bool:
-    return len({words.get(name) for words in typed}) > 1
 
 
 def _is_shown(name: str, metrics: Mapping[str, float]) -> bool:

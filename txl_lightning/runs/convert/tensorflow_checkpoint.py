@@ -288,9 +288,10 @@ def crc32c(data: bytes | np.ndarray) -> int:
     own[:] = values
     own[:4] ^= 0xFF
     states = np.zeros(n_parts, np.uint32)
+    moved = np.uint32(1) << np.arange(32, dtype=np.uint32)  # row k: where bit k goes after as many zero bytes as a part
     for column in np.ascontiguousarray(padded.reshape(n_parts, PART).T):
-        states = _byte_table()[(states ^ column) & 0xFF] ^ states >> 8
-    moved = _zero_bytes(PART)
+        states = _after_byte(states ^ column)
+        moved = _after_byte(moved)
     while len(states) > 1:
         states = np.pad(states, (len(states) % 2, 0))
         states = _times(moved, states[::2]) ^ states[1::2]
@@ -312,12 +313,8 @@ def _byte_table() -> np.ndarray:
     return state
 
 
-@cache
-def _zero_bytes(n: int) -> np.ndarray:
-    """Return the matrix that moves a state on by n zero bytes, a power of two: its row k is where bit k goes."""
-    if n > 1:
-        return _times(_zero_bytes(n // 2), _zero_bytes(n // 2))
-    states = np.uint32(1) << np.arange(32, dtype=np.uint32)
+def _after_byte(states: np.ndarray) -> np.ndarray:
+    """Return the states after one more byte, which is in their lowest 8 bits already."""
     return _byte_table()[states & 0xFF] ^ states >> 8
 
 
