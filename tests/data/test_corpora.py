@@ -55,6 +55,16 @@ def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
     assert stdlib(tmp_path).checksum != corpus.checksum
 
 
+def test_the_snapshot_is_the_same_text_everywhere(tmp_path: Path) -> None:
+    config = DataConfig(name="python-3.11", cache_dir=str(tmp_path / "cache"))
+    corpus = load_corpus(config)
+    assert (corpus.name, sum(map(len, corpus.splits.values()))) == ("python-3.11.7", 12_079_736)
+    assert corpus.checksum == "3ea3f27123f12e4ab1cf4057a0b58ca8ac9e5392a7f1f8eb5a99fcb4b0886572"
+    assert corpus.vocabulary.decode(corpus.splits["test"][:30]) == '"""Create portable serialized '
+    assert load_corpus(config).checksum == corpus.checksum  # from the unpacked files
+    assert {path.name for path in (tmp_path / "cache").iterdir()} >= {"python-3.11.7"}
+
+
 def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
     text = "äöü€𝄞" * 30
     for share in np.arange(0.02, 0.4, 0.03).tolist():
@@ -83,7 +93,7 @@ BPE = {"level": "bpe"}
         ({**BPE, "tokenizer": "missing.json"}, "data.tokenizer=missing.json: cannot be read"),
         ({"level": "char", "vocab_size": 300}, "data.vocab_size=300: is for data.level=bpe"),
         ({"tokenizer": "x.json"}, "data.tokenizer=x.json: is for data.level=bpe"),
-        ({"name": "enwik"}, "data=enwik: must be one of python-stdlib, file"),
+        ({"name": "enwik"}, "data=enwik: must be one of python-3.11, python-stdlib, file"),
         ({"name": "enwik8", "level": "char"}, "data.level=char: must be byte for data=enwik8"),
         ({"name": "enwik8", "newlines": "yes"}, "data.newlines=yes: must be dropped"),
         ({"name": "enwik8", "root": "nowhere"}, "data.root=nowhere: must be a folder"),

@@ -31,6 +31,7 @@ LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
+    "python-3.11": (LEVELS, sources.python_snapshot),
     "python-stdlib": (LEVELS, sources.python_stdlib),
     "file": (LEVELS, sources.file),
     "enwik8": (("byte",), benchmarks.enwik8),

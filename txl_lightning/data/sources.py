@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from txl_lightning.data.reading import SPLITS, Alignment, Part, Parts, cut_into_
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 
+SNAPSHOT = Path(__file__).with_name("python-3.11.7.tar.xz")
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 MakeVocabulary = Callable[[Iterable[bytes]], Vocabulary]
@@ -88,24 +91,47 @@ class Source:
 
 
 def python_stdlib(config: DataConfig) -> Source:
-    """Source files of the running Python's standard library, without its tests.
+    """Source files of the running Python's standard library, without its tests (see `_python_files`)."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    return _python_files(f"python-stdlib {version}", Path(sysconfig.get_paths()["stdlib"]), config)
+
+
+def python_snapshot(config: DataConfig) -> Source:
+    """Standard library of CPython 3.11.7 as it comes with this package: the same text on every machine.
+
+    It holds the `.py` files of `Lib` without tests and without those that a build writes (PSF licence, in the archive).
+    The archive is unpacked once, into `data.cache_dir`.
+    """
+    folder = Path(config.cache_dir).expanduser() / SNAPSHOT.name.removesuffix(".tar.xz")
+    if not folder.is_dir():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                shutil.unpack_archive(SNAPSHOT, unpacked := Path(scratch, "files"), filter="data")
+                if not folder.is_dir():  # unless another process was faster
+                    unpacked.rename(folder)
+        except OSError as error:
+            raise UserError(f"data.cache_dir={config.cache_dir}: cannot store the text: {error}") from error
+    return _python_files(folder.name, folder, config)
+
+
+def _python_files(name: str, root: Path, config: DataConfig) -> Source:
+    """Source files of a standard library.
 
     Every file is a document. They are ordered by a hash of their names, so that the splits are similar, and never cut.
     The splits have about 90 %, 5 % and 5 % of the bytes.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
     paths = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # not entered: packages may be many
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     if not paths:
-        raise UserError(f"data=python-stdlib: this Python has no source files under {root}; use data=file data.path=…")
+        raise UserError(f"data={config.name}: there are no source files under {root}; use data=file data.path=…")
     paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
     ends = np.cumsum([path.stat().st_size for path in paths])
     cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(paths)]
     parts = {split: [Part(p) for p in paths[a:b]] for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)}
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Source(f"python-stdlib {version}", parts, OPEN_VOCABULARY[config.level], documents=True)
+    return Source(name, parts, OPEN_VOCABULARY[config.level], documents=True)
 
 
 def file(config: DataConfig) -> Source:
