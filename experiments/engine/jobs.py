@@ -115,7 +115,8 @@ def _composed(command: str, overrides: tuple[str, ...] = ()) -> DictConfig:
 
 
 @cache
-def _defaults(command: str) -> Any:
+def defaults(command: str) -> Any:
+    """Return the options of a command with their defaults, as plain dicts."""
     return OmegaConf.to_container(_composed(command), resolve=True)
 
 
@@ -136,7 +137,7 @@ def keys(jobs: list[Job], corpora: dict[str, str]) -> dict[str, str]:
             options = with_influence(plain(composed(job.overrides)))
             depends |= {"options": options | {"data.path": corpora[job.name]}}  # the text counts, not its place
         else:
-            depends |= {"defaults": _defaults(job.command), "overrides": job.overrides}
+            depends |= {"defaults": defaults(job.command), "overrides": job.overrides}
         made[job.name] = hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
     return made
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.engine.jobs import Job, composed, corpus_checksum, keys, merge, path_value
+from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, keys, merge, path_value
 from experiments.engine.profiles import Profile, Setup
 from txl_lightning.cli import main
 from txl_lightning.config.schemas import TransformerXLModelConfig
@@ -86,7 +86,7 @@ class Plan:
     def seconds(self, job: Job) -> float:
         """Return the estimated wall-clock seconds of one job."""
         profile = self.setup.profile
-        fixed = profile.seconds[job.command]
+        fixed = profile.seconds.get(job.command, 30.0)
         if job.command != "train":
             return fixed
         return fixed + tokens_read(job) * token_cost(job, profile) / self.tokens_per_second
@@ -195,7 +195,8 @@ class Plan:
         threads = 1 if setup.profile.accelerator == "cpu" else max(1, cores() // len(self.slots))
         threads = cores() if job.alone else threads
         words = ["trainer.progress_file=true"] if training else []
-        words.append(f"{'trainer.' if training else ''}num_threads={threads}")
+        if training or "num_threads" in defaults(job.command):
+            words.append(f"{'trainer.' if training else ''}num_threads={threads}")
         if setup.logger == "wandb" and job.command in COMMANDS_WITH_LOGGER:
             tags = ",".join((setup.profile.name, *job.sections))
             return [*words, "logger=wandb", f"logger.group={job.sections[0]}", f"logger.tags=[{tags}]"]

@@ -129,7 +129,8 @@ class TransformerXLConfig(Architecture):
         compression: function that compresses states that fall out of the memory (`model.compression`); None for
             an ordinary memory.
         compression_rate: states that become one compressed state.
-        compression_loss: what trains the compressor: reconstruction of attention or of states, or `none`.
+        compression_loss: what trains the compressor: `reconstruction` (of attention), `autoencoding` (of states) or
+            `none`.
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
         same_length: every query attends to the nearest `memory_slots` keys, itself among them, so that all
@@ -166,6 +167,7 @@ class TransformerXLConfig(Architecture):
     compression_rate: int = _option("memory.rate", 4)
     compression_loss: str = _option("memory.compression_loss", "reconstruction")
 
+    # From here on `LENGTHS`, which may change on the same weights: options of the weights stand above.
     mem_len: int = _option("memory.mem_len", 512)
     compressed_len: int = _option("memory.compressed_len", 0)
     same_length: bool = False

@@ -16,7 +16,7 @@ from txl_lightning.errors import require
 
 
 class Segment(NamedTuple):
-    """Batch: T consecutive positions of B streams.
+    """Batch: T consecutive positions of this rank's B streams.
 
     Args:
         tokens: [B, E + T] token numbers; the first E, at most `ext_len`, are extended context.

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels import attend, eager
-from txl_lightning.model.kernels.eager import DistanceLogits, Factors
+from txl_lightning.model.kernels.eager import DistanceFactors, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, rotate
 
@@ -60,11 +60,12 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attend from every token of the segment to the keys that it may attend to.
 
-        Gradients reach the weights of keys and values through the memory, but not the memory itself.
+        Gradients reach the weights of keys and values through the memory; its states carry none (`Memory.update`).
 
         Args:
             hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.
-            memory_BMD: earlier inputs of the layer, after the same LayerNorm.
+            memory_BMD: earlier inputs of the layer, after the same LayerNorm; in the last layer of a call with `n_last`
+                also those of the segment's first tokens, with gradient.
             positions: u, v and the encoding of the distances K, …, 0.
             visible: keys that the queries may attend to.
         """
@@ -81,7 +82,7 @@ class Attention(nn.Module):
         """
         by_head = (-1, self.n_head, self.d_head)
         qkv = self.qkv(hidden_BTD).unflatten(-1, by_head).permute(2, 3, 0, 1, 4)
-        # Slices instead of a split would fill their gradients with zeros.
+        # A split: the backward of slices would first zero a whole gradient of qkv for each.
         q_NHBTE, kv_PHBKE = qkv.split([self.n_query, len(qkv) - self.n_query])
         q_HBTE = q_NHBTE.squeeze(0) if self.n_query else None
         if memory_BMD is not None and memory_BMD.shape[1]:
@@ -130,7 +131,7 @@ class Attention(nn.Module):
             terms: terms of the logits.
         """
         kv = kv_PHBKE.unbind()
-        k_HBKE, v_HBKE = kv[0], kv[-1]  # the same where no term needs keys
+        k_HBKE, v_HBKE = kv[0], kv[-1]  # P = 1: k is v, and no kernel reads it (query is None)
         if positions.rotation_2SE is not None and q_HBTE is not None:
             q_HBTE, k_HBKE = (rotate(x, positions.rotation_2SE) for x in (q_HBTE, k_HBKE))
         scale = self.d_head**-0.5  # of the factors, which are smaller than the logits
@@ -139,7 +140,7 @@ class Attention(nn.Module):
         )
         content = _sum(q if "a" in terms else None, None if u is None else u[:, None, None])
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
-        distances = DistanceLogits(position, self.distance_vectors(positions), bias_HS)
+        distances = DistanceFactors(position, self.distance_vectors(positions), bias_HS)
         return Factors(content, k_HBKE, v_HBKE, distances, visible)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:

@@ -281,11 +281,11 @@ class ContentAttention(nn.Module):
     def forward(self, hidden_BTD: Tensor, *memories: Tensor) -> list[Tensor]:
         """Return attn(h, m) of all heads, [H, B, T, E], for each of the memories."""
         layer: Any = self.layer
-        q_HBTE = layer.attention.project(layer.attended(hidden_BTD))[0] * layer.attention.d_head**-0.5
+        q_HBTE = layer.attention.project(layer.attention_input(hidden_BTD))[0] * layer.attention.d_head**-0.5
         outputs = []
         for memory_BSD in memories:
             # One after the other: joined to states with a gradient, those without one would get one as well.
-            _, (k_HBSE, v_HBSE) = layer.attention.project(layer.attended(memory_BSD.to(hidden_BTD.dtype)))
+            _, (k_HBSE, v_HBSE) = layer.attention.project(layer.attention_input(memory_BSD.to(hidden_BTD.dtype)))
             # Torch's fused attention is slow here: on CPU its backward pass took 40 % of a step.
             outputs.append((q_HBTE @ k_HBSE.mT).softmax(dim=-1) @ v_HBSE)
         return outputs
@@ -308,6 +308,6 @@ def key_usage(
         positions: u, v and the encoding of the distances.
         visible: keys that the queries may attend to.
     """
-    inputs = layer.attended(hidden_BTD), layer.attended(memory_BMD)
+    inputs = layer.attention_input(hidden_BTD), layer.attention_input(memory_BMD)
     logits_HBTK: Tensor = layer.attention.logits(*inputs, positions, visible)
     return logits_HBTK.softmax(dim=-1).mean(dim=(0, 2))

@@ -71,6 +71,7 @@ class CarriedState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
+        # `compare=False` marks fields that no checkpoint keeps, such as a loss.
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         return {name: value for name, value in named.items() if value is not None}
 
@@ -88,7 +89,8 @@ def _streams_axis(x: Tensor) -> int:
 class Memory(CarriedState):
     """Inputs of the layers at earlier tokens (paper §3.2).
 
-    Entry n holds the *inputs* of layer n + 1: entry 0 the embedding after dropout, entry n the output of layer n.
+    `states[n]` holds the inputs of `layers[n]`, as `Encoding.layer_input` returns them: the embedding after dropout for
+    n = 0, else the output of `layers[n - 1]`.
 
     Args:
         states: the states, oldest first. M may be below the model's `mem_len` (a memory that grows) or
@@ -120,12 +122,13 @@ class Memory(CarriedState):
         ext_len: int = 0,
         first_BT: Int[Tensor, "B T"] | None = None,
     ) -> Memory:
-        """Append one segment's layer inputs and keep the last `mem_len` states.
+        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient (SG in the paper).
 
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
 
-        The last `ext_len` tokens are left out: they are fed again as extended context of the next segment.
+        Of the `length` = end - begin states `kept` are old and `taken` new. The last `ext_len` tokens are left out:
+        they are fed again as extended context of the next segment.
 
         Args:
             inputs: inputs of the layers, in their order.

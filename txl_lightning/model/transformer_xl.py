@@ -64,12 +64,13 @@ class TransformerXLLayer(nn.Module):
             visible: keys that the queries may attend to.
             places_Q: places of the tokens whose output is returned; None for all.
         """
-        attended_BTD = self.attention(self.attended(hidden_BTD), self.attended(memory_BMD), positions, visible)
+        segment_BTD, past_BMD = self.attention_input(hidden_BTD), self.attention_input(memory_BMD)
+        attended_BTD = self.attention(segment_BTD, past_BMD, positions, visible)
         if places_Q is not None:
             hidden_BTD, attended_BTD = hidden_BTD[:, places_Q], attended_BTD[:, places_Q]
         return self.after_attention(hidden_BTD, attended_BTD)
 
-    def attended(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def attention_input(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return what attention projects of the layer's inputs: LN h of a pre-norm layer, else h."""
         return self.attention_norm(hidden_BTD) if self.pre_norm else hidden_BTD
 
@@ -131,7 +132,7 @@ class TransformerXL(ScoringModel, nn.Module):
     def use_attention(self, kernel: str) -> None:
         """Choose the implementation of attention in `forward` and `score`; weights and results stay the same.
 
-        Models that share layers with this one (`with_lengths`) use it too. Cached inference is always eager.
+        Models that share layers with this one (`with_lengths`) use it too. Cached inference never uses flex.
 
         Args:
             kernel: eager, flex or auto (see `model.kernels`).
@@ -147,7 +148,7 @@ class TransformerXL(ScoringModel, nn.Module):
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
 
-        It is empty, or full of attended zeros if `config.memory_start` is `zeros`.
+        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is `zeros`.
 
         Args:
             batch_size: B.
@@ -211,6 +212,7 @@ class TransformerXL(ScoringModel, nn.Module):
             states_BMD, queries_BTD = memory.states[n], inputs[n]
             if n == config.n_layer - 1 and n_last is not None and n_last < T:
                 # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
+                # M counts them from here on.
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
                 visible = visible._replace(mask_TK=mask_TK[..., T - n_last :, :])

@@ -25,7 +25,7 @@ from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.training.optimization import make_optimizer
 
 
-class CarriedMemory:
+class MemoryHolder:
     """Memory between the segments of one pass over ordered streams.
 
     The memory is empty at segment 0. A segment that does not follow the last one is an error: with a shuffling
@@ -154,7 +154,7 @@ class LanguageModelModule(L.LightningModule):
         self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
-        self.training_memory, self.evaluation_memory = CarriedMemory(), CarriedMemory()
+        self.training_memory, self.evaluation_memory = MemoryHolder(), MemoryHolder()
         self._evaluation_score: Any = None  # a method: a model here would be a second submodule
         self.losses = nn.ModuleDict({"val": TokenLoss(), "test": TokenLoss()})
         self._longest_segment = 0
@@ -172,7 +172,7 @@ class LanguageModelModule(L.LightningModule):
         optimizer.zero_grad()
         self.add_gradients(batch)
         with torch.autocast(self.device.type, enabled=False):  # Lightning has it on in the whole `training_step`
-            optimizer.step()
+            optimizer.step()  # calls `on_before_optimizer_step` first
         schedule.step()
 
     def add_gradients(self, batch: Segment) -> None:
@@ -196,6 +196,7 @@ class LanguageModelModule(L.LightningModule):
                 total = loss + chunk_memory.compression_loss / n
                 compression_losses.append(chunk_memory.compression_loss.detach() / n)
                 chunk_memory = replace(chunk_memory, compression_loss=None)
+            # A memory that starts here counts its columns from 0.
             memories.append(replace(chunk_memory, first_column=rank_column + first))
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
                 self.manual_backward(total)
@@ -323,7 +324,7 @@ class LanguageModelModule(L.LightningModule):
         values = loss_metrics(float(nll), self.level, float(n_bytes / tokens.to(n_bytes.device)))
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
-        self.evaluation_memory, self._evaluation_score = CarriedMemory(), None
+        self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
         loss.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

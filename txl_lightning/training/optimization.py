@@ -21,7 +21,8 @@ NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Mu
 
 # Of Muon, as in `torch.optim.Muon`.
 MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
-STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4}  # matrices in the rows of a recurrent weight
+# Matrices in the rows of a weight of QRNN and LSTM; no weight of a Transformer-XL may end with these names.
+STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4}
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
@@ -50,7 +51,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
     """Return the learning rate after `step` updates.
 
-        step < warmup:  lr · step / warmup
+        step < warmup:  lr · step / warmup, so the first step changes nothing
         else (cosine):  min_lr + (lr - min_lr) · (1 + cos(π · (step - start) / (max_steps - start))) / 2
 
     start = 0 as in the paper's PyTorch code, or the end of the warm-up with `decay_after_warmup`, as in its

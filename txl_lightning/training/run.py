@@ -67,7 +67,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
             loss at the end is not finite.
         Stopped: SIGTERM or SIGINT was received; the state is saved.
     """
-    config = resolve_machine(config)
+    config = resolve_machine(config)  # again after `txl train`, whose config it leaves as it is
     check_config(config)
     threads = torch.get_num_threads()
     try:
@@ -124,6 +124,8 @@ class TrainingRun:
 
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
     """Build a run from its config and the checkpoint that it resumes from; create its directory.
+
+    The number of threads is resolved here: it depends on the size of the model and on the checkpoint.
 
     Raises:
         OptionError: an option, the corpus or a checkpoint is not usable.

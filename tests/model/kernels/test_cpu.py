@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.model.kernels import cpu, eager
-from txl_lightning.model.kernels.eager import DistanceLogits, Factors
+from txl_lightning.model.kernels.eager import DistanceFactors, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -19,7 +19,7 @@ READER = nn.Identity()
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
-def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
+def attention_input(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
     """Heads of an attention with two streams and heads, and the tensors that have gradients."""
     generator = torch.Generator().manual_seed(1)
     shapes = [(2, 2, T, 4), (2, 2, M + T, 4), (2, 2, M + T, 4), (2, 2, T, 4), (2, M + T + 1, 4)]
@@ -27,7 +27,7 @@ def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64)
     query, keys, values, rows, r_HSE = (x * 1 for x in inputs)
     visible = VisibleKeys(attention_mask(T, M, M, None, query), 0, None)
     torch.manual_seed(2)
-    return cpu.attend(Factors(query, keys, values, DistanceLogits(rows, r_HSE), visible), Dropout(dropout)), inputs
+    return cpu.attend(Factors(query, keys, values, DistanceFactors(rows, r_HSE), visible), Dropout(dropout)), inputs
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:

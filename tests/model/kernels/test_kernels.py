@@ -15,7 +15,7 @@ from tests.model.tiny_model import SUBSETS, random_stream, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model import kernels
 from txl_lightning.model.kernels import cpu, eager, flex, fused
-from txl_lightning.model.kernels.eager import DistanceLogits, Factors
+from txl_lightning.model.kernels.eager import DistanceFactors, Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -71,7 +71,7 @@ class Problem:
         factors = self.factors(dtype, gradients)
         query, k, v, *distances = factors.values()
         with torch.set_grad_enabled(gradients):
-            output = attend(Factors(query, k, v, DistanceLogits(*distances), self.visible(k)), Dropout(0.0))
+            output = attend(Factors(query, k, v, DistanceFactors(*distances), self.visible(k)), Dropout(0.0))
         if not gradients:
             return {"output": output}
         inputs = {name: x for name, x in factors.items() if x is not None}
@@ -156,7 +156,7 @@ def test_the_kernel_is_that_of_the_device_and_the_choice(
     x = torch.zeros(1, 1, 1, 1)
     for p in (0.0, 0.5):
         with torch.set_grad_enabled(grad):
-            kernels.attend(name, Factors(x, x, x, DistanceLogits(), VisibleKeys(x[0, 0], 0, None)), Dropout(p))
+            kernels.attend(name, Factors(x, x, x, DistanceFactors(), VisibleKeys(x[0, 0], 0, None)), Dropout(p))
     by_device = ["cpu", "cpu"] if on_cpu else ["eager" if grad else "fused", "eager"]
     assert called == (["flex", "flex"] if name == "flex" else by_device)
 

@@ -67,7 +67,7 @@ class Encoding(nn.Module):
         self.terms = config.active_terms
 
     def initialize(self) -> None:
-        """Set parameters that should not start as the others do: from N(0, 0.02²), or zero if named `…bias`."""
+        """Set parameters that should not keep their usual start: N(0, init_std²), or zero if named `…bias`."""
 
     def embed(self, hidden_BTD: Float[Tensor, "B T D"], clamp_len: int) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer, before dropout, from the scaled embedding."""
@@ -127,8 +127,9 @@ ENCODINGS: dict[str, type[Encoding]] = {}
 def register_encoding(name: str, terms: str = "a", **properties: Any) -> Callable[[type[Encoding]], type[Encoding]]:
     """Return a decorator that registers a subclass of `Encoding` under the name of a config's `encoding`.
 
-    `table_HSE` or `sinusoids_SD` enter term (b) of the logits, `bias_HS` term (d), before the division by
-    sqrt(E). A checkpoint holds only the name, so the class must be registered before one is loaded.
+    `table_HSE` or `sinusoids_SD` enter term (b) of the logits, and (d) if there is a `v_HE`; `bias_HS` enters (d). All
+    are added before the division by sqrt(E). A checkpoint holds only the name, so the class must be registered before
+    one is loaded.
 
     Args:
         name: letters, digits and underscores.

@@ -185,7 +185,9 @@ class CachedTransformerXL(ScoringModel):
         self._weights.check()
         zero_11D = self.model.embedding.tables[0].new_zeros(1, 1, self.config.d_model)
         layers: Any = self.model.layers
-        kv_NPHE = torch.stack([layer.attention.project(layer.attended(zero_11D))[1][:, :, 0, 0] for layer in layers])
+        kv_NPHE = torch.stack(
+            [layer.attention.project(layer.attention_input(zero_11D))[1][:, :, 0, 0] for layer in layers]
+        )
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
         N, P, H, E = kv_NPHE.shape
         buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
@@ -239,7 +241,7 @@ class CachedTransformerXL(ScoringModel):
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
             attention, of_queries = layer.attention, visible._replace(mask_TK=mask_TK[..., T - Q :, :])
-            q_HBTE, kv_PHBTE = attention.project(layer.attended(queries_BTD), layer.attended(before_BTD))
+            q_HBTE, kv_PHBTE = attention.project(layer.attention_input(queries_BTD), layer.attention_input(before_BTD))
             heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
             hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
         memory.advance(T, config.mem_len, config.ext_len, first_BT)

@@ -81,12 +81,15 @@ class SlidingWindow:
         return self.model.log_probabilities(hidden_BTD)
 
     def _fused(self, window_BL: Tensor) -> Float[Tensor, "B L D"]:
-        """Compute causal attention with term (a) alone over a segment without memory."""
+        """Compute causal attention with term (a) alone over a segment without memory.
+
+        It does not go through `Attention.attend`: what is added there must be added here.
+        """
         model, layers = self.model, list[Any](self.model.layers)
         hidden_BLD = model.encoding.embed(model.embedding(window_BL), model.config.clamp_len)
         for n, layer in enumerate(layers):
             input_BLD = model.encoding.layer_input(n, hidden_BLD)
-            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(layer.attended(input_BLD))
+            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(layer.attention_input(input_BLD))
             heads_HBLE = F.scaled_dot_product_attention(q_HBLE, k_HBLE, v_HBLE, is_causal=True)
             hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE))
         return model.final_norm(hidden_BLD)

@@ -7,8 +7,9 @@
     fused  torch's scaled_dot_product_attention, without gradient
     flex   torch's flex_attention, which never holds all probabilities
 
-Of these a user chooses `eager`, which is the fastest of the first three where it runs, or `flex`; `auto` is `eager`
-until `benchmarks/gpu.sh` shows another one to be faster on a GPU.
+A user chooses `eager` or `flex`. The choice `eager` runs the fastest of the first three: `cpu` on a CPU, `fused` on a
+GPU where neither gradients nor probabilities are needed, else `eager`. `auto` is `eager` until `benchmarks/gpu.sh`
+shows another one to be faster on a GPU.
 """
 
 from __future__ import annotations

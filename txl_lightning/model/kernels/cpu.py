@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from txl_lightning.model.kernels import eager, fused
 from txl_lightning.model.kernels.eager import Factors
 
-# Queries that are attended from at a time in training; more need more memory and more products of hidden keys, fewer
-# need more calls.
+# Queries of a block in training: larger blocks need more RAM and compute more logits of hidden keys, smaller ones need
+# more calls.
 BLOCK = {torch.float64: 128, torch.float32: 128, torch.bfloat16: 256}
 # Without a gradient nothing is computed twice, so smaller blocks pay. Logits of some of the heads have this many bytes.
 QUERIES_AT_ONCE = 64

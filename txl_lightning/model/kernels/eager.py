@@ -69,7 +69,7 @@ class Factors(NamedTuple):
     query: Tensor | None
     keys: Tensor
     values: Tensor
-    distances: DistanceLogits
+    distances: DistanceFactors
     visible: VisibleKeys
 
     def part(self, queries: slice, heads: slice) -> Factors:
@@ -85,7 +85,7 @@ class Factors(NamedTuple):
         )
 
 
-class DistanceLogits(NamedTuple):
+class DistanceFactors(NamedTuple):
     """Terms (b) and (d) of the logits, (q_i + v)·r_s / sqrt(E), by distance s; computed for the part that is asked for.
 
     Args:
@@ -98,10 +98,10 @@ class DistanceLogits(NamedTuple):
     r_HSE: Tensor | None = None
     bias_HS: Tensor | None = None
 
-    def part(self, n_keys: int, heads: slice = slice(None)) -> DistanceLogits:
+    def part(self, n_keys: int, heads: slice = slice(None)) -> DistanceFactors:
         """Keep the distances K, …, 0 with K = `n_keys`, and some of the heads; the rows stay."""
         r_HSE, bias_HS = (x if x is None else x[heads, -n_keys - 1 :] for x in (self.r_HSE, self.bias_HS))
-        return DistanceLogits(self.rows, r_HSE, bias_HS)
+        return DistanceFactors(self.rows, r_HSE, bias_HS)
 
     def by_key(self, n_queries: int) -> Float[Tensor, "X_or_H T K"] | None:
         """Return the logits of T queries by key; H instead of H·B matrices if no query enters them; None for none.
@@ -120,7 +120,7 @@ class DistanceLogits(NamedTuple):
 
 
 def _products(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
-    """Return the products of the rows and the vectors r of each head; on the CPU in bfloat16 without a copy of r."""
+    """Return the products of X = B·T rows and the vectors r of each head; in bfloat16 on the CPU r is not copied."""
     S, E = r_HSE.shape[1:]
     if r_HSE.dtype == torch.bfloat16 and r_HSE.device.type == "cpu" and not torch.compiler.is_compiling():
         is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
