@@ -1,5 +1,6 @@
 """The dashboard: the same JSON every time, and no panel of something that no command logs."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,18 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("dashboard.json")  # python -m sweeps.dashboard --entity lab --output FILE
 COMMANDS = ("train", "evaluate", "recl", "speed", "attention")
 CONTEXTS = ("first_context=2", "step=2", "max_context=6", "n_positions=10", "every_n_steps=2")
+
+
+@pytest.mark.slow
+def test_wandb_still_has_the_internals_that_fix_the_ids() -> None:
+    """`_internal_runset_id`, `_id` and `_to_model` of wandb-workspaces: fails when a version changes them."""
+    built = workspace("lab", "txl_lightning")
+    view = json.dumps(built._to_model().spec.model_dump(mode="json", by_alias=True, exclude_none=True))
+    assert built._internal_runset_id in view
+    for section in built.sections:
+        ids = [panel._id for panel in section.panels]
+        assert len(set(ids)) == len(ids)
+        assert all(f'"{panel_id}"' in view for panel_id in ids)
 
 
 def test_the_json_is_the_golden_one() -> None:
