@@ -19,7 +19,7 @@ READER = nn.Identity()
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
-def attention_input(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
+def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor]]:
     """Heads of an attention with two streams and heads, and the tensors that have gradients."""
     generator = torch.Generator().manual_seed(1)
     shapes = [(2, 2, T, 4), (2, 2, M + T, 4), (2, 2, M + T, 4), (2, 2, T, 4), (2, M + T + 1, 4)]
