@@ -193,7 +193,8 @@ def _try(reader: WindowReader, text: TokenizedText, reference: str) -> None:
 
     def losses(stop: int, n_targets: int) -> Tensor:
         targets = targets_BT[:, stop - n_targets : stop]
-        nll, *_ = reader.model.score(tokens_BT[:, :stop], targets, None)
+        result = reader.model.score(tokens_BT[:, :stop], targets, None)
+        nll: Any = result[0] if isinstance(result, tuple | list) else None
         fits = isinstance(nll, Tensor) and nll.shape == targets.shape
         allowed = f"score must return a tensor of losses of shape {list(targets.shape)} for such targets, and a state"
         require(fits, OPTION, reference, allowed)
