@@ -1,4 +1,4 @@
-"""What a run takes from its machine: accelerator, precision, a clock that jumps, a disk that fills."""
+"""Machines of a run: accelerator, precision, a clock that jumps, a disk that fills."""
 
 from __future__ import annotations
 
