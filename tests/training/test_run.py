@@ -109,7 +109,7 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("checkpoint.enabled=false checkpoint.keep_every_n_steps=5", "keep_every_n_steps=5: needs checkpoint.enabled"),
         ("checkpoint.keep_every_n_steps=0", "checkpoint.keep_every_n_steps=0: must be an integer >= 1"),
         ("data.segment_len=-1", "data.segment_len=-1: must be an integer >= 1"),
-        ("loss=last", "loss=last: must be full or half"),
+        ("loss=last", "loss=last: must be one of full, half, random_half"),
         ("memory=compressive memory.rate=3", "memory.rate=3: must divide data.segment_len=8 and memory.mem_len=8"),
         ("memory=compressive memory.mem_len=0", "memory.mem_len=0: must be an integer >= 1 with memory=compressive"),
         ("memory=compressive memory.compressed_len=0", "memory.compressed_len=0: must be an integer >= 1 with memory="),

@@ -26,6 +26,7 @@ from txl_lightning.runs.models import architecture
 from txl_lightning.training.optimization import check_optimizer
 
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
+LOSSES = ("full", "half", "random_half")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 COUNTS = (  # at least 1, or null where that has a meaning
     *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
@@ -90,7 +91,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
         ("data.batch_size", data.batch_size % (W * chunks) == 0, divisible),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
-        ("loss", config.loss in ("full", "half"), "must be full or half"),
+        ("loss", config.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),
         ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
         ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
         ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
