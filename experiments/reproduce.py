@@ -10,6 +10,7 @@ import argparse
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.claims import judged
-from experiments.engine.jobs import Outcomes, composed
+from experiments.engine.jobs import Outcomes, chosen_precision, composed
 from experiments.engine.plan import Plan, Stopwatch, make_plan
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import assemble, write_report
@@ -38,7 +39,6 @@ from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.folder import locked
-from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
@@ -132,7 +132,7 @@ def reproduce(setup: Setup) -> None:
     with locked(setup.directory / ".lock", f"{setup.directory}: another reproduction is writing there", seconds=0):
         planned = plan(setup)
         check_trainings(planned)
-        print(planned.summary(), *advice(planned), sep="\n", file=sys.stderr, flush=True)
+        print(planned.summary(), file=sys.stderr, flush=True)
         results = run(planned)
         page = write_report(results, setup.directory)
     publish(setup, page)
@@ -140,17 +140,10 @@ def reproduce(setup: Setup) -> None:
 
 
 def plan(setup: Setup) -> Plan:
-    """Plan the jobs of the chosen sections."""
+    """Plan the jobs of the chosen sections, all in one precision."""
+    precision = chosen_precision((f"profile={setup.profile.name}", *setup.overrides), setup.directory, setup.planning)
+    setup = replace(setup, overrides=(*setup.overrides, *precision))
     return make_plan(setup, {name: SECTIONS[name].jobs(setup) for name in setup.sections})
-
-
-def advice(plan: Plan) -> list[str]:
-    """Return a line on how the trainings would be faster on this machine, or none."""
-    trainers = (composed(job.overrides).trainer for job in plan.jobs if job.command == "train")
-    first = next(trainers, None)
-    if first is None or (first.accelerator, first.precision) != ("cpu", "bf16-mixed") or not has_slow_bfloat16():
-        return []
-    return ["on this Intel CPU without AMX float32 is faster: make reproduce ARGS=trainer.precision=32-true"]
 
 
 def check_trainings(plan: Plan) -> None:

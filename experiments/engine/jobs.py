@@ -21,9 +21,10 @@ from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.schemas import CONF, Config, DataConfig, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
+from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.identity import code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor
-from txl_lightning.training.checks import resolve_machine
+from txl_lightning.training.checks import resolve_accelerator, resolve_precision
 
 Unit = Literal["bpc", "ppl"]
 RUNS = "@runs"  # placeholder in overrides for the folder of all runs, which may be moved
@@ -98,16 +99,40 @@ def composed(overrides: tuple[str, ...]) -> Config:
     Raises:
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
-    if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
-        return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
-    return resolve_machine(_typed(overrides))
+    return resolve_precision(resolve_accelerator(_typed(overrides)))
 
 
 @cache
 def _typed(overrides: tuple[str, ...]) -> Config:
-    return typed(_composed("train", overrides))
+    if not overrides or not overrides[-1].startswith("seed="):
+        return typed(_composed("train", overrides))
+    config = _composed("train", overrides[:-1]).copy()  # composing takes most of the time of a plan
+    config.seed = int(overrides[-1].removeprefix("seed="))
+    return typed(config)
 
 
+def chosen_precision(overrides: tuple[str, ...], directory: Path, planning: bool) -> tuple[str, ...]:
+    """Return the override that replaces `trainer.precision=auto` for all jobs of a directory; none without `auto`.
+
+    The choice is measured and might change, so the first one is kept in `precision.json`.
+
+    Args:
+        overrides: those of profile and user.
+        directory: folder of the reproduction.
+        planning: write nothing.
+    """
+    if _typed(overrides).trainer.precision != "auto":
+        return ()
+    folder = JobFolder(directory, "precision.json")
+    kept = folder.record.get("trainer.precision")
+    if kept is None:
+        kept = composed(overrides).trainer.precision
+        if not planning:
+            folder.write({"trainer.precision": kept})
+    return (f"trainer.precision={kept}",)
+
+
+@cache
 def _composed(command: str, overrides: tuple[str, ...] = ()) -> DictConfig:
     register_all()
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -43,7 +43,7 @@ def prepared(arm: str, **options: Any) -> tuple[LanguageModelModule, torch.optim
     """A module on meta with a full memory before segment 1, and its optimizer."""
     module = bare_module(make(arm), **options).to("meta")
     ((made,), _) = module.configure_optimizers()
-    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None)  # type: ignore[assignment]
+    module.trainer = SimpleNamespace(precision_plugin=None, strategy=None, global_step=0)  # type: ignore[assignment]
     memory = module.model.start_memory(B, static=True)
     if isinstance(memory, CompressiveMemory):
         with torch.no_grad():
@@ -82,7 +82,7 @@ def test_every_arm_trains(arm: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"loss": "half"}, {"column_chunks": 2}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
+    [{"loss": "half"}, {"loss": "random_half"}, {"column_chunks": 2}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
 )
 @pytest.mark.parametrize("arm", ["relative, memory", "qrnn"])
 def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:

@@ -19,10 +19,9 @@ from tests.training.small_run import TINY, tiny_config
 from txl_lightning import files
 from txl_lightning.errors import OptionError
 from txl_lightning.runs import metrics
-from txl_lightning.runs.bfloat16 import cpu_has_bfloat16
+from txl_lightning.runs.bfloat16 import cpu_bfloat16_speedup, cpu_has_bfloat16
 from txl_lightning.runs.storage import read_file
-from txl_lightning.training.checks import check_config, resolve_machine
-from txl_lightning.training.command import run
+from txl_lightning.training.checks import check_config, resolve_accelerator, resolve_precision
 from txl_lightning.training.curves import use_monotonic_clock
 from txl_lightning.training.loggers import CurveFile
 from txl_lightning.training.run import train
@@ -45,24 +44,50 @@ def test_auto_takes_the_first_accelerator_that_the_machine_has(
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: False)
     config = tiny_config(tmp_path, "trainer.accelerator=auto", "trainer.precision=auto", *overrides)
-    resolved = resolve_machine(config).trainer
+    resolved = resolve_precision(resolve_accelerator(config)).trainer
     assert (resolved.accelerator, resolved.precision) == chosen
     assert config.trainer.precision == "auto"
 
 
 @pytest.mark.parametrize(
-    ("avx512_bf16", "amx", "precision"),
-    [(True, False, "bf16-mixed"), (False, True, "bf16-mixed"), (False, False, "32-true")],
+    ("avx512_bf16", "amx", "speedup", "precision"),
+    [
+        (True, False, 2.1, "bf16-mixed"),
+        (False, True, 1.2, "bf16-mixed"),
+        (True, False, 0.6, "32-true"),
+        (True, True, 1.1, "32-true"),
+        (False, False, None, "32-true"),  # not measured
+    ],
 )
-def test_the_flags_of_the_cpu_decide_its_precision(
-    avx512_bf16: bool, amx: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cpu_has_bfloat16_where_its_products_are_faster_in_it(
+    avx512_bf16: bool, amx: bool, speedup: float, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert isinstance(torch.cpu._is_avx512_bf16_supported(), bool)  # private: fails when torch changes them
     assert isinstance(torch.cpu._is_amx_tile_supported(), bool)
     assert isinstance(cpu_has_bfloat16(), bool)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert resolve_machine(tiny_config(tmp_path, "trainer.precision=auto")).trainer.precision == precision
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_bfloat16_speedup", lambda: speedup)
+    assert resolve_precision(tiny_config(tmp_path, "trainer.precision=auto")).trainer.precision == precision
+
+
+def test_the_speedup_is_that_of_the_fastest_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in float32 take 6 s and in bfloat16 2 s; other programs slow every turn but one of each down."""
+    clock, turns, threads = [0.0], {torch.float32: 0, torch.bfloat16: 0}, torch.get_num_threads()
+
+    def mm(a: torch.Tensor, b: torch.Tensor) -> None:
+        assert torch.get_num_threads() == 1
+        turns[a.dtype] += 1
+        clock[0] += (2.0 if a.dtype == torch.float32 else 2 / 3) * (1 if 9 < turns[a.dtype] < 13 else 5)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    torch.set_num_threads(2)
+    try:
+        assert cpu_bfloat16_speedup.__wrapped__() == pytest.approx(3)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -79,46 +104,35 @@ def test_muons_iteration_follows_the_precision_of_training(
 ) -> None:
     words = (f"trainer.precision={precision}", f"optimizer={optimizer}")
     for named in ((), ("optimizer.ns_precision=auto",)):
-        assert resolve_machine(tiny_config(tmp_path, *words, *named)).optimizer.ns_precision == chosen
+        assert resolve_precision(tiny_config(tmp_path, *words, *named)).optimizer.ns_precision == chosen
 
 
-@pytest.mark.parametrize(
-    ("cpu", "precision", "advised"),
-    [
-        ("Intel(R) Xeon(R) Processor with AVX512-BF16", "bf16-mixed", True),
-        ("Intel(R) Xeon(R) Processor with AVX512-BF16 and AMX", "bf16-mixed", False),
-        ("AMD EPYC 9554 with AVX512-BF16", "bf16-mixed", False),
-        ("Intel(R) Xeon(R) Processor with AVX512-BF16", "32-true", False),
-    ],
-)
-def test_an_intel_cpu_without_amx_is_told_what_is_faster(
-    cpu: str, precision: str, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("txl_lightning.reporting.machine.processor", lambda: cpu)
-    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: precision == "bf16-mixed")
-    options = ("trainer.precision=auto", "trainer.max_steps=1", "evaluation.max_segments=1")
-    line, *_ = run(tiny_config(tmp_path, *options), tmp_path / "run")
-    assert line.startswith(f"trainer.precision=auto: trained with {precision} on this machine")
-    assert ("trainer.precision=32-true is faster on an Intel CPU without AMX" in line) == advised
-
-
-def test_the_choice_is_printed_and_recorded_and_a_run_of_another_precision_is_not_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_choice_is_printed_and_recorded_and_kept_by_a_run_that_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_config(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    options = ("trainer.precision=auto", "trainer.accelerator=auto")
+    options = ("trainer.precision=auto", "trainer.accelerator=auto", "optimizer=muon")
     paths = [f"data.path={tmp_path / 'text.txt'}", f"data.cache_dir={tmp_path / 'cache'}"]
-    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("txl_lightning.training.checks.fastest_precision", lambda accelerator: "bf16-mixed")
     ended = run_txl("train", *TINY, *paths, *options, f"hydra.run.dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.err
-    assert "trainer.precision=auto: trained with bf16-mixed on this machine" in ended.out
-    assert "precision: bf16-mixed" in (tmp_path / "run/config.yaml").read_text()
+    assert "trainer.precision=auto: training with bf16-mixed, the fastest on this machine" in ended.err
+    assert "trainer.accelerator=auto: trained on cpu" in ended.out
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert read_file(last)["txl_lightning"]["config"]["trainer"]["accelerator"] == "cpu"
-    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("txl_lightning.training.checks.fastest_precision", lambda accelerator: "32-true")
+    for resume, directory in ((last, "other"), ("auto", "run")):
+        words = (*options, "trainer.max_steps=20", f"resume={resume}")
+        train(tiny_config(tmp_path, *words), tmp_path / directory)
+        assert "trainer.precision=auto: training with bf16-mixed, as before" in capsys.readouterr().err
+        written = (tmp_path / directory / "config.yaml").read_text()
+        assert "\n  precision: bf16-mixed" in written
+        assert "\n  ns_precision: bf16-true" in written
     with pytest.raises(OptionError, match=r"trainer\.precision=32-true: must be bf16-mixed"):
-        train(tiny_config(tmp_path, *options, "trainer.max_steps=20", f"resume={last}"), tmp_path / "other")
+        train(tiny_config(tmp_path, *options[1:], "trainer.max_steps=30", f"resume={last}"), tmp_path / "third")
+    train(tiny_config(tmp_path, *options), tmp_path / "new")
+    assert "training with 32-true, the fastest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The LightningModule carries memories: apart, in order, and as values."""
 
+import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from tests.training.small_run import bare_module
 from txl_lightning import Memory, TransformerXL, TransformerXLConfig
 from txl_lightning.data.streams import OrderedStreams, Segment
 from txl_lightning.model.inference.cached import CachedTransformerXL
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.training.module import LanguageModelModule, scored_positions
 
 CONFIG = TransformerXLConfig(vocab_size=20, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=6, dropout=0.0)
 
@@ -55,6 +57,29 @@ def test_half_loss_is_of_the_last_half_in_training_only(
     assert loss_of(module, segment) == pytest.approx(nll[:, counted].mean().item())
     module.validation_step(segment, 0)
     assert float(module.losses["val"].compute()[0]) == pytest.approx(nll.mean().item())
+
+
+@pytest.mark.parametrize("T", [1, 6, 7])
+def test_a_random_half_has_as_many_positions_as_half_and_depends_on_seed_and_step_alone(T: int) -> None:
+    state = torch.get_rng_state()
+    drawn = [scored_positions("random_half", T, seed, step).tolist() for seed in (1, 2) for step in range(50)]
+    assert drawn == [scored_positions("random_half", T, seed, step).tolist() for seed in (1, 2) for step in range(50)]
+    assert torch.equal(torch.get_rng_state(), state)
+    n = len(range(T)[scored_positions("half", T, 1, 0)])
+    assert {len(set(positions)) for positions in drawn} == {len(drawn[0])} == {n}
+    assert set(itertools.chain(*drawn)) == set(range(T))
+    assert T == 1 or drawn[:50] != drawn[50:]
+
+
+def test_random_half_loss_is_of_the_drawn_positions_of_all_columns(module: LanguageModelModule) -> None:
+    tokens = torch.arange(14).view(2, 7) % 20
+    segment = Segment(tokens[:, :-1], tokens[:, 1:], number=0)
+    nll, _ = module.model.score(segment.tokens, segment.targets)
+    counted = nll[:, scored_positions("random_half", 6, seed=1, step=3)]
+    for n_chunks in (1, 2):
+        module = bare_module(module.model, loss="random_half", column_chunks=n_chunks)
+        module.trainer = SimpleNamespace(strategy=None, global_step=3)  # type: ignore[assignment]
+        assert loss_of(module, segment) == pytest.approx(counted.mean().item())
 
 
 def test_validation_has_lengths_and_a_memory_of_its_own(module: LanguageModelModule, streams: OrderedStreams) -> None:

@@ -20,6 +20,7 @@ OPTIONS = (
     "checkpoint.every_n_steps=10",
     "data.batch_size=8",
     "evaluation.batch_size=5",
+    "data.random_start=true",
     "model.dropout=0",
 )
 ARMS: dict[str, tuple[str, ...]] = {
@@ -28,6 +29,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "chunks": ("trainer.column_chunks=2",),
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
+    "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
     "compressive": ("memory=compressive", "memory.rate=2"),
 }
@@ -57,8 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("one arm"), ["documents"], (2, 1))
+def two_arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_all(tmp_path_factory.mktemp("two arms"), ["documents", "random half"], (2, 1))
 
 
 def differences(runs: Path, first: str, second: str) -> float:
@@ -89,15 +91,16 @@ def check_resumed(runs: Path, W: int) -> None:
     torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
 
 
-def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(one_arm: Path) -> None:
-    check_losses(one_arm, "documents", (1, 2), 1e-10)
-    check_resumed(one_arm, 1)
+def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(two_arms: Path) -> None:
+    for arm in ("documents", "random half"):
+        check_losses(two_arms, arm, (1, 2), 1e-10)
+    check_resumed(two_arms, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ARMS)
 def test_losses_of_one_two_and_four_processes_are_the_same(runs: Path, arm: str) -> None:
-    check_losses(runs, arm, (1, 2, 4), 1e-10 if arm in ("double", "documents") else 1e-5)
+    check_losses(runs, arm, (1, 2, 4), 1e-10 if "trainer.precision=64-true" in ARMS[arm] else 1e-5)
 
 
 @pytest.mark.slow

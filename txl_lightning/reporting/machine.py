@@ -22,12 +22,6 @@ def processor() -> str:
     return f"{model} with {' and '.join(names)}" if names else model
 
 
-def has_slow_bfloat16() -> bool:
-    """Return whether this is an Intel CPU with AVX512-BF16 but without AMX, where float32 is faster (BENCHMARKS.md)."""
-    name = processor()
-    return "Intel" in name and BFLOAT16["avx512_bf16"] in name and BFLOAT16["amx_bf16"] not in name
-
-
 def gpus() -> list[str]:
     """Return the models of NVIDIA's GPUs as the driver names them, without starting CUDA: a process forks after it."""
     texts = [path.read_text() for path in sorted(GPU_INFORMATION.glob("*/information"))]

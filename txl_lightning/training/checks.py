@@ -1,4 +1,4 @@
-"""Options of a run before anything is prepared: `auto` resolved for this machine, then validated."""
+"""Options of a run: `auto` resolved for this machine, and all validated before anything is prepared."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from txl_lightning.runs.models import architecture
 from txl_lightning.training.optimization import check_optimizer
 
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
+LOSSES = ("full", "half", "random_half")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 COUNTS = (  # at least 1, or null where that has a meaning
     *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
@@ -35,24 +36,34 @@ COUNTS = (  # at least 1, or null where that has a meaning
 )
 
 
-def resolve_machine(config: Config) -> Config:
-    """Return the config with this machine's values in place of `auto`.
+def resolve_accelerator(config: Config) -> Config:
+    """Return the config with gpu, else mps for one process, else cpu in place of `trainer.accelerator=auto`."""
+    trainer = config.trainer
+    if trainer.accelerator != "auto":
+        return config
+    has_mps = torch.backends.mps.is_available() and n_processes(trainer) == 1
+    accelerator = "gpu" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+    return replace(config, trainer=replace(trainer, accelerator=accelerator))
 
-    `trainer.accelerator` becomes gpu, else mps for one process, else cpu; `trainer.precision` what is fastest there
-    (`fastest_precision`); `optimizer.ns_precision` 32-true for Muon without mixed precision, else bf16-true.
 
-    A resolved value is part of the run's identity: it stands in `config.yaml` and in checkpoints, and a run resumes
-    with the same precisions only.
+def resolve_precision(config: Config, resumed: Config | None = None) -> Config:
+    """Return the config with number types in place of `auto`, its accelerator being resolved.
+
+    `trainer.precision` becomes what is fastest on this machine (`fastest_precision`), and `optimizer.ns_precision`
+    32-true for Muon without mixed precision, else bf16-true. Both are part of the run's identity: they stand in
+    `config.yaml` and in checkpoints, and a resumed run keeps them.
+
+    Args:
+        config: config of the run.
+        resumed: config of the checkpoint that the run resumes from.
     """
     trainer, optimizer = replace(config.trainer), replace(config.optimizer)
-    if trainer.accelerator == "auto":
-        has_mps = torch.backends.mps.is_available() and n_processes(trainer) == 1
-        trainer.accelerator = "gpu" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
     if trainer.precision == "auto":
-        trainer.precision = fastest_precision(trainer.accelerator)
+        trainer.precision = resumed.trainer.precision if resumed else fastest_precision(trainer.accelerator)
     if optimizer.ns_precision == "auto":
         in_float32 = optimizer.name == "muon" and not trainer.precision.endswith("-mixed")
-        optimizer.ns_precision = "32-true" if in_float32 else "bf16-true"
+        fitting = "32-true" if in_float32 else "bf16-true"
+        optimizer.ns_precision = resumed.optimizer.ns_precision if resumed else fitting
     return replace(config, trainer=trainer, optimizer=optimizer)
 
 
@@ -90,7 +101,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
         ("data.batch_size", data.batch_size % (W * chunks) == 0, divisible),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
-        ("loss", config.loss in ("full", "half"), "must be full or half"),
+        ("loss", config.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),
         ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
         ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
         ("trainer.accelerator", accelerator != "gpu" or n_gpus >= trainer.devices, visible),
@@ -101,7 +112,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
         rules += [
             ("trainer.accelerator", torch.backends.mps.is_available(), "this machine has no Apple GPU"),
             ("trainer.accelerator", W == 1, f"is one device: {processes} must be 1"),
-            ("trainer.precision", precision == "32-true", "must be 32-true with trainer.accelerator=mps"),
+            ("trainer.precision", precision in ("32-true", "auto"), "must be 32-true with trainer.accelerator=mps"),
         ]
     if memory.compression is not None:
         positive = "must be an integer >= 1 with memory=compressive"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
-from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.runs.metrics import shown_units
-from txl_lightning.training.checks import options_without_effect, resolve_machine
+from txl_lightning.training.checks import options_without_effect, resolve_accelerator
 from txl_lightning.training.loggers import upload_command
 from txl_lightning.training.run import train
 
@@ -21,28 +20,17 @@ def run(options: Config, directory: Path) -> list[str]:
     Raises:
         UserError: as `train` does.
     """
-    resolved = resolve_machine(options)
     for sentence in options_without_effect(options):
         print(sentence, flush=True)
     with leaving():
-        metrics = train(resolved, directory)
+        metrics = train(options, directory)
     units = [f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", *shown_units(metrics, f"{split}/"))]
     shown = [f"{key} {metrics[key]:.4f}" for key in units]
     lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
     if metrics["weights_step"] != metrics["steps"]:
         lines[0] += f", with the weights of step {metrics['weights_step']}, the best on validation"
     if options.trainer.accelerator == "auto":
-        lines.insert(0, f"trainer.accelerator=auto: trained on {resolved.trainer.accelerator}")
-    if options.trainer.precision == "auto":
-        lines.insert(0, f"trainer.precision=auto: trained with {_precision_in_words(resolved)}")
+        lines.insert(0, f"trainer.accelerator=auto: trained on {resolve_accelerator(options).trainer.accelerator}")
     if options.logger.name == "wandb" and (upload := upload_command(directory)):
         lines.append(f"offline run of Weights & Biases, to upload it: {upload}")
     return lines
-
-
-def _precision_in_words(config: Config) -> str:
-    """Chosen precision, and advice for an Intel CPU that has instructions for bfloat16 but not those that are fast."""
-    words, trainer = f"{config.trainer.precision} on this machine", config.trainer
-    if trainer.precision == "bf16-mixed" and trainer.accelerator == "cpu" and has_slow_bfloat16():
-        words += "; trainer.precision=32-true is faster on an Intel CPU without AMX"
-    return words

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
@@ -110,9 +111,18 @@ def choose(condition: Tensor, before: Any, after: Any) -> Any:
     return replace(after, **states)
 
 
-def last_half(nll_BT: Tensor) -> Tensor:
-    """Return the losses of the last half of the positions; of an odd number, the larger half."""
-    return nll_BT[:, nll_BT.shape[1] // 2 :]
+def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
+    """Return the positions of a segment that the training loss is the mean of; of an odd number a larger half.
+
+    Args:
+        loss: full, half (the last) or random_half.
+        T: number of positions.
+        seed: seed of the run.
+        step: number of steps before this one; with the seed alone it decides what is drawn, without replacement.
+    """
+    if loss == "random_half":
+        return torch.from_numpy(np.random.default_rng([seed, step]).permutation(T)[T // 2 :])
+    return slice(T // 2 if loss == "half" else 0, T)
 
 
 class LanguageModelModule(L.LightningModule):
@@ -187,10 +197,12 @@ class LanguageModelModule(L.LightningModule):
         memory = self._memory_before = self._memory_for(batch)
         score = self._scorer_for(batch, memory)
         losses, compression_losses, memories = [], [], []
+        positions = scored_positions(self.config.loss, batch.targets.shape[1], self.config.seed, self.global_step)
+        positions = positions.to(self.device) if isinstance(positions, Tensor) else positions
         rank_column = self.ranks.rank * batch.tokens.shape[0]
         for first, chunk, chunk_memory in column_chunks(batch, memory, n):
             nll_BT, chunk_memory = score(chunk.tokens, chunk.targets, chunk_memory)
-            loss = total = (last_half(nll_BT) if self.config.loss == "half" else nll_BT).mean() / n
+            loss = total = nll_BT[:, positions].mean() / n
             losses.append(loss.detach())
             if getattr(chunk_memory, "compression_loss", None) is not None:
                 total = loss + chunk_memory.compression_loss / n

@@ -45,7 +45,7 @@ from txl_lightning.training.checkpointing import (
     find_checkpoint,
     last_good,
 )
-from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_machine
+from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_accelerator, resolve_precision
 from txl_lightning.training.curves import ContextCurves, ProgressBar, ProgressFile, TrainingCurves
 from txl_lightning.training.loggers import continued_run, csv_logger, finish_wandb, start_wandb
 from txl_lightning.training.module import LanguageModelModule
@@ -67,7 +67,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
             loss at the end is not finite.
         Stopped: SIGTERM or SIGINT was received; the state is saved.
     """
-    config = resolve_machine(config)  # again after `txl train`, whose config it leaves as it is
+    config = resolve_accelerator(config)
     check_config(config)
     threads = torch.get_num_threads()
     try:
@@ -125,13 +125,19 @@ class TrainingRun:
 def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -> TrainingRun:
     """Build a run from its config and the checkpoint that it resumes from; create its directory.
 
-    The number of threads is resolved here: it depends on the size of the model and on the checkpoint.
+    Precisions and the number of threads are resolved here: they depend on the checkpoint.
 
     Raises:
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
     resumed_from, checkpoint = find_checkpoint(config, directory, ranks)
     record, step = checkpoint.get("txl_lightning"), checkpoint.get("global_step", 0)
+    is_auto = config.trainer.precision == "auto"
+    config = ranks.first(resolve_precision(config, from_plain(record["config"]) if record else None))
+    if is_auto:
+        why = "as before" if record else "the fastest on this machine"
+        ranks.report(f"trainer.precision=auto: training with {config.trainer.precision}, {why}")
+        check_config(config)
     L.seed_everything(config.seed, verbose=False)
     given = None
     if record and config.data.level == "bpe":  # a resumed run needs neither file nor training

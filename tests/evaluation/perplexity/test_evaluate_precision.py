@@ -57,17 +57,17 @@ def test_the_difference_is_measured_on_a_few_segments(
     assert ours["float32_difference"]["split"] == "valid"
 
 
-@pytest.mark.parametrize(("has_bfloat16", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_auto_is_resolved_and_a_line_tells_the_difference(
-    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, precision: str
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr("txl_lightning.runs.bfloat16.fastest_precision", lambda accelerator: precision)
     sweep = {"splits": ["valid", "test"], "attention_lengths": [4], "select_on": "valid"}
     ours = result(runs, "relative", tmp_path, precision="auto", **sweep)
     rows = [ours, ours["valid"]["sweep"]["init"], ours["test"]["selected"]["best"]]
     assert [row["evaluation"]["precision"] for row in rows] == [precision] * 3
     lines = run(EvaluateOptions(runs.checkpoint("relative"), splits=["test"], precision="auto"), tmp_path)
-    if has_bfloat16:
+    if precision == "bf16-mixed":
         difference = json.loads((tmp_path / "evaluation.json").read_text())["float32_difference"]
         where = f"the first {difference['tokens']:,} tokens of test"
         assert lines[1:] == [f"bf16-mixed: nll {difference['nll']:+.5f} beside float32 on {where}"]

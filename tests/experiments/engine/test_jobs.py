@@ -24,6 +24,7 @@ from experiments.tables.arms import (
 )
 from txl_lightning.errors import OptionError
 from txl_lightning.runs.models import make_model
+from txl_lightning.training import checks
 
 LENGTHS: tuple[Literal["equal tokens", "equal steps"], ...] = ("equal tokens", "equal steps")
 
@@ -155,8 +156,8 @@ def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
 
 def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
-    for has_bfloat16, automatic, other in [(True, "bf16-mixed", "32-true"), (False, "32-true", "bf16-mixed")]:
-        monkeypatch.setattr("txl_lightning.runs.bfloat16.cpu_has_bfloat16", lambda has=has_bfloat16: has)
+    for automatic, other in (("bf16-mixed", "32-true"), ("32-true", "bf16-mixed")):
+        monkeypatch.setattr(checks, "fastest_precision", lambda accelerator, name=automatic: name)
         _, found = planned("laptop", tmp_path, sections=("table_8",))
         assert {jobs.composed(j.overrides).trainer.precision for j in found if j.command == "train"} == {automatic}
         measured = [job for job in found if job.command in ("evaluate", "recl")]
@@ -165,6 +166,25 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
         asked = Setup(PROFILES["laptop"], (f"trainer.precision={other}",), tmp_path)
         assert in_precision_of_training(("precision=auto",), asked) == (f"precision={other}",)
     assert len(keys) == 2
+
+
+def test_a_directory_keeps_the_precision_that_was_chosen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned_in(*words: str, planning: bool = False) -> set[str]:
+        setup = Setup(PROFILES["laptop"], words, tmp_path, planning, sections=("table_7",))
+        found = [job for job in reproduce.plan(setup).jobs if job.command in ("train", "evaluate")]
+        given = {word.removeprefix("trainer.") for job in found for word in job.overrides if "precision=" in word}
+        assert all(any("precision=" in word for word in job.overrides) for job in found)
+        return given
+
+    monkeypatch.setattr(checks, "fastest_precision", lambda accelerator: "bf16-mixed")
+    assert planned_in(planning=True) == {"precision=bf16-mixed"}
+    assert not (tmp_path / "precision.json").exists()
+    monkeypatch.setattr(checks, "fastest_precision", lambda accelerator: "32-true")
+    assert planned_in() == {"precision=32-true"}
+    monkeypatch.setattr(checks, "fastest_precision", lambda accelerator: "bf16-mixed")
+    assert planned_in() == planned_in(planning=True) == {"precision=32-true"}
+    assert planned_in("trainer.precision=bf16-mixed") == {"precision=bf16-mixed"}
+    assert planned_in() == {"precision=32-true"}
 
 
 def test_another_corpus_replaces_all_that_chose_the_users(tmp_path: Path) -> None:
