@@ -175,6 +175,10 @@ def unit_of(metrics: Mapping[str, Any]) -> Unit:
     return "ppl" if metrics["corpus"]["level"] in ("word", "bpe") else "bpc"
 
 
+class Pending(Exception):  # noqa: N818 - a state, not an error
+    """A result is asked for before its job is finished."""
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """Result files of finished jobs.
@@ -183,11 +187,13 @@ class Outcomes:
         runs: folder of all runs.
         figures: folder of the report's figures.
         jobs: all jobs of the reproduction; the spread between seeds is pooled over them.
+        finished: names of the jobs that are finished; None for all.
     """
 
     runs: Path
     figures: Path
     jobs: tuple[Job, ...] = ()
+    finished: frozenset[str] | None = None
 
     @property
     def unit(self) -> Unit:
@@ -198,8 +204,11 @@ class Outcomes:
         """Read a JSON file of a job.
 
         Raises:
+            Pending: the job is not finished.
             UserError: the file is missing or damaged.
         """
+        if self.finished is not None and job.name not in self.finished:
+            raise Pending(job.name)
         path = self.runs / job.name / file
         try:
             found: dict[str, Any] = json.loads(path.read_text())
