@@ -92,21 +92,26 @@ def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
     return [job for arm, arm_runs in runs.items() for run in arm_runs for job in (run, sweep_job(arm, run, setup))]
 
 
+class _Finished(dict[Arm, list[Evaluation]]):
+    """Finished evaluations; a section that needs an arm without one is pending."""
+
+    def __missing__(self, arm: Arm) -> list[Evaluation]:
+        raise Pending(arm.title)
+
+
 def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
-    """Read the evaluations that are finished; an arm without one is left out."""
-    found = {
-        arm: [read_evaluation(sweep_job(arm, run, setup), outcomes, run.seed or 0) for run in arm_runs]
-        for arm, arm_runs in runs.items()
-    }
-    return {arm: kept for arm, read in found.items() if (kept := [one for one in read if one])}
+    """Read the evaluations that are finished; an arm without one is left out, and looking it up raises `Pending`."""
+    found = _Finished()
+    for arm, arm_runs in runs.items():
+        for run in arm_runs:
+            if outcomes.has(job := sweep_job(arm, run, setup)):
+                found.setdefault(arm, []).append(evaluation(job, outcomes, run.seed or 0))
+    return found
 
 
-def read_evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation | None:
-    """Read the evaluation of one run; None while it is not finished."""
-    try:
-        return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
-    except Pending:
-        return None
+def evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation:
+    """Read the evaluation of one run."""
+    return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
 
 
 def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:
