@@ -12,7 +12,7 @@ with the claim's id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal
@@ -245,8 +245,11 @@ def sentence(part: ClaimPart, n_parts: int, n_holding: int) -> str:
     elif mark == "does not hold" and difference.high is not None and difference.high < 0:
         words = f"The effect has the opposite sign: {found}."
     elif mark == "does not hold":
-        half = decimal(part.half_of_paper, difference.digits, signed=True)
-        words = f"There is no effect of even half the paper’s size: {found}, where half would be {half}."
+        half, digits = part.half_of_paper, difference.digits
+        while digits < 6 and difference.high is not None and round(half, digits) == round(difference.high, digits):
+            digits += 1  # the end must be seen to lie below
+        found, limit = shown(replace(difference, digits=digits), part.unit), decimal(half, digits, signed=True)
+        words = f"There is no effect of even half the paper’s size: {found}, where half would be {limit}."
     elif difference.low is None and difference.high is None:
         words = f"The run cannot tell: {found}, and nothing was repeated that would show how much chance changes it."
     elif chance is not None:
