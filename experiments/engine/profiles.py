@@ -118,6 +118,8 @@ class Setup:
         logger: wandb, csv or none.
         prefix: words in front of every job's command, such as `srun --nodes 2`.
         command: command line that makes the same report.
+        again: command line that continues this call.
+        minutes: time that this call may take; None for no limit.
     """
 
     profile: Profile
@@ -129,6 +131,8 @@ class Setup:
     logger: str = "wandb"
     prefix: tuple[str, ...] = ()
     command: str = ""
+    again: str = ""
+    minutes: float | None = None
 
     @property
     def config(self) -> Config:
