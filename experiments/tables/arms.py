@@ -35,11 +35,14 @@ class OtherCorpus:
         overrides: Hydra overrides that choose it.
         recipe: they choose a published experiment, with its model and lengths; of the user's options only those of
             `PLACES` apply.
+        max_tokens: of a split that are scored, at training's lengths and others; None for whole splits at training's
+            lengths alone, where lines are in random order.
     """
 
     name: str
     overrides: tuple[str, ...]
     recipe: bool = False
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True)

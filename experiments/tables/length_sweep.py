@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, Outcomes, Pending, composed
+from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
@@ -66,11 +66,18 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     config = composed(run.overrides)
     whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
     given = in_precision_of_training(profile.evaluate, setup)
+    if arm.corpus and arm.corpus.max_tokens:
+        stated = dict(word.split("=", 1) for word in given)
+        segment = int(stated.get("batch_size", config.evaluation.batch_size)) * setup.config.evaluation.segment_len
+        n = max(1, arm.corpus.max_tokens // segment)
+        given = (*given, f"max_segments={min(n, int(stated.get('max_segments', n)))}")
+        whole = []
     words = [f"checkpoint={run.checkpoint}", *(_same_tokens(word, config, setup) for word in given), *whole]
     words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
     if not arm.baseline:
         # Lines in random order hold nothing that longer attention could find.
-        lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
+        shuffled = arm.corpus and arm.corpus.max_tokens is None
+        lengths = [config.data.segment_len] if shuffled else profile.attention_lengths
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
     if run.seed == profile.seeds[0] and arm.encoding == "relative" and not arm.baseline and not arm.corpus:
         words += ["unclamped=true"] if arm in IN_FIGURE else []
@@ -94,19 +101,17 @@ def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
 
 def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
     """Read the evaluations that are finished; an arm without one is left out."""
-    found = {
-        arm: [read_evaluation(sweep_job(arm, run, setup), outcomes, run.seed or 0) for run in arm_runs]
-        for arm, arm_runs in runs.items()
-    }
-    return {arm: kept for arm, read in found.items() if (kept := [one for one in read if one])}
+    found: dict[Arm, list[Evaluation]] = {}
+    for arm, arm_runs in runs.items():
+        for run in arm_runs:
+            if outcomes.has(job := sweep_job(arm, run, setup)):
+                found.setdefault(arm, []).append(evaluation(job, outcomes, run.seed or 0))
+    return found
 
 
-def read_evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation | None:
-    """Read the evaluation of one run; None while it is not finished."""
-    try:
-        return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
-    except Pending:
-        return None
+def evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation:
+    """Read the evaluation of one run."""
+    return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
 
 
 def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:

@@ -50,8 +50,9 @@ def longest_segment(config: Config) -> int:
     """
 
     def without(segment_len: int) -> Config:
-        data, memory = replace(config.data, segment_len=segment_len), replace(config.memory, mem_len=0)
-        return replace(config, data=data, memory=memory)
+        memory: Any = config.memory
+        data = replace(config.data, segment_len=segment_len)
+        return replace(config, data=data, memory=replace(memory, mem_len=0))
 
     own, available = config.data.segment_len, saved_bytes(config)
     longer = count(own // STEP * STEP + STEP, STEP)

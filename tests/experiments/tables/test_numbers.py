@@ -39,11 +39,20 @@ DIFFERENCES = """
     table_6 our_encoding_is_better/al_rfou_half                 -relative/half -al_rfou/half best 31.16 30.10
     table_6 half_loss_rescues_absolute_encodings/absolute       -absolute/half -absolute init
     table_6 half_loss_rescues_absolute_encodings/al_rfou        -al_rfou/half -al_rfou init
+    table_6 half_loss_rescues_absolute_encodings/absolute_random_half   -absolute/half -absolute/random_half init
+    table_6 half_loss_rescues_absolute_encodings/al_rfou_random_half    -al_rfou/half -al_rfou/random_half init
+    table_6 beside/half_loss/relative                           -relative/half -relative init
+    table_6 beside/half_loss/relative_random_half               -relative/half -relative/random_half init
     table_7 recurrence_helps_without_long_dependencies/init     lines:+relative lines:-relative init 27.1 25.2
-    table_10 recurrence_beats_longer_segments/full              +relative -relative/long=tokens best 27.98 26.77
-    table_10 -relative/long=steps                               +relative -relative/long=steps best 27.98 26.77
-    table_10 -relative/half/long=tokens                 +relative/half -relative/half/long=tokens best 28.83 28.33
-    table_10 -relative/half/long=steps                  +relative/half -relative/half/long=steps best 28.83 28.33
+    table_10 recurrence_beats_longer_segments/full              +relative -relative/long=memory best 27.98 26.77
+    table_10 beside/-relative/long=tokens                       +relative -relative/long=tokens best 27.98 26.77
+    table_10 beside/-relative/long=steps                        +relative -relative/long=steps best 27.98 26.77
+    table_10 beside/-relative/half/long=tokens          +relative/half -relative/half/long=tokens best 28.83 28.33
+    table_10 beside/-relative/half/long=steps           +relative/half -relative/half/long=steps best 28.83 28.33
+    regime regime/own                                           +relative -relative init
+    regime regime/adam                                          +relative/Adam -relative/Adam init
+    regime regime/longer_memory                         +relative/memory_twice_as_long -relative init
+    regime regime/half_segments         +relative/segments_half_as_long -relative/segments_half_as_long init
     beyond beyond/relative_memory                               +relative -relative init
     beyond memory_helps_with_rope/init                          +rope -rope init
     beyond memory_helps_without_an_encoding/init                +none -none init
