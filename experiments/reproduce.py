@@ -29,6 +29,8 @@ from experiments.tables import (
     beyond,
     figures_5_to_7,
     main_results,
+    prose,
+    regime,
     table_6,
     table_7,
     table_8,
@@ -54,6 +56,8 @@ SECTIONS: dict[str, ModuleType] = {
     "table_10": table_10,
     "figures_5_to_7": figures_5_to_7,
     "appendix_e": appendix_e,
+    "regime": regime,
+    "prose": prose,
     "beyond": beyond,
 }
 ON_REQUEST = ("beyond",)  # made only if --only names them: the default run has no time for them

@@ -15,6 +15,7 @@ from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.plan import Plan, Stopwatch
 from experiments.report.pages import assemble, write_report
 from experiments.report.sections import Section
+from experiments.tables import regime
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.processes import Progress
 
@@ -77,7 +78,9 @@ class LiveReport:
             self._sections = [self._section(name, outcomes) for name in self.modules]
             self._finished = finished
         state = None if finished is None else self._state(len(done), stopped)
-        results = assemble(self.plan, outcomes, self._sections, _claims(self._sections), self.watch, state)
+        claims = _claims(self._sections)
+        sections = [regime.with_marks(one, claims) if one.id == "regime" else one for one in self._sections]
+        results = assemble(self.plan, outcomes, sections, claims, self.watch, state)
         write_report(results, setup.directory)
         return results
 
