@@ -150,11 +150,6 @@ class Arm:
         share = LONGER[self.loss] if self.longer else self.variant.segment if self.variant else 1.0
         return round(config.data.segment_len * share)
 
-    def is_paired_with(self, other: Arm) -> bool:
-        """Return whether both arms have the same initial weights and data: they differ in recurrence or loss alone."""
-        same = replace(self, recurrence=other.recurrence, loss=other.loss) == other
-        return self.baseline is None and self.longer is None and self != other and same
-
     def accepts(self, override: str) -> bool:
         """Return whether an override of the user's applies to this arm."""
         option = override.split("=")[0]

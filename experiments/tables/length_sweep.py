@@ -99,9 +99,16 @@ def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
     return [job for arm, arm_runs in runs.items() for run in arm_runs for job in (run, sweep_job(arm, run, setup))]
 
 
+class _Finished(dict[Arm, list[Evaluation]]):
+    """Finished evaluations; a section that needs an arm without one is pending."""
+
+    def __missing__(self, arm: Arm) -> list[Evaluation]:
+        raise Pending(arm.title)
+
+
 def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
-    """Read the evaluations that are finished; an arm without one is left out."""
-    found: dict[Arm, list[Evaluation]] = {}
+    """Read the evaluations that are finished; an arm without one is left out, and looking it up raises `Pending`."""
+    found = _Finished()
     for arm, arm_runs in runs.items():
         for run in arm_runs:
             if outcomes.has(job := sweep_job(arm, run, setup)):

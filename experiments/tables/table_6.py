@@ -234,7 +234,7 @@ def _losses_table(found: Evaluations, unit: str) -> Table:
 
 
 def _attention_length_note(found: Evaluations, unit: str) -> str:
-    tolerance = found[ON][0].sweep["tolerance"]
+    tolerance = next(iter(found.values()))[0].sweep["tolerance"]
     return f"Attention length: the shortest whose validation loss is at most {tolerance} {unit} above the best."
 
 

@@ -98,16 +98,6 @@ def test_files_that_share_no_token_or_were_cut_off_are_named(tmp_path: Path) -> 
             shared_blocks([tmp_path / "a.npz"])
 
 
-def test_pairs_share_initialization_and_data() -> None:
-    assert OFF.is_paired_with(ON)
-    assert Arm(False, "al_rfou", "half").is_paired_with(Arm(False, "al_rfou"))
-    assert Arm(False, "relative", "half").is_paired_with(ON)
-    assert not ON.is_paired_with(ON)
-    assert not Arm(False, "shaw").is_paired_with(ON)
-    assert not Arm(False, longer="equal tokens").is_paired_with(Arm(False, loss="half", longer="equal tokens"))
-    assert not Arm(baseline="lstm").is_paired_with(ON)
-
-
 def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -> None:
     """`max_segments` counts segments, whose length differs between the arms."""
     setup = Setup(replace(PROFILES["laptop"], evaluate=("max_segments=200",)), (), tmp_path)
