@@ -2,26 +2,45 @@
 
 from typing import Any
 
+PARTIAL = {"effect": None, "low": None, "high": None, "relative": None, "relative_low": None, "relative_high": None}
 
-def claim(mark: str, relative: float = 4.2, theirs: float | None = 2.7) -> dict[str, Any]:
-    """Claim named after its mark, with an effect of 0.1 bpc."""
-    return {
-        "id": f"{mark} {relative:g}".replace(" ", "_"),
-        "short": f"short {mark}",
-        "claim": f"The claim {mark}.",
-        "paper": "Table 6: numbers",
-        "rule": "One minus other.",
-        "evidence": "one − other: +0.100 bpc",
-        "mark": mark,
+
+def claim(mark: str | None, relative: float = 4.2, theirs: float | None = 2.7, **changes: Any) -> dict[str, Any]:
+    """Claim of one part named after its mark, with an effect of 0.1 bpc; with changes to both."""
+    part = {
         "effect": 0.1,
         "low": 0.05,
         "high": 0.15,
-        "smallest": 0.05,
         "unit": "bpc",
         "relative": relative,
         "relative_low": relative - 1,
         "relative_high": relative + 1,
         "relative_paper": theirs,
-        "part": "one − other",
-        "tables": ["table_6"],
+        "mark": mark,
+        "margin": 0.05,
+        "power": 0.84,
+        **changes,
     }
+    return {
+        "id": f"{mark} {relative:g}".replace(" ", "_"),
+        "short": f"short {mark}",
+        "panel": "losses",
+        "claim": f"The claim {mark}.",
+        "paper": "Table 6: numbers",
+        "rule": "One minus other.",
+        "evidence": "one − other: +0.100 bpc",
+        "state": "final",
+        "part": "one − other",
+        "parts": [{"key": "part", "title": f"one − other, {mark}", "pending": 0, **part}],
+        "n_parts": 1,
+        "n_holding": int(mark == "holds"),
+        "sentence": f"Why it {mark}." if mark in ("does not hold", "within noise") else "",
+        "tables": ["table_6"],
+        **part,
+    }
+
+
+def pending_claim() -> dict[str, Any]:
+    """Claim without any finished run; its part waits for two."""
+    empty = claim(None, **PARTIAL, margin=None, power=None) | {"state": "pending"}
+    return empty | {"parts": [{**part, "pending": 2} for part in empty["parts"]]}
