@@ -118,11 +118,6 @@ class Arm:
         words += self.variant.changes(config) if self.variant else ()
         return tuple(words)
 
-    def is_paired_with(self, other: Arm) -> bool:
-        """Return whether both arms have the same initial weights and data: they differ in recurrence or loss alone."""
-        same = replace(self, recurrence=other.recurrence, loss=other.loss) == other
-        return self.baseline is None and self.longer is None and self != other and same
-
     def accepts(self, override: str) -> bool:
         """Return whether an override of the user's applies to this arm."""
         option = override.split("=")[0]

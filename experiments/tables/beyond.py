@@ -17,7 +17,7 @@ from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import Number, Section, Table, cell, copied_figures, label, ours, over_seeds
 from experiments.tables.arms import Arm, Variant, kept, training
-from experiments.tables.comparisons import Comparison, compare, comparisons_table
+from experiments.tables.comparisons import Comparison, compare, comparisons_table, planned
 from experiments.tables.length_sweep import OFF, ON, At, Evaluations, evaluations, loss_columns, with_sweeps
 from experiments.tables.table_8 import recl_cell, recl_job
 from txl_lightning.config.schemas import Config
@@ -138,7 +138,7 @@ def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
     return [
         compare(key, better, worse, at, evaluated, outcomes)
         for key, better, worse, at in (*COMPARED, *parts)
-        if better in evaluated and worse in evaluated
+        if planned(better, outcomes) and planned(worse, outcomes)
     ]
 
 

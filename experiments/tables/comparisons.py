@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from zipfile import BadZipFile
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.engine.jobs import Outcomes
-from experiments.report.sections import Number, Table, cell, label, ours, paper
+from experiments.report.sections import Cell, Column, Number, Table, Text, cell, label, ours, paper
 from experiments.tables.arms import Arm
 from experiments.tables.intervals import (
     MANY_BLOCKS,
@@ -27,7 +27,7 @@ from experiments.tables.intervals import (
     mean_over_seeds,
     pooled_spread,
 )
-from experiments.tables.length_sweep import At, Evaluation, Evaluations
+from experiments.tables.length_sweep import At, Evaluation, Evaluations, evaluation
 from txl_lightning.errors import UserError
 
 FEWEST_TOKENS, MOST_TOKENS = 1000, 20_000  # of a block
@@ -40,25 +40,33 @@ class Comparison:
     Args:
         key: of its row; begins with the claim's id and a slash.
         title: names both sides.
-        difference: in the table's unit; positive supports the claim.
+        difference: in the table's unit; positive supports the claim. None while a side has no finished run.
         relative: the same in percent of one side: for losses of the one that should be worse.
         paper: the paper's difference in percent; None where it has none.
         tokens: that both sides were scored on; None where tokens are not what was measured.
         step: of the grid on which both sides were measured, in the table's unit; None for a continuous measure.
+        pending: planned runs of both sides that are not finished.
+        untested: why the difference says nothing about its claim, in a sentence; empty where it does.
     """
 
     key: str
     title: str
-    difference: Interval
-    relative: Interval
+    difference: Interval | None
+    relative: Interval | None
     paper: float | None = None
     tokens: int | None = None
     step: float | None = None
+    pending: int = 0
+    untested: str = ""
 
 
 def comparisons_table(name: str, title: str, unit: str | None, digits: int, found: Sequence[Comparison]) -> Table:
-    """Return the table of a section's comparisons; with a column of tokens where one of them counts tokens."""
-    tokens = {ours("tokens", "both sides scored on", "tokens"): lambda one: cell(one.tokens, 0)}
+    """Return the table of a section's comparisons; columns that no comparison fills are left out."""
+    rest: dict[Column, Callable[[Comparison], Cell]] = {
+        ours("tokens", "both sides scored on", "tokens"): lambda one: cell(one.tokens, 0),
+        ours("pending", "runs to come"): lambda one: cell(one.pending or None, 0),
+        ours("untested", "not tested"): lambda one: Text(one.untested) if one.untested else None,
+    }
     return Table.filled(
         f"{name}_differences",
         f"{title.partition(':')[0]}: differences with 95 % intervals",
@@ -67,7 +75,7 @@ def comparisons_table(name: str, title: str, unit: str | None, digits: int, foun
             label("arm", "difference of"): lambda one: one.title,
             ours("difference", "difference", unit): lambda one: _cell(one.difference, digits, one.step),
             ours("relative", "relative", "%"): lambda one: _cell(one.relative, 1),
-            **(tokens if any(comparison.tokens is not None for comparison in found) else {}),
+            **{column: value for column, value in rest.items() if any(value(one) for one in found)},
             paper("paper", "relative", "%"): lambda one: cell(one.paper, 1),
         },
     )
@@ -82,21 +90,26 @@ def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:
     return 100 * (math.log(worse_ppl) - math.log(better_ppl)) / math.log(worse_ppl)
 
 
+def planned(arm: Arm, outcomes: Outcomes) -> int:
+    """Return the number of runs of an arm that the reproduction evaluates."""
+    return sum(job.command == "evaluate" and job.arm == arm.title for job in outcomes.jobs)
+
+
 def compare(
     key: str, better: Arm, worse: Arm, at: At, found: Evaluations, outcomes: Outcomes, paper: float | None = None
 ) -> Comparison:
     """Return how much lower the test loss of one arm is than that of another, on the tokens that all runs scored.
 
-    Seeds are paired where both arms share initialization and data (`Arm.is_paired_with`). The variance between seeds
-    is pooled over all arms of the reproduction, of the loss of all scored tokens, in nats².
+    The variance between seeds is pooled over all arms of the reproduction, of the loss of all scored tokens, in nats².
     """
-    one, other = found[worse], found[better]
-    (one_SB, other_SB), weights_B = shared_blocks(*([run.losses(at) for run in side] for side in (one, other)))
-    paired = worse.is_paired_with(better) and [run.seed for run in one] == [run.seed for run in other]
-    spread = pooled_spread(_by_arm(outcomes, lambda run: float(run.test(at)["nll"])))
-    nats = difference(one_SB, other_SB, weights_B, spread, paired=paired)
     title = f"{_versus(worse, better)}, {'training’s lengths' if at == 'init' else 'best lengths'}"
-    return _comparison(key, title, nats, (one_SB, other_SB), weights_B, outcomes, paper)
+    planned_only = _without_result(key, title, (worse, better), found, outcomes, paper)
+    if not (worse in found and better in found):
+        return planned_only
+    (worse_SB, better_SB), weights_B = shared_blocks(*([run.losses(at) for run in found[a]] for a in (worse, better)))
+    spread = pooled_spread(_by_arm(outcomes, lambda run: float(run.test(at)["nll"])))
+    nats = difference(worse_SB, better_SB, weights_B, spread)
+    return _with_result(planned_only, nats, (worse_SB, better_SB), weights_B, outcomes)
 
 
 def compare_gains(
@@ -111,19 +124,20 @@ def compare_gains(
     def gain(run: Evaluation) -> float:
         return float(run.test("init")["nll"] - run.test("best")["nll"]) if run.chose_longer else 0.0
 
+    arms = (arm,) if other is None else (arm, other)
+    title = f"gain of longer attention: {arm.title if other is None else _versus(arm, other)}"
+    planned_only = _without_result(key, title, arms, found, outcomes, paper)
+    if not all(side in found for side in arms):
+        return planned_only
+    files = [[run.losses(at) for run in found[side]] for side in arms for at in ("init", "best")]
+    losses_SB, weights_B = shared_blocks(*files)
+    gains_SB = [_gains(found[side], *losses_SB[2 * i : 2 * i + 2]) for i, side in enumerate(arms)]
     spread = pooled_spread([gains for gains in _by_arm(outcomes, gain) if any(gains)])
-    sides = [found[arm]] if other is None else [found[arm], found[other]]
-    files = [[run.losses(at) for run in side] for side in sides for at in ("init", "best")]
-    (init_SB, best_SB, *others_SB), weights_B = shared_blocks(*files)
-    gain_SB = _gains(found[arm], init_SB, best_SB)
-    title = "gain of longer attention"
     if other is None:
-        title = f"{title}: {arm.title}"
-        nats = mean_over_seeds(gain_SB, weights_B, spread)
+        nats = mean_over_seeds(gains_SB[0], weights_B, spread)
     else:
-        nats = difference(gain_SB, _gains(found[other], *others_SB), weights_B, spread, paired=False)
-        title = f"{title}: {_versus(arm, other)}"
-    return _comparison(key, title, nats, (init_SB, best_SB), weights_B, outcomes, paper)
+        nats = difference(gains_SB[0], gains_SB[1], weights_B, spread)
+    return _with_result(planned_only, nats, losses_SB[:2], weights_B, outcomes)
 
 
 def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
@@ -159,7 +173,9 @@ def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
     return [np.stack([by_block(path) for path in group]) for group in groups], counts.astype(np.float64)
 
 
-def _cell(interval: Interval, digits: int, step: float | None = None) -> Number:
+def _cell(interval: Interval | None, digits: int, step: float | None = None) -> Cell:
+    if interval is None:
+        return None
     return Number(interval.effect, digits, low=interval.low, high=interval.high, step=step)
 
 
@@ -169,21 +185,24 @@ def _gains(runs: Sequence[Evaluation], init_SB: Array, best_SB: Array) -> Array:
     return gains
 
 
-def _comparison(
-    key: str,
-    title: str,
-    nats: Interval,
-    sides_SB: tuple[Array, Array],
-    weights_B: Array,
-    outcomes: Outcomes,
-    paper: float | None,
+def _without_result(
+    key: str, title: str, arms: Sequence[Arm], found: Evaluations, outcomes: Outcomes, paper: float | None
+) -> Comparison:
+    """Comparison that has no difference yet, with the number of runs to come."""
+    pending = sum(max(0, planned(arm, outcomes) - len(found.get(arm, ()))) for arm in arms)
+    return Comparison(key, title, None, None, paper, pending=pending)
+
+
+def _with_result(
+    planned_only: Comparison, nats: Interval, sides_SB: Sequence[Array], weights_B: Array, outcomes: Outcomes
 ) -> Comparison:
     """Comparison in the unit of the report; `sides_SB` are losses: the worse side as claimed, then the better one."""
     worse, better = (float(side_SB.mean(axis=0) @ weights_B / weights_B.sum()) for side_SB in sides_SB)
     in_unit = nats.times(1 / math.log(2))
     if outcomes.unit == "ppl":
         in_unit = nats.mapped(lambda d: math.exp(better) * (math.exp(d) - 1))
-    return Comparison(key, title, in_unit, nats.times(100 / worse), paper, int(weights_B.sum()))
+    relative, tokens = nats.times(100 / worse), int(weights_B.sum())
+    return replace(planned_only, difference=in_unit, relative=relative, tokens=tokens)
 
 
 def _versus(one: Arm, other: Arm) -> str:
@@ -197,12 +216,11 @@ def _versus(one: Arm, other: Arm) -> str:
 
 
 def _by_arm(outcomes: Outcomes, value: Callable[[Evaluation], float]) -> list[list[float]]:
-    """Return a value of every evaluation of the reproduction, a list for each arm."""
+    """Return a value of every finished evaluation of the reproduction, a list for each arm."""
     found: dict[str, list[float]] = {}
     for job in outcomes.jobs:
-        if job.command == "evaluate":
-            run = Evaluation(0, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
-            found.setdefault(job.arm, []).append(value(run))
+        if job.command == "evaluate" and outcomes.has(job):
+            found.setdefault(job.arm, []).append(value(evaluation(job, outcomes)))
     return list(found.values())
 
 

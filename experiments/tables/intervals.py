@@ -19,7 +19,6 @@ RESAMPLES = 10_000
 TAIL = 0.025  # on each side of a 95 % interval
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 MANY_BLOCKS = 30  # whose resampled means spread as they should, within 6 %
-FEWEST_PAIRS = 3  # with fewer, the spread of the pairs says too little
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,12 @@ class SeedSpread:
     """Spread of runs that differ in nothing but the seed.
 
     Args:
-        variance: of the mean loss of one run, pooled over arms: Σ_arm Σ_s (L_s - mean)² / freedom.
-        freedom: degrees of freedom, Σ_arm (seeds - 1); 0 where no arm has two seeds.
+        variance: of the mean loss of one run.
+        freedom: degrees of freedom of the variance; 0 where nothing was repeated.
     """
 
     variance: float
-    freedom: int
+    freedom: float
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,10 @@ class Interval:
 def pooled_spread(arms: Sequence[Sequence[float]]) -> SeedSpread:
     """Pool the variance between seeds over arms, each a list of one value per run.
 
-    Two or three seeds alone say little of their own variance; all arms together say enough if the seed moves them
-    alike (the assumption of an analysis of variance).
+        variance = Σ_arm Σ_s (L_s - mean_arm)² / freedom,     freedom = Σ_arm (S_arm - 1)
+
+    Two or three seeds say little of their own variance. All arms together say enough if the seed moves them alike, the
+    assumption of an analysis of variance. `experiments/simulation.py` compares this rule with others.
     """
     deviations = [np.asarray(values) - np.mean(values) for values in arms if len(values) > 1]
     freedom = sum(len(part) - 1 for part in deviations)
@@ -73,30 +74,34 @@ def pooled_spread(arms: Sequence[Sequence[float]]) -> SeedSpread:
 
 
 def difference(
-    worse_SB: Array, better_SB: Array, weights_B: Array, spread: SeedSpread, *, paired: bool, seed: int = 1
+    worse_SB: Array,
+    better_SB: Array,
+    weights_B: Array,
+    spread: SeedSpread,
+    *,
+    seed: int = 1,
+    resamples: int = RESAMPLES,
 ) -> Interval:
     """Return the mean loss of one arm minus that of another, with a 95 % interval over seeds and blocks together.
 
         effect  = Σ_b w_b (mean_s worse[s, b] - mean_s better[s, b]) / Σ_b w_b
-        effect* = (the same over blocks drawn with replacement) + sigma · t,     t ~ Student(freedom)
+        effect* = (the same over blocks drawn with replacement) + sigma · t,     t ~ Student(spread.freedom)
+        sigma²  = spread.variance · (1 / S_worse + 1 / S_better)
 
     The ends are quantiles of effect*. Blocks are resampled, t is integrated. Seeds are too few to resample (an interval
     from three covers the truth four times in five): their share has the Student distribution, exact for normally
-    distributed seeds, with
-
-        paired:    sigma² = variance of the differences seed by seed / S, freedom S - 1
-        unpaired:  sigma² = spread.variance · (1 / S_worse + 1 / S_better), freedom of `spread`
+    distributed seeds.
 
     Args:
         worse_SB: mean loss of each block in nats, a row per seed.
-        better_SB: the same of the other arm; with `paired`, the same seeds in the same order.
+        better_SB: the same of the other arm.
         weights_B: tokens of each block.
         spread: between seeds, of all arms.
-        paired: equal seeds share initialization and data. With fewer than three pairs the unpaired rule is used.
         seed: of the resampling.
+        resamples: of the blocks.
 
     Returns:
-        The difference; without ends where chance cannot be told: too few seeds and no pooled spread, or a single block.
+        The difference; without ends where chance cannot be told: no arm has two seeds, or the text is a single block.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -104,26 +109,15 @@ def difference(
     if worse_SB.shape[1:] != better_SB.shape[1:] or worse_SB.shape[1] != len(weights_B):
         raise ValueError(f"blocks of {worse_SB.shape}, {better_SB.shape} and {weights_B.shape} do not fit")
     difference_B = worse_SB.mean(axis=0) - better_SB.mean(axis=0)
-    if paired and len(worse_SB) >= FEWEST_PAIRS and worse_SB.shape == better_SB.shape:
-        return mean_over_seeds(worse_SB - better_SB, weights_B, spread, seed=seed)
-    variance = spread.variance * (1 / len(worse_SB) + 1 / len(better_SB))
+    share = SeedSpread(spread.variance * (1 / len(worse_SB) + 1 / len(better_SB)), spread.freedom)
     by_chance = _of_seeds_in_blocks(worse_SB) + _of_seeds_in_blocks(better_SB)
-    return _resampled(difference_B, weights_B, variance, spread.freedom, by_chance, seed)
+    return _resampled(difference_B, weights_B, share, by_chance, seed, resamples)
 
 
 def mean_over_seeds(values_SB: Array, weights_B: Array, spread: SeedSpread, *, seed: int = 1) -> Interval:
-    """Return the mean of a value that each run has by itself, such as a gain, with its interval as in `difference`.
-
-    The variance between seeds is that of the values with three seeds or more, else that of `spread`. Values that do not
-    differ at all, such as gains of 0 by three runs that kept training's length, have that of `spread` too: they do not
-    show that another seed would have the same.
-    """
-    S, variance, freedom = len(values_SB), spread.variance, spread.freedom
-    if S >= FEWEST_PAIRS:
-        by_seed_S = values_SB @ weights_B / weights_B.sum()
-        if np.ptp(by_seed_S) > 0:
-            variance, freedom = float(by_seed_S.var(ddof=1)), S - 1
-    return _resampled(values_SB.mean(axis=0), weights_B, variance / S, freedom, _of_seeds_in_blocks(values_SB), seed)
+    """Return the mean of a value that each run has by itself, such as a gain, with its interval as in `difference`."""
+    share = SeedSpread(spread.variance / len(values_SB), spread.freedom)
+    return _resampled(values_SB.mean(axis=0), weights_B, share, _of_seeds_in_blocks(values_SB), seed, RESAMPLES)
 
 
 def of_repeats(values: Sequence[float] | Array) -> Interval:
@@ -136,13 +130,13 @@ def of_repeats(values: Sequence[float] | Array) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def student(freedom: int) -> float:
+def student(freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t distribution."""
     angles, within = _student_by_angle(freedom)
     return float(freedom**0.5 * np.tan(np.interp(1 - 2 * TAIL, within, angles)))
 
 
-def _below(values: Array, freedom: int) -> Array:
+def _below(values: Array, freedom: float) -> Array:
     """Probability that Student's t is below each value."""
     within = np.interp(np.arctan(np.abs(values) / freedom**0.5), *_student_by_angle(freedom))
     below: Array = 0.5 + np.sign(values) * within / 2
@@ -150,7 +144,7 @@ def _below(values: Array, freedom: int) -> Array:
 
 
 @cache
-def _student_by_angle(freedom: int) -> tuple[Array, Array]:
+def _student_by_angle(freedom: float) -> tuple[Array, Array]:
     """Angles from 0 to π/2, and the probability of |t| < √freedom · tan(angle) for each.
 
     With t = √freedom · tan(angle) the density becomes cos(angle)^(freedom - 1); it is integrated by trapezes.
@@ -162,26 +156,26 @@ def _student_by_angle(freedom: int) -> tuple[Array, Array]:
 
 
 def _resampled(
-    values_B: Array, weights_B: Array, variance: float, freedom: int, by_chance: float, seed: int
+    values_B: Array, weights_B: Array, seeds: SeedSpread, by_chance: float, seed: int, resamples: int
 ) -> Interval:
     """Effect and ends: blocks drawn with replacement plus Student's share of the seeds.
 
-    A block's value also varies because seeds treat blocks differently. `variance` has this share already, so the
+    A block's value also varies because seeds treat blocks differently. `seeds` has this share already, so the
     resampled values are shrunk towards their mean by it (`by_chance`). Means of few resampled blocks spread too little:
     the values are stretched as far as Student's t with B - 1 degrees of freedom asks.
     """
     B, effect = len(values_B), float(values_B @ weights_B / weights_B.sum())
-    if not freedom or B < 2:
+    if not seeds.freedom or B < 2:
         return Interval(effect)
     text_share = max(0.0, 1 - by_chance / max(float(values_B.var(ddof=1)), 1e-300)) ** 0.5
     if B < MANY_BLOCKS:
         text_share *= (B / (B - 1)) ** 0.5 * student(B - 1) / NORMAL
     random = np.random.default_rng(seed)
-    drawn = _over_blocks(effect + text_share * (values_B - effect), weights_B, random)
-    return Interval(effect, *(_quantile(drawn, variance**0.5, freedom, part) for part in (TAIL, 1 - TAIL)))
+    drawn = _over_blocks(effect + text_share * (values_B - effect), weights_B, random, resamples)
+    return Interval(effect, *(_quantile(drawn, seeds.variance**0.5, seeds.freedom, part) for part in (TAIL, 1 - TAIL)))
 
 
-def _quantile(drawn: Array, sigma: float, freedom: int, part: float) -> float:
+def _quantile(drawn: Array, sigma: float, freedom: float, part: float) -> float:
     """Quantile of a drawn value plus sigma · t, by bisection of the probability below it."""
     if not sigma:
         return float(np.quantile(drawn, part))
@@ -205,10 +199,10 @@ def _of_seeds_in_blocks(losses_SB: Array) -> float:
     return float((rest**2).sum()) / ((S - 1) * (B - 1)) / S
 
 
-def _over_blocks(values_B: Array, weights_B: Array, random: np.random.Generator) -> Array:
+def _over_blocks(values_B: Array, weights_B: Array, random: np.random.Generator, resamples: int) -> Array:
     """Weighted means of as many blocks drawn with replacement, one a resample."""
     B = len(values_B)
-    counts = random.multinomial(B, np.full(B, 1 / B), size=RESAMPLES)
+    counts = random.multinomial(B, np.full(B, 1 / B), size=resamples)
     weights = counts * weights_B
     means: Array = weights @ values_B / weights.sum(axis=1)
     return means

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
@@ -92,16 +92,26 @@ def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
     return [job for arm, arm_runs in runs.items() for run in arm_runs for job in (run, sweep_job(arm, run, setup))]
 
 
+class _Finished(dict[Arm, list[Evaluation]]):
+    """Finished evaluations; a section that needs an arm without one is pending."""
+
+    def __missing__(self, arm: Arm) -> list[Evaluation]:
+        raise Pending(arm.title)
+
+
 def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
-    """Read the evaluations of all runs."""
-    return {
-        arm: [
-            Evaluation(run.seed or 0, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
-            for run in arm_runs
-            for job in (sweep_job(arm, run, setup),)
-        ]
-        for arm, arm_runs in runs.items()
-    }
+    """Read the evaluations that are finished; an arm without one is left out, and looking it up raises `Pending`."""
+    found = _Finished()
+    for arm, arm_runs in runs.items():
+        for run in arm_runs:
+            if outcomes.has(job := sweep_job(arm, run, setup)):
+                found.setdefault(arm, []).append(evaluation(job, outcomes, run.seed or 0))
+    return found
+
+
+def evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation:
+    """Read the evaluation of one run."""
+    return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
 
 
 def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:

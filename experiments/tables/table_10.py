@@ -65,7 +65,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, unit: str, outcomes: Outcomes) -> Table:
-    metrics = {arm: outcomes.metrics(arm_runs[0]) for arm, arm_runs in runs.items()}
+    metrics = {arm: outcomes.metrics(runs[arm][0]) for arm in evaluated}
 
     def title(arm: Arm) -> str:
         words = f"{'recurrence' if arm.recurrence else 'no recurrence'}, {arm.loss} loss"
@@ -77,7 +77,7 @@ def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, unit: str, outcom
     return Table.filled(
         "table_10",
         TITLE,
-        {arm.key: arm for arm in runs},
+        {arm.key: arm for arm in runs if arm in evaluated},
         {
             label("arm"): title,
             ours("segment", "segment", "tokens"): lambda arm: cell(segment(arm), 0),

@@ -49,8 +49,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     runs = _runs(setup)
     found = evaluations(runs, setup, outcomes)
     metrics, unit = outcomes.metrics(next(iter(runs.values()))[0]), outcomes.unit
-    losses = {replace(arm, corpus=None): loss_cell(found[arm], unit) for arm in runs}  # by the arm of the paper's row
-    above = losses[ON].value
+    losses = {replace(arm, corpus=None): loss_cell(found[arm], unit) for arm in found}  # by the arm of the paper's row
+    on, off = (replace(arm, corpus=next(iter(runs)).corpus) for arm in (ON, OFF))
+    above = loss_cell(found[on], unit).value
     table = Table.filled(
         "table_7",
         TITLE,
@@ -63,7 +64,6 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             paper("paper_difference", "above the first row", "ppl"): lambda arm: cell(ROWS[arm].ppl - ROWS[ON].ppl, 1),
         },
     )
-    on, off = (replace(arm, corpus=next(iter(runs)).corpus) for arm in (ON, OFF))
     theirs = percent_of_loss(ROWS[OFF].ppl, ROWS[ON].ppl)
     difference = compare(f"{CLAIM}/init", on, off, "init", found, outcomes, theirs)
     return Section(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from experiments.tables.comparisons import compare, compare_gains, comparisons_table, shared_blocks
@@ -98,16 +98,6 @@ def test_files_that_share_no_token_or_were_cut_off_are_named(tmp_path: Path) -> 
             shared_blocks([tmp_path / "a.npz"])
 
 
-def test_pairs_share_initialization_and_data() -> None:
-    assert OFF.is_paired_with(ON)
-    assert Arm(False, "al_rfou", "half").is_paired_with(Arm(False, "al_rfou"))
-    assert Arm(False, "relative", "half").is_paired_with(ON)
-    assert not ON.is_paired_with(ON)
-    assert not Arm(False, "shaw").is_paired_with(ON)
-    assert not Arm(False, longer="equal tokens").is_paired_with(Arm(False, loss="half", longer="equal tokens"))
-    assert not Arm(baseline="lstm").is_paired_with(ON)
-
-
 def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -> None:
     """`max_segments` counts segments, whose length differs between the arms."""
     setup = Setup(replace(PROFILES["laptop"], evaluate=("max_segments=200",)), (), tmp_path)
@@ -123,3 +113,13 @@ def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -
     assert scored[0] == scored[1] == 200 * lengths[0]
     assert lengths[1] == lengths[0] // 2
     assert 0 <= scored[0] - scored[2] < lengths[2]
+
+
+def test_evaluations_are_those_that_are_finished(setup: Setup) -> None:
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+    write_losses(setup, runs, {ON: 0, OFF: 0})
+    finished = frozenset({sweep_job(ON, runs[ON][1], setup).name})
+    found = evaluations(runs, setup, Outcomes(setup.runs, setup.figures, finished=finished))
+    assert {arm: [one.seed for one in read] for arm, read in found.items()} == {ON: [2]}
+    with pytest.raises(Pending, match=runs[ON][0].name):
+        Outcomes(setup.runs, setup.figures, finished=finished).metrics(runs[ON][0])

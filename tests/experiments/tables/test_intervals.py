@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from experiments.tables import intervals
 from experiments.tables.intervals import (
     Interval,
     SeedSpread,
@@ -17,28 +16,23 @@ from experiments.tables.intervals import (
     student,
 )
 
-# Paired, seeds, blocks: the laptop run's test split has 33 blocks, WikiText-103's 30.
-CASES = [(True, 3, 60), (False, 2, 60), (False, 3, 33), (False, 3, 30), (True, 3, 5), (False, 2, 5)]
+# Seeds, blocks: the laptop run's test split has 33 blocks, WikiText-103's 30.
+CASES = [(2, 60), (3, 33), (3, 30), (2, 5)]
 TRUTH = 0.02
 
 
-def simulated(
-    random: np.random.Generator, S: int, B: int, shared: bool
-) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
+def simulated(random: np.random.Generator, S: int, B: int) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
     """Losses of two arms whose true difference is `TRUTH`, and the mean losses of other arms.
 
     Block b has a difficulty that all runs share and an own difference between the arms; every seed moves a run as a
-    whole (with `shared` both arms alike, and a little by itself) and every block of it.
+    whole and every block of it.
     """
     text, own = random.normal(0, 0.3, B), random.normal(0, 0.02, B)
 
-    def runs(offset: float, seeds: np.ndarray) -> np.ndarray:
-        return 2 + offset + text + seeds[:, None] + random.normal(0, 0.01, (S, B))
+    def runs(offset: float) -> np.ndarray:
+        return 2 + offset + text + random.normal(0, 0.01, (S, 1)) + random.normal(0, 0.01, (S, B))
 
-    common = random.normal(0, 0.01, S) if shared else np.zeros(S)
-    alone = 0.004 if shared else 0.01
-    worse = runs(TRUTH, common + random.normal(0, alone, S)) + own
-    better = runs(0.0, common + random.normal(0, alone, S))
+    worse, better = runs(TRUTH) + own, runs(0.0)
     others = [list(2 + random.normal(0, 0.01, 2)) for _ in range(8)]
     return worse, better, others
 
@@ -51,37 +45,30 @@ class NaiveSpread(NamedTuple):
 
 
 def naive_interval(
-    worse_SB: np.ndarray, better_SB: np.ndarray | None, spread: NaiveSpread, paired: bool
+    worse_SB: np.ndarray, better_SB: np.ndarray | None, spread: NaiveSpread
 ) -> tuple[float, float, float]:
     """Low end, effect and high end of a difference of losses of equally long blocks, by drawing from its definition.
 
-    Blocks are drawn with replacement, seeds as normally distributed: from three seeds that are paired (or one arm
-    alone, `better_SN` None), from the spread of all arms otherwise.
+    Blocks are drawn with replacement, seeds as normally distributed with the spread of all arms. Without `better_SB`
+    it is the interval of the mean of one arm.
     """
     random, n_draws, n_blocks = np.random.default_rng(3), 40_000, worse_SB.shape[1]
-    alone, better_SB = better_SB is None, np.zeros_like(worse_SB) if better_SB is None else better_SB
-    sides = [worse_SB, better_SB]
-    if paired and len(worse_SB) >= 3:
-        sides = [worse_SB - better_SB]
-        variance, freedom = float(np.var(sides[0].mean(axis=1), ddof=1)) / len(sides[0]), len(sides[0]) - 1
-    elif alone:
-        variance, freedom = spread.variance / len(worse_SB), spread.freedom
-    else:
-        variance, freedom = spread.variance * (1 / len(worse_SB) + 1 / len(better_SB)), spread.freedom
+    sides = [worse_SB] if better_SB is None else [worse_SB, better_SB]
+    variance = sum(spread.variance / len(side) for side in sides)
     interaction = 0.0
     for side in sides:
         S, B = side.shape
         if S > 1:
             rest = [side[s, b] - side[:, b].mean() - side[s].mean() + side.mean() for s in range(S) for b in range(B)]
             interaction += sum(x * x for x in rest) / ((S - 1) * (B - 1)) / S
-    blocks = worse_SB.mean(axis=0) - better_SB.mean(axis=0)
+    blocks = worse_SB.mean(axis=0) - (0.0 if better_SB is None else better_SB.mean(axis=0))
     text = max(0.0, 1 - interaction / np.var(blocks, ddof=1)) ** 0.5
     if n_blocks < 30:
         quantile = np.quantile(random.standard_t(n_blocks - 1, 400_000), 0.975)
         text *= (n_blocks / (n_blocks - 1)) ** 0.5 * quantile / 1.96
     effect = blocks.mean()
     drawn = effect + text * (random.choice(blocks - effect, (n_draws, n_blocks)).mean(axis=1))
-    drawn += variance**0.5 * random.standard_t(freedom, n_draws)
+    drawn += variance**0.5 * random.standard_t(spread.freedom, n_draws)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(effect), float(high)
 
@@ -89,27 +76,24 @@ def naive_interval(
 SLOW = [pytest.param(*case, 4000, marks=pytest.mark.slow) for case in CASES]
 
 
-@pytest.mark.parametrize(("paired", "S", "B", "simulations"), [(False, 2, 5, 500), *SLOW])
-def test_intervals_cover_the_truth(
-    paired: bool, S: int, B: int, simulations: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(intervals, "RESAMPLES", 400)
+@pytest.mark.parametrize(("S", "B", "simulations"), [(2, 5, 500), *SLOW])
+def test_intervals_cover_the_truth(S: int, B: int, simulations: int) -> None:
     random = np.random.default_rng(5)
     weights = np.full(B, 1000.0)
     covered = 0
     for i in range(simulations):
-        worse, better, others = simulated(random, S, B, paired)
+        worse, better, others = simulated(random, S, B)
         spread = pooled_spread([*others, worse.mean(axis=1).tolist(), better.mean(axis=1).tolist()])
-        found = difference(worse, better, weights, spread, paired=paired, seed=i)
+        found = difference(worse, better, weights, spread, seed=i, resamples=400)
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= TRUTH <= found.high
     assert abs(covered / simulations - 0.95) <= (0.02 if simulations > 1000 else 0.04) + 1e-9
 
 
-@pytest.mark.parametrize(("S_other", "paired"), [(3, True), (2, False)])
+@pytest.mark.parametrize("S_other", [3, 2])
 @pytest.mark.parametrize("n_blocks", [41, 5])
-def test_intervals_are_those_of_their_definition(S_other: int, paired: bool, n_blocks: int) -> None:
+def test_intervals_are_those_of_their_definition(S_other: int, n_blocks: int) -> None:
     random = np.random.default_rng([S_other, n_blocks])
     text = random.normal(2, 0.3, n_blocks)
 
@@ -117,8 +101,8 @@ def test_intervals_are_those_of_their_definition(S_other: int, paired: bool, n_b
         return text + random.normal(offset, 0.05, (count, n_blocks)) + random.normal(0, 0.02, (count, 1))
 
     worse, better = runs(3, 0.05) + random.normal(0, 0.05, n_blocks), runs(S_other, 0.0)
-    found = difference(worse, better, np.full(n_blocks, 1000.0), SeedSpread(4e-4, 7), paired=paired)
-    low, effect, high = naive_interval(worse, better, NaiveSpread(4e-4, 7), paired)
+    found = difference(worse, better, np.full(n_blocks, 1000.0), SeedSpread(4e-4, 7))
+    low, effect, high = naive_interval(worse, better, NaiveSpread(4e-4, 7))
     assert found.effect == pytest.approx(effect)
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.04 * (high - low))
 
@@ -140,34 +124,26 @@ def test_long_blocks_move_an_interval_more() -> None:
 
 
 def test_the_share_of_the_seeds_is_students_exactly() -> None:
-    """Where the text changes nothing, the interval is Student's t interval of the seeds."""
-    pairs = np.array([0.01, 0.02, 0.06])
-    worse, better = np.tile(2 + pairs[:, None], 40), np.full((3, 40), 2.0)
-    found = difference(worse, better, np.ones(40), SeedSpread(1.0, 9), paired=True)
-    alone = of_repeats(pairs)
-    assert (found.effect, found.low, found.high) == pytest.approx((alone.effect, alone.low, alone.high), rel=1e-5)
-
-
-def test_equal_values_take_the_spread_of_all_arms() -> None:
-    """Three runs without a gain do not show that no run would gain."""
-    none, spread = np.zeros((3, 40)), SeedSpread(3e-4, 6)
-    half = student(6) * 1e-2
-    found = mean_over_seeds(none, np.ones(40), spread)
-    assert (found.low, found.high) == pytest.approx((-half, half), rel=1e-4)
-    assert mean_over_seeds(none, np.ones(40), SeedSpread(0.0, 0)) == Interval(0.0)
+    """Where the text changes nothing: effect ± t · √(variance · (1/S + 1/S')), and √(variance / S) for a mean."""
+    worse, better = np.full((2, 40), 2.03), np.full((3, 40), 2.0)
+    spread = SeedSpread(3e-4, 6)
+    found, half = difference(worse, better, np.ones(40), spread), student(6) * math.sqrt(3e-4 * 5 / 6)
+    assert (found.effect, found.low, found.high) == pytest.approx((0.03, 0.03 - half, 0.03 + half), rel=1e-5)
+    alone = mean_over_seeds(np.zeros((3, 40)), np.ones(40), spread)
+    assert (alone.low, alone.high) == pytest.approx((-student(6) * 1e-2, student(6) * 1e-2), rel=1e-4)
 
 
 def test_one_seed_everywhere_has_an_effect_and_no_interval() -> None:
     worse, better = np.full((1, 4), 2.5), np.full((1, 4), 2.0)
-    assert difference(worse, better, np.ones(4), pooled_spread([[1.0], [2.0]]), paired=True) == Interval(0.5)
+    assert difference(worse, better, np.ones(4), pooled_spread([[1.0], [2.0]])) == Interval(0.5)
     assert mean_over_seeds(worse, np.ones(4), pooled_spread([])) == Interval(2.5)
     with pytest.raises(ValueError, match="do not fit"):
-        difference(worse, better, np.ones(3), pooled_spread([]), paired=False)
+        difference(worse, better, np.ones(3), pooled_spread([]))
 
 
 def test_blocks_count_by_their_tokens() -> None:
     worse, better = np.array([[3.0, 2.0]]), np.array([[1.0, 2.0]])
-    assert difference(worse, better, np.array([1.0, 3.0]), pooled_spread([]), paired=False).effect == pytest.approx(0.5)
+    assert difference(worse, better, np.array([1.0, 3.0]), pooled_spread([])).effect == pytest.approx(0.5)
 
 
 def test_students_quantiles_and_intervals_of_repeats() -> None:

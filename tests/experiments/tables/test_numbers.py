@@ -59,7 +59,6 @@ DIFFERENCES = """
     beyond beyond/+relative/no=QK-norm          +relative/modern_recipe +relative/no=QK-norm init
     beyond beyond/+relative/no=separate_qkv     +relative/modern_recipe +relative/no=separate_qkv init
 """
-PAIRED = re.compile("recurrence_helps|half_loss_rescues|relative_memory|memory_helps")  # rows of paired seeds
 
 
 def read(setup: Setup, job: str, file: str) -> dict[str, Any]:
@@ -370,7 +369,7 @@ def test_differences_of_losses(tables: dict[str, Table], finished: Setup) -> Non
         prefix, sign, short = re.fullmatch(r"(beyond/)?([+-])?(.*)", row).groups()  # type: ignore[union-attr]
         row = f"{prefix or ''}{arm_named(sign + short)}" if sign else row
         one, other = (token_losses(finished, arm_named(arm), at) for arm in (worse, better))
-        low, _, high = naive_interval(in_blocks(one), in_blocks(other), spreads[at], bool(PAIRED.search(row)))
+        low, _, high = naive_interval(in_blocks(one), in_blocks(other), spreads[at])
         table = tables[f"{name}_differences"]
         assert units(table) == {"difference": "bpc", "relative": "%", "tokens": "tokens"}
         theirs = (float(ppl[0]), float(ppl[1])) if ppl else None
@@ -394,7 +393,7 @@ def test_gains_of_longer_attention(tables: dict[str, Table], finished: Setup) ->
     loss = token_losses(finished, ON, "init").mean()
     for name in arms:  # in this world only ours chose a longer attention
         other = None if name == "ours" else 0 * in_blocks(gains[name])
-        low, _, high = naive_interval(in_blocks(gains["ours"]), other, spread, other is None)
+        low, _, high = naive_interval(in_blocks(gains["ours"]), other, spread)
         row = f"only_ours_gains_from_longer_attention/{name}"
         check_difference(tables["table_6_differences"], row, (low, gains["ours"].mean(), high), loss, (27.02, 26.77))
 
