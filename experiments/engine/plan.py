@@ -270,7 +270,7 @@ def in_order(jobs: list[Job], priority: Callable[[Job], tuple[int, ...]]) -> lis
     """
     places: dict[str, tuple[tuple[int, ...], int]] = {}
     for i, job in enumerate(jobs):
-        places[job.name] = max((places[name] for name in job.needs), default=(priority(job), i))
+        places[job.name] = max(places[name] for name in job.needs) if job.needs else (priority(job), i)
     return sorted(jobs, key=lambda job: places[job.name])
 
 

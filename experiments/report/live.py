@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import ModuleType
 from typing import Any
 
-from experiments.claims import CLAIMS, judged
+from experiments.claims import judged
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.plan import Plan, Stopwatch
 from experiments.report.pages import assemble, write_report
@@ -20,16 +20,12 @@ from txl_lightning.errors import UserError
 from txl_lightning.jobs.processes import Progress
 
 EVERY_SECONDS = 30.0
-PENDING_CLAIM: dict[str, Any] = {
-    **dict.fromkeys(("mark", "effect", "low", "high", "unit", "relative", "relative_low", "relative_high")),
-    **dict.fromkeys(("relative_paper", "margin", "power")),
-    **{"state": "pending", "parts": [], "n_parts": 0, "n_holding": 0, "sentence": "", "part": "", "evidence": ""},
-}
+SHARE = 30.0  # of this many seconds, at most one is spent on writing
 
 
 @dataclass
 class LiveReport:
-    """Report of the jobs that are finished, written again every 30 seconds.
+    """Report of the jobs that are finished, written again every 30 seconds, or less often where that takes long.
 
     Args:
         plan: all jobs.
@@ -47,21 +43,28 @@ class LiveReport:
     _progress: Progress[Job] | None = None
     _finished: frozenset[str] | None = None
     _sections: list[Section] = field(default_factory=list)
-    _written: float = -EVERY_SECONDS
+    _done: set[str] | None = None
+    _next: float = 0.0
 
     def tick(self, progress: Progress[Job]) -> None:
-        """Write the report if the last time is long enough ago."""
+        """Write the report if the last time is long enough ago, but not before the next jobs were started."""
         self._progress = progress
         self.watch.tick()
-        if time.monotonic() - self._written >= EVERY_SECONDS:
+        done, before, began = set(progress.jobs.done), self._done, time.monotonic()
+        self._done = done
+        if began < self._next or (before is not None and done != before):
+            return
+        try:
             self._write(stopped=False)
-            self._written = time.monotonic()
+        except UserError as error:
+            print(f"report: {error}", file=sys.stderr, flush=True)
+        self._next = began + max(EVERY_SECONDS, SHARE * (time.monotonic() - began))
 
     def finish(self) -> dict[str, Any]:
         """Write the report once more, after the last job or an interruption, and return its results.
 
         Raises:
-            UserError: all jobs are finished, and a result cannot be read or the report not be written.
+            UserError: all jobs are finished, and a result cannot be read; or the report cannot be written.
             Exception: a bug of a section.
         """
         results = self._write(stopped=True)
@@ -78,7 +81,7 @@ class LiveReport:
             self._sections = [self._section(name, outcomes) for name in self.modules]
             self._finished = finished
         state = None if finished is None else self._state(len(done), stopped)
-        claims = _claims(self._sections)
+        claims = judged(self._sections)
         sections = [regime.with_marks(one, claims) if one.id == "regime" else one for one in self._sections]
         results = assemble(self.plan, outcomes, sections, claims, self.watch, state)
         write_report(results, setup.directory)
@@ -118,13 +121,3 @@ class LiveReport:
             "continue": self.plan.setup.again,
             "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
-
-
-def _claims(sections: Sequence[Section]) -> list[dict[str, Any]]:
-    """All claims of the sections, in order; those whose section has no table yet are pending."""
-    found = {claim["id"]: claim for claim in judged(sections)}
-    empty = {section.id for section in sections if not section.tables}
-    for claim in CLAIMS:
-        if claim.id not in found and claim.tables[-1].removesuffix("_differences") in empty:
-            found[claim.id] = {**vars(claim), **PENDING_CLAIM, "tables": []}
-    return [found[claim.id] for claim in CLAIMS if claim.id in found]

@@ -15,7 +15,7 @@ from txl_lightning.config.schemas import Config
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 # `StateReuse` scores the last quarter of each window.
-WINDOWS = "windows of that length, of which a token sees three quarters to all"
+WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
 ON, OFF = Arm(), Arm(False)
 IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
 At = Literal["init", "best"]
@@ -131,7 +131,7 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
         ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
         ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
         ours("length", "attention length", "tokens"): lambda arm: over_seeds(
-            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0
+            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0, spread=False
         ),
         ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
         ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),
