@@ -33,6 +33,7 @@ class Claim:
     Args:
         id: unique; the keys of its differences begin with it.
         short: in a few words, for the picture.
+        panel: of the picture, with others of the same unit: losses, lengths, speed or attention.
         claim: in a sentence.
         paper: its place and numbers in the paper; beyond the paper, where it comes from.
         rule: differences that it rests on, in words.
@@ -41,6 +42,7 @@ class Claim:
 
     id: str
     short: str
+    panel: str
     claim: str
     paper: str
     rule: str

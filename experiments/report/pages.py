@@ -7,7 +7,10 @@ import json
 import platform
 import re
 import struct
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -21,8 +24,18 @@ from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan, Stopwatch
 from experiments.engine.profiles import PROFILES
 from experiments.report import sections as text
+from experiments.report.pictures import (
+    CLAIMS_ALT,
+    CLAIMS_CAPTION,
+    CLAIMS_FILE,
+    OVERVIEW_ALT,
+    OVERVIEW_CAPTION,
+    OVERVIEW_FILE,
+    draw_claims,
+    draw_overview,
+)
 from experiments.report.sections import HEADINGS, Figure, Section, Table, to_json
-from experiments.report.verdicts import ALT, CAPTION, FILE, RULE, SIGNS, claim_text, draw_claims, summary
+from experiments.report.verdicts import COLUMNS, RULE, SIGNS, claim_text, counts, failures, mark_of, part_rows
 from txl_lightning.cli import COMMANDS
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
@@ -32,6 +45,8 @@ from txl_lightning.reporting.tables import markdown_table
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
 TEMPLATES = Path(__file__).parent / "templates"
+ROOT = Path(__file__).parents[2]
+CLAIMS = ROOT / "experiments" / "claims.yaml"
 MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too tall as blocks
 LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
 
@@ -43,26 +58,34 @@ ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def assemble(
-    plan: Plan, outcomes: Outcomes, sections: Sequence[Section], claims: list[dict[str, Any]], watch: Stopwatch
+    plan: Plan,
+    outcomes: Outcomes,
+    sections: Sequence[Section],
+    claims: list[dict[str, Any]],
+    watch: Stopwatch,
+    progress: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `results.json`, with the sections themselves in place of their JSON.
 
     Args:
-        plan: jobs of the reproduction, all finished.
-        outcomes: their results.
+        plan: jobs of the reproduction.
+        outcomes: results of those that are finished.
         sections: sections of the report, in order.
         claims: judged, as `claims.judged` returns them.
         watch: wall-clock time so far.
+        progress: jobs done, running and left, as the schema says; None once all are finished.
     """
     profile = plan.setup.profile
     n_gpus = torch.cuda.device_count() if profile.accelerator == "gpu" else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(n_gpus)]
-    runs = {job.name: _run(job, plan, outcomes) for job in plan.jobs}
+    runs = {job.name: _run(job, plan, outcomes) for job in plan.jobs if outcomes.has(job)}
     seconds = {"wall": watch.seconds, "training": 0.0, "rest": 0.0}
     for run in runs.values():
         seconds["training" if run["command"] == "train" else "rest"] += run["seconds"]
     return {
-        "schema_version": 1,
+        "schema_version": 2,
+        "finished": progress is None,
+        "progress": progress,
         "profile": profile.name,
         "note": profile.note,
         "command": plan.setup.command,
@@ -77,13 +100,37 @@ def assemble(
         },
         "versions": {name: version(name) for name in LIBRARIES},
         "code": code_of(*(f"{row.package}.command" for row in COMMANDS.values())),
-        "corpora": _corpora(plan.jobs, outcomes),
+        "rules": sha256(
+            f"{code_of('experiments.tables', 'experiments.claims')} {CLAIMS.read_text()}".encode()
+        ).hexdigest(),
+        "commit": _commit(),
+        "corpora": _corpora([job for job in plan.jobs if outcomes.has(job)], outcomes),
         "settings": _settings(plan, outcomes),
         "runs": runs,
         "sections": sections,
         "rule": RULE,
         "claims": claims,
     }
+
+
+@cache
+def _rules() -> str:
+    """SHA-256 of the code of tables and claims and of `claims.yaml`."""
+    return sha256(f"{code_of('experiments.tables', 'experiments.claims')} {CLAIMS.read_text()}".encode()).hexdigest()
+
+
+@cache
+def _commit() -> str | None:
+    """Commit of the checkout, with `-dirty` if its files differ; None outside of one, or without git."""
+    if not (ROOT / ".git").exists():
+        return None
+    words = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    try:
+        found = [subprocess.run(["git", *part], cwd=ROOT, capture_output=True, text=True, check=True) for part in words]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    commit, changes = (one.stdout.strip() for one in found)
+    return commit + ("-dirty" if changes else "")
 
 
 def _run(job: Job, plan: Plan, outcomes: Outcomes) -> dict[str, Any]:
@@ -126,7 +173,7 @@ def _optimizers(jobs: list[Job]) -> str:
 
 def _settings(plan: Plan, outcomes: Outcomes) -> list[list[str]]:
     """Settings that all runs share, as pairs of text."""
-    first = next((job for job in plan.jobs if job.command == "train"), None)
+    first = next((job for job in plan.jobs if job.command == "train" and outcomes.has(job)), None)
     if first is None:
         return [["profile", plan.setup.profile.name]]
     config, metrics = composed(first.overrides), outcomes.metrics(first)
@@ -180,13 +227,14 @@ def write_report(results: Mapping[str, Any], directory: Path) -> Path:
 def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
     """Return `report.md` and `report.html` of results as in `write_report`, by file name.
 
-    Figures are read from `directory`; the picture of the claims is drawn there.
+    Figures are read from `directory`; the pictures of the first page are drawn there.
     """
     html = _environment(autoescape=True)
     markdown = _environment(autoescape=False, finalize=escape)
     markdown.globals.update(pipe_table=pipe_table, results_table=results_table)
     markdown.filters.update(code=code, fence=fence, linked=linked)
     sections: Sequence[Section] = results["sections"]
+    claims: Sequence[Mapping[str, Any]] = results["claims"]
     profile = PROFILES[results["profile"]]
     context = {
         **results,
@@ -196,9 +244,14 @@ def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
         "short": {section.id: section.title.partition(":")[0] for section in sections},
         "captions": {table.id: table.caption for section in sections for table in section.tables},
         "facts": _facts(results),
-        "summary": summary(results["claims"]),
-        "claim_rows": [claim_text(claim) for claim in results["claims"]],
-        "picture": _claims_picture(results["claims"], directory),
+        "intro": introduction(results),
+        "counts": counts(claims),
+        "failures": failures(claims),
+        "claim_rows": [claim_text(claim) for claim in claims],
+        "marks": [mark_of(claim) for claim in claims],
+        "parts": part_rows(claims),
+        "pictures": _pictures(results, directory),
+        "columns": COLUMNS,
     }
     return {
         "report.md": markdown.get_template("report.md.jinja").render(context),
@@ -230,13 +283,46 @@ def column_groups(table: Table) -> list[tuple[str, str, int]]:
     return [(HEADINGS[of], of, len(list(columns))) for of, columns in groups]
 
 
-def _claims_picture(claims: Sequence[Mapping[str, Any]], directory: Path) -> dict[str, Any] | None:
-    """Draw the picture of the claims and return it as figures are; None without claims."""
-    if not claims:
-        return None
-    draw_claims(directory / FILE, claims)
-    figure = Figure(FILE, FILE.replace(".png", ".svg"), CAPTION, ALT)
-    return {**vars(figure), **_image(figure, directory)}
+def introduction(results: Mapping[str, Any]) -> str:
+    """Return corpus, model, training, optimizer, hardware and time in a sentence or two."""
+    machine, settings = results["machine"], dict(results["settings"])
+    where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
+    spent = f"{text.duration(results['seconds']['wall'])} on {where}"
+    trainings = [run for run in results["runs"].values() if run["command"] == "train"]
+    if not trainings:
+        return f"No training is finished yet: {spent} so far."
+    tokens = max(trainings, key=lambda run: sum(other["tokens"] == run["tokens"] for other in trainings))["tokens"]
+    corpora = " and ".join(f"{corpus['name']} ({corpus['level']} level)" for corpus in results["corpora"])
+    return (
+        f"{len(trainings)} models were trained on {corpora}, the first with {trainings[0]['parameters']:,} parameters, "
+        f"on {tokens:,} tokens each unless a table says otherwise. Optimizer: {settings['optimizer']}. "
+        f"It took {spent}."
+    )
+
+
+def _pictures(results: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
+    """Draw the pictures of the arms and of the claims, as far as there is something to draw, and return them."""
+    claims: Sequence[Mapping[str, Any]] = results["claims"]
+    tables = [table for section in results["sections"] for table in section.tables if table.id == "table_6"]
+    drawn = []
+    if tables and _draw(directory / OVERVIEW_FILE, tables[0], draw_overview):
+        caption = f"{tables[0].caption}: {OVERVIEW_CAPTION}"
+        drawn.append(Figure(OVERVIEW_FILE, OVERVIEW_FILE.replace(".png", ".svg"), caption, OVERVIEW_ALT))
+    if _draw(directory / CLAIMS_FILE, claims, draw_claims):
+        drawn.append(Figure(CLAIMS_FILE, CLAIMS_FILE.replace(".png", ".svg"), CLAIMS_CAPTION, CLAIMS_ALT))
+    return [{**vars(figure), **_image(figure, directory)} for figure in drawn]
+
+
+_DRAWN: dict[Path, tuple[str, bool]] = {}
+"""For each picture what it was drawn from, and whether there was something to draw."""
+
+
+def _draw(path: Path, content: Any, draw: Callable[[Path, Any], bool]) -> bool:
+    """Draw a picture unless its content is unchanged; drawing takes longer than the rest of the page."""
+    described = repr(content)
+    if path not in _DRAWN or _DRAWN[path][0] != described or (_DRAWN[path][1] and not path.exists()):
+        _DRAWN[path] = described, draw(path, content)
+    return _DRAWN[path][1]
 
 
 def _image(figure: Figure, directory: Path) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.report.pages import pipe_table
+from experiments.report.pages import escape, pipe_table
+from experiments.report.pictures import CLAIMS_ALT, CLAIMS_FILE, OVERVIEW_ALT, OVERVIEW_FILE
 from experiments.report.sections import duration
-from experiments.report.verdicts import ALT, FILE, SIGNS, claim_text
+from experiments.report.verdicts import SIGNS, claim_text, counts, failures, mark_of
 from txl_lightning.files import write_text
 
 ROOT = Path(__file__).parents[2]
@@ -55,21 +56,31 @@ def main() -> int:
 
 
 def _run(results: Mapping[str, Any]) -> list[str]:
-    """Command, time and hardware; one picture; a line for each claim; links."""
-    machine, rows = results["machine"], []
+    """Command, time and hardware; the counts; two pictures; a line for each claim; why some fail; links."""
+    machine, claims, rows = results["machine"], results["claims"], []
     trainings = [run for run in results["runs"].values() if run["command"] == "train"]
-    size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters and {trainings[0]['tokens']:,} tokens of training each"
-    for number, claim in enumerate(results["claims"], 1):
+    size = f"{trainings[0]['parameters'] / 1e6:.1f}M parameters on {trainings[0]['tokens']:,} tokens each"
+    for number, claim in enumerate(claims, 1):
         text = claim_text(claim)
         effect = f"{text['relative']} {text['relative_interval']}".strip()
-        rows.append([str(number), SIGNS[claim["mark"]], claim["short"], effect, text["theirs"]])
+        rows.append([str(number), SIGNS[mark_of(claim)], claim["short"], effect, text["theirs"]])
+    numbers = {claim["id"]: number for number, claim in enumerate(claims, 1)}
+    pictures = ((OVERVIEW_FILE, OVERVIEW_ALT), (CLAIMS_FILE, CLAIMS_ALT))
+    why = [
+        f"- {numbers[c['id']]} {SIGNS[mark]} {escape(c['short'])}: {escape(said)}" for c, mark, said in failures(claims)
+    ]
     return [
         f"`{results['command']}` took {duration(results['seconds']['wall'])} on {machine['cores']} cores of an "
-        f"{machine['processor']}: {len(trainings)} runs of {size}, and their measurements.",
-        f'<img src="{LAPTOP}/{FILE}" width="460" alt="{ALT}">',
+        f"{machine['processor']}. It trained {len(trainings)} models of {size}, and measured them. "
+        f"**{counts(claims)}.**",
+        "\n".join(f'<img src="{LAPTOP}/{file}" width="460" alt="{alt}">' for file, alt in pictures),
         pipe_table(["", "", "claim of the paper", "effect here [95 % interval]", "in the paper"], rows),
-        " · ".join(f"{sign} {mark}" for mark, sign in SIGNS.items()),
-        f"[Report]({LAPTOP}/report.md) with every table and figure · [Table 6 and how to reproduce it]({DETAILS})",
+        " · ".join(f"{sign} {mark}" for mark, sign in SIGNS.items() if mark != "pending"),
+        "Effects are in percent, positive if the claim is right: of the higher loss for claims about losses, of the "
+        "smaller number for others. A claim of several parts shows the part that supports it least.",
+        *(["\n".join(why)] if why else []),
+        f"[Report]({LAPTOP}/report.md) with all tables, and Figures 3 to 7 (1 and 2 are drawings of the model) · "
+        f"[Table 6 and how to reproduce it]({DETAILS})",
     ]
 
 

@@ -63,10 +63,10 @@ def cell(value: float | None, digits: int) -> Cell:
     return None if value is None else Number(value, digits)
 
 
-def over_seeds(by_seed: Mapping[int, float], digits: int) -> Number:
-    """Return the mean over n seeds and, if n > 1, its standard error s / √n."""
+def over_seeds(by_seed: Mapping[int, float], digits: int, spread: bool = True) -> Number:
+    """Return the mean over n seeds and, if n > 1 and `spread`, its standard error s / √n."""
     values = list(by_seed.values())
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    error = statistics.stdev(values) / math.sqrt(len(values)) if spread and len(values) > 1 else None
     return Number(statistics.mean(values), digits, error, {str(seed): value for seed, value in by_seed.items()})
 
 
@@ -197,7 +197,7 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, tuple[st
     found = []
     for name, (caption, alt) in captions.items():
         files = {}
-        for suffix in ("png", "svg"):
+        for suffix in ("png", "svg") if outcomes.has(job) else ():
             source = outcomes.runs / job.name / f"{name}.{suffix}"
             if source.is_file():
                 path, files[suffix] = outcomes.figure(f"{job.name}_{name}.{suffix}")
@@ -304,10 +304,15 @@ def visible(text: str) -> str:
 
 
 def cell_text(found: Cell, common: Sequence[str] = ()) -> str:
-    """Return a cell with ±, interval and ≥, without its unit; with its count n if it has other seeds than `common`."""
+    """Return a cell with ±, interval and ≥, without its unit; with its count n if it has other seeds than `common`.
+
+    A mean over seeds without a standard error is shown by the range of its values: `128 to 256`.
+    """
     if not isinstance(found, Number):
         return visible(found.text) if isinstance(found, Text) else ""
-    text = ("≥ " if found.at_least else "") + decimal(found.value, found.digits)
+    values = [found.value] if found.standard_error is not None or not found.by_seed else list(found.by_seed.values())
+    ends = dict.fromkeys(decimal(value, found.digits) for value in (min(values), max(values)))
+    text = ("≥ " if found.at_least else "") + " to ".join(ends)
     if found.standard_error is not None:
         text += f" ± {decimal(found.standard_error, found.digits)}"
     if ends := interval(found.low, found.high, found.digits):

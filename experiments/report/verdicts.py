@@ -1,147 +1,116 @@
-"""Claims as the report shows them: the text of a row, the summary, and the picture with effects and intervals."""
+"""Claims as the report words them: the rows of their tables, their counts, and a sentence for each that fails."""
 
 from __future__ import annotations
 
 import math
-import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
 from experiments.report.sections import decimal, interval, percent
-from txl_lightning.reporting.canvas import COLOURS, new_figure, save_figure
 
 RULE = (
-    "One rule for all: a claim rests on one difference or several, positive if the claim is right. It holds if every "
-    "95 % interval lies above zero, even if the effect is small. It does not hold if one lies below zero, or if one "
-    "that includes zero lies in percent below half of the effect in the paper: the run excludes even half of it. "
-    "Otherwise it is within noise. Of several differences, the one that supports the claim least is shown. "
-    "Intervals of losses are over seeds and blocks of 1,000 to 20,000 tokens of the test text, 30 or more if "
-    "it has as many thousands, those of context lengths over positions, of speed over rounds, of attention over heads. "
-    "An interval has no end on the side where a context length may be beyond those measured. The smallest visible "
-    "effect is half the width of the interval, of context lengths at least one step of those measured."
+    "A claim rests on one part or several: differences with a 95 % interval, positive if the claim is right. A part "
+    "holds if its whole interval is above zero. It does not hold if its whole interval is below zero or, in percent, "
+    "below half of the paper’s effect; otherwise it is within noise. A claim holds if all of its parts do, does not "
+    "hold if one part does not, and is not tested if this run cannot tell."
 )
-SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈"}
-FILE = "figures/claims.png"
-PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the lines of the grid behind letters
-HERE, PAPER = COLOURS[0], COLOURS[1]
-MARK_COLOURS = {"holds": "#0b6b50", "does not hold": "#a33a00", "within noise": "#4a4f57"}
-LINEAR = 2.0  # percent on each side of zero that the axis shows on a linear scale
-TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
-ALT = "One line per claim: relative effect with its 95 % interval in this run, the paper's effect, the mark"
-CAPTION = (
-    "Effect of each claim in percent with its 95 % interval, positive as the claim says. Losses: percent of the loss "
-    "that should be worse (nats). Lengths, speeds: percent of the one that should be smaller. Attention maps: percent "
-    "of one of the two terms. The axis is linear up to 2 % and logarithmic beyond."
+COLUMNS = (
+    "A claim’s row shows the part that supports it least. By: how far the deciding end of the interval is from the "
+    "value at which the mark would change. Power: how often an interval of this width would exclude zero if the "
+    "paper’s effect in percent were true. So far: some of its runs are still to come."
 )
+SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "not tested": "–", "pending": "…"}
+VERBS = {
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not hold", "do not hold"),
+    "within noise": ("is within noise", "are within noise"),
+    "not tested": ("is not tested", "are not tested"),
+    "pending": ("is pending", "are pending"),
+}
+
+
+def mark_of(judged: Mapping[str, Any]) -> str:
+    """Return the mark of a claim or of a part, `pending` where it has none yet."""
+    return judged["mark"] or "pending"
+
+
+def effect_text(judged: Mapping[str, Any]) -> dict[str, str]:
+    """Return the numbers of a claim or of a part as a row of a table shows them; those that it does not have are empty.
+
+    Returns:
+        `effect` with its unit, and its 95 % `interval`; `relative` and `relative_interval`, the same in percent;
+        `theirs`, the paper's effect in percent; `by`, the margin of the mark; `power` in percent; `mark` with its sign.
+    """
+    name = mark_of(judged)
+    text = dict.fromkeys(("effect", "interval", "relative", "relative_interval"), "")
+    unit = f" {judged['unit']}" if judged["unit"] else ""
+    if judged["effect"] is not None:
+        low, high = judged["low"], judged["high"]
+        size = (high - low) / 2 if low is not None and high is not None else abs(judged["effect"])
+        most = 1 if judged["unit"] == "%" else 3
+        digits = max(0, min(most, 1 - math.floor(math.log10(size or 1.0))))  # two of the interval's digits or three
+        text["effect"] = decimal(judged["effect"], digits, signed=True) + unit
+        text["interval"] = interval(low, high, digits, signed=True)
+    if judged["relative"] is not None:
+        of_percent = 1 if abs(judged["relative"]) < 100 else 0
+        text["relative"] = percent(judged["relative"])
+        text["relative_interval"] = interval(judged["relative_low"], judged["relative_high"], of_percent, signed=True)
+    paper, power = judged["relative_paper"], judged["power"]
+    return {
+        **text,
+        "theirs": "" if paper is None else percent(paper),
+        "by": "" if judged["margin"] is None else f"by {_short(judged['margin'])}{unit}",
+        "power": "" if power is None else f"{decimal(100 * power, 0)}\u00a0%",
+        "mark": f"{SIGNS[name]} {name}",
+    }
 
 
 def claim_text(claim: Mapping[str, Any]) -> dict[str, str]:
     """Return a claim of `results.json` as the table of claims shows it.
 
     Returns:
-        `claim` in a sentence; `effect` with its unit, its 95 % `interval`, and the `smallest` effect that the run could
-        have seen; `relative` and `relative_interval`, the same in percent; `theirs`, the paper's effect in percent; the
-        `mark` with its sign. What there is not is empty.
+        Beside the fields of `effect_text`: `claim` in a sentence, `parts` that hold, as `2 of 3`.
     """
-    unit = f" {claim['unit']}" if claim["unit"] else ""
-    size = claim["smallest"] or abs(claim["effect"]) or 1.0
-    digits = max(0, min(4, 1 - math.floor(math.log10(size))))  # two of the interval's digits or three
-    relative, paper, of_percent = claim["relative"], claim["relative_paper"], 1 if abs(claim["relative"]) < 100 else 0
-    return {
-        "claim": claim["claim"],
-        "effect": decimal(claim["effect"], digits, signed=True) + unit,
-        "interval": interval(claim["low"], claim["high"], digits, signed=True),
-        "smallest": "" if claim["smallest"] is None else decimal(claim["smallest"], digits) + unit,
-        "relative": percent(relative),
-        "relative_interval": interval(claim["relative_low"], claim["relative_high"], of_percent, signed=True),
-        "theirs": "" if paper is None else percent(paper),
-        "mark": f"{SIGNS[claim['mark']]} {claim['mark']}",
-    }
+    parts = f"{claim['n_holding']} of {claim['n_parts']}" if claim["n_parts"] else ""
+    text = effect_text(claim) | {"claim": claim["claim"], "parts": parts}
+    if claim["mark"] and claim["state"] == "so far":
+        text["mark"] += ", so far"
+    return text
 
 
-def summary(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Return mark, count in words and claims with their effects, a line for each mark that a claim has."""
-    words = {
-        "holds": ("holds", "hold"),
-        "does not hold": ("does not hold", "do not hold"),
-        "within noise": ("is within noise", "are within noise"),
-    }
-    lines = []
-    for mark, (one, several) in words.items():
-        named = []
-        for claim in claims:
-            if claim["mark"] == mark:
-                paper = claim["relative_paper"]
-                effect = percent(claim["relative"]) + ("" if paper is None else f"; paper {percent(paper)}")
-                named.append(f"{claim['short'].rstrip('.')} ({effect})")
-        if named:
-            counted = f"{len(named)} of {len(claims)} claims {one if len(named) == 1 else several}"
-            lines.append((mark, counted, "; ".join(named)))
-    return lines
+def part_rows(claims: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of the table of parts: those of `effect_text`, the `number` of the claim, `title` and `name`."""
+    rows = []
+    for number, claim in enumerate(claims, 1):
+        for part in claim["parts"]:
+            text = effect_text(part) | {"number": str(number), "title": part["title"], "name": mark_of(part)}
+            if part["pending"]:
+                text["mark"] += f", {part['pending']} run{'s' if part['pending'] > 1 else ''} to come"
+            rows.append(text)
+    return rows
 
 
-def draw_claims(path: Path, claims: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the picture as PNG and SVG; it can be read at the width of a phone.
+def counts(claims: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many claims have each mark, and how many parts hold.
 
-    Args:
-        path: of the PNG.
-        claims: of `results.json`, each with its effect.
+    Example: `7 of 10 claims hold so far, 2 do not hold, 1 is pending; 23 of 31 parts hold`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure = new_figure(4.6, 0.95 + 0.74 * len(claims))
-    axes = figure.add_subplot()
-    for y, claim in enumerate(claims):
-        _line(axes, y, claim)
-    axes.axvline(0, color="black", linewidth=0.9, zorder=0)
-    ends = [value for claim in claims for value in _values(claim)]
-    axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.9)
-    axes.set_xlim(min(-1.2, 1.6 * min(ends)), max(4.0, 1.6 * max(ends)))
-    axes.set_ylim(len(claims) - 0.7, -0.65)
-    axes.set_yticks([])
-    axes.xaxis.set_major_locator(FixedLocator(TICKS))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: decimal(value, 0, signed=True)))
-    axes.tick_params(labelsize=10)
-    axes.grid(axis="x", alpha=0.25)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
-    axes.set_xlabel("effect in %, right of 0 as the claim says", fontsize=10.5)
-    handles = [
-        axes.plot([], [], color=HERE, marker="o", linewidth=2, label="here, 95 % interval")[0],
-        axes.plot([], [], color=PAPER, marker="D", fillstyle="none", linestyle="none", label="paper")[0],
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=10.5)
-    save_figure(figure, path.with_suffix(""))
+    marks, n_parts = Counter(map(mark_of, claims)), sum(claim["n_parts"] for claim in claims)
+    n_holding = sum(claim["n_holding"] for claim in claims)
+    so_far = " so far" if any(claim["state"] != "final" for claim in claims) else ""
+    first = f"{marks['holds']} of {len(claims)} claims hold{so_far}"
+    others = [f"{marks[name]} {VERBS[name][marks[name] > 1]}" for name in SIGNS if marks[name] and name != "holds"]
+    return f"{', '.join([first, *others])}; {n_holding} of {n_parts} parts hold"
 
 
-def _line(axes: Axes, y: int, claim: Mapping[str, Any]) -> None:
-    """One claim: its name, then its numbers and mark, then interval and markers."""
-    colour = MARK_COLOURS[claim["mark"]]
-    left, right = axes.get_yaxis_transform(), axes.get_yaxis_transform()
-    name = textwrap.shorten(claim["short"], 56, placeholder="…")
-    axes.text(0.0, y - 0.37, f"{y + 1}  {name}", transform=left, fontsize=10, va="center", bbox=PLAIN)
-    axes.text(
-        1.0, y - 0.14, f"{SIGNS[claim['mark']]} {claim['mark']}", transform=right, fontsize=10, va="center", ha="right",
-        color=colour, fontweight="bold", bbox=PLAIN,
-    )  # fmt: skip
-    low, high = claim["relative_low"], claim["relative_high"]
-    if low is not None or high is not None:
-        ends = [claim["relative"] if end is None else end for end in (low, high)]
-        axes.plot(ends, [y + 0.08, y + 0.08], color=HERE, linewidth=2.4, solid_capstyle="butt")
-    if (low is None) != (high is None):  # an open interval has an arrow
-        axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="<" if low is None else ">", markersize=9)
-    axes.plot([claim["relative"]], [y + 0.08], color=HERE, marker="o", markersize=6)
-    if claim["relative_paper"] is not None:
-        axes.plot([claim["relative_paper"]], [y + 0.08], color=PAPER, marker="D", fillstyle="none", zorder=3)
-    theirs = "" if claim["relative_paper"] is None else f" (paper {percent(claim['relative_paper'])})"
-    effect = f"{percent(claim['relative'])}{theirs}"
-    axes.text(0.0, y - 0.14, effect, transform=left, fontsize=9, va="center", color="#4a4f57", bbox=PLAIN)
+def failures(claims: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str, str]]:
+    """Return claim, mark and a sentence for every claim that does not hold, is within noise or is not tested."""
+    named = ("does not hold", "within noise", "not tested")
+    return [(c, c["mark"], c["sentence"] or f"{c['claim']}") for name in named for c in claims if c["mark"] == name]
 
 
-def _values(claim: Mapping[str, Any]) -> list[float]:
-    keys = ("relative", "relative_low", "relative_high", "relative_paper")
-    return [claim[key] for key in keys if claim[key] is not None]
+def _short(value: float) -> str:
+    """Format a margin with one digit or two that are not zero: 0.00042 -> 0.0004, 0.123 -> 0.12, 12.3 -> 12."""
+    digits = 0 if value == 0 else max(0, min(6, (1 if value >= 0.1 else 0) - math.floor(math.log10(value))))
+    return decimal(value, digits)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, Outcomes, Pending, composed
+from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
@@ -15,7 +15,7 @@ from txl_lightning.config.schemas import Config
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 # `StateReuse` scores the last quarter of each window.
-WINDOWS = "windows of that length, of which a token sees three quarters to all"
+WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
 ON, OFF = Arm(), Arm(False)
 IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
 At = Literal["init", "best"]
@@ -66,11 +66,18 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
     config = composed(run.overrides)
     whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
     given = in_precision_of_training(profile.evaluate, setup)
+    if arm.corpus and arm.corpus.max_tokens:
+        stated = dict(word.split("=", 1) for word in given)
+        segment = int(stated.get("batch_size", config.evaluation.batch_size)) * setup.config.evaluation.segment_len
+        n = max(1, arm.corpus.max_tokens // segment)
+        given = (*given, f"max_segments={min(n, int(stated.get('max_segments', n)))}")
+        whole = []
     words = [f"checkpoint={run.checkpoint}", *(_same_tokens(word, config, setup) for word in given), *whole]
     words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
     if not arm.baseline:
         # Lines in random order hold nothing that longer attention could find.
-        lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
+        shuffled = arm.corpus and arm.corpus.max_tokens is None
+        lengths = [config.data.segment_len] if shuffled else profile.attention_lengths
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
     if run.seed == profile.seeds[0] and arm.encoding == "relative" and not arm.baseline and not arm.corpus:
         words += ["unclamped=true"] if arm in IN_FIGURE else []
@@ -124,7 +131,7 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
         ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
         ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
         ours("length", "attention length", "tokens"): lambda arm: over_seeds(
-            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0
+            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0, spread=False
         ),
         ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
         ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),

@@ -2,9 +2,10 @@
 
 Paper: on WikiText-103 with 128M parameters, recurrence and the relative encoding both help, only the relative
 encoding gains from longer attention at evaluation than in training, and absolute encodings need the half loss.
-Runs: every row of the table and, for the claim about the half loss, the absolute encodings with the full loss; each
-is evaluated on validation at a grid of attention lengths, and on test at training's length ("init") and at the length
-that validation chose ("best"). For the table's last rows, the standard model of Table 1 where the profile trains it.
+Runs: every row of the table and, for the claim about the half loss, the absolute encodings with the full loss and with
+a half of the positions drawn at random; each is evaluated on validation at a grid of attention lengths, and on test at
+training's length ("init") and at the length that validation chose ("best"). For the table's last rows, the standard
+model of Table 1 where the profile trains it.
 Writes: the tables, the differences, loss by attention length, and learning curves with and without recurrence.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments.engine.jobs import Job, Outcomes, unit_of
+from experiments.engine.jobs import Job, Outcomes, Pending, unit_of
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_6, TABLE_6_STANDARD, table_6
 from experiments.report.sections import DIGITS, Cell, Figure, Section, Table, cell, label, ours, over_seeds, paper
@@ -51,8 +52,12 @@ PAPER = (
     "the half loss alone, because they only work well with it."
 )
 ROWS = {Arm(row.recurrence, row.encoding, row.loss): row for row in TABLE_6}
-FULL_LOSS = [Arm(False, "absolute"), Arm(False, "al_rfou")]
-NOT_COMPARED = [Arm(True, "relative", "half"), Arm(False, "shaw", "full")]  # by any claim
+ABSOLUTE = ("absolute", "al_rfou")
+LOSSES = {  # of encodings without recurrence, by the positions that training scores
+    encoding: tuple(Arm(False, encoding, loss) for loss in ("full", "random_half", "half"))
+    for encoding in (*ABSOLUTE, "relative")
+}
+NOT_COMPARED = [Arm(True, "relative", "half"), Arm(False, "shaw"), Arm(False, "relative", "random_half")]  # by claims
 SHAW = Arm(True, "shaw")
 AT_BEST = "recurrence_helps_at_the_best_lengths/best"
 NO_LONGER = (
@@ -76,14 +81,15 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the tables and both figures."""
     all_runs = _all_runs(setup)
     found = evaluations(all_runs, setup, outcomes)
+    if ON not in found:
+        raise Pending(all_runs[ON][0].name)
     metrics, unit = outcomes.metrics(all_runs[ON][0]), outcomes.unit
     tokens = sorted({one.test("init")["tokens"] for of_arm in found.values() for one in of_arm})
     scored = " to ".join(f"{count:,}" for count in dict.fromkeys((tokens[0], tokens[-1])))
     tables = [_table(found, unit, setup)]
     if standard := standard_run(setup):
         tables.append(_standard_table(standard, unit, setup, outcomes))
-    if any(arm in found for arm in FULL_LOSS):
-        tables.append(_full_loss_table(found, unit))
+    tables.append(_losses_table(found, unit))
     return Section(
         id="table_6",
         title=TITLE,
@@ -103,7 +109,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
-    """Return the differences that claims are judged by, as far as their arms were run."""
+    """Return the differences between arms that are planned, those that claims are judged by and some beside them."""
     half = {name: Arm(False, name, "half") for name in ENCODINGS}
     others = [name for name in ENCODINGS if name != "relative"]
     pairs: list[tuple[str, Arm, Arm, At]] = [  # key, the arm that is lower if the claim is right, the other
@@ -111,8 +117,11 @@ def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
         (AT_BEST, ON, OFF, "best"),
         ("our_encoding_is_better/shaw_recurrence", ON, SHAW, "best"),
         *((f"our_encoding_is_better/{name}_half", half["relative"], half[name], "best") for name in others),
-        *((f"half_loss_rescues_absolute_encodings/{a.encoding}", half[a.encoding], a, "init") for a in FULL_LOSS),
     ]
+    for encoding, (full, random_half, last_half) in LOSSES.items():
+        claim = "half_loss_rescues_absolute_encodings" if encoding in ABSOLUTE else "beside/half_loss"
+        pairs += [(f"{claim}/{encoding}", last_half, full, "init")]
+        pairs += [(f"{claim}/{encoding}_random_half", last_half, random_half, "init")]
     found = [
         compare(key, better, worse, at, evaluated, outcomes, _in_paper(better, worse, at))
         for key, better, worse, at in pairs
@@ -121,7 +130,9 @@ def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
     if OFF in evaluated and not any(run.chose_longer for run in evaluated[OFF]):
         found = [replace(one, untested=NO_LONGER) if one.key == AT_BEST else one for one in found]
     key = "only_ours_gains_from_longer_attention"
-    found.append(compare_gains(f"{key}/ours", ON, None, evaluated, outcomes, _gain_in_paper(ON)))
+    for arm, name in ((ON, "ours"), (OFF, "ours_no_recurrence")):
+        if planned(arm, outcomes):
+            found.append(compare_gains(f"{key}/{name}", arm, None, evaluated, outcomes, _gain_in_paper(arm)))
     for arm in (SHAW, half["shaw"]):  # absolute encodings cannot attend farther than in training
         if planned(arm, outcomes):
             more = _gain_in_paper(ON) - _gain_in_paper(arm)
@@ -130,7 +141,10 @@ def differences(evaluated: Evaluations, outcomes: Outcomes) -> list[Comparison]:
 
 
 def _all_runs(setup: Setup) -> dict[Arm, list[Job]]:
-    return {arm: runs(arm, setup) for arm in kept((*ROWS, *FULL_LOSS), setup)}
+    return {
+        arm: runs(arm, setup)
+        for arm in kept(dict.fromkeys((*ROWS, *(arm for arms in LOSSES.values() for arm in arms))), setup)
+    }
 
 
 def _in_paper(better: Arm, worse: Arm, at: At) -> float | None:
@@ -164,7 +178,7 @@ def _table(found: Evaluations, unit: str, setup: Setup) -> Table:
     return Table.filled(
         "table_6",
         TITLE,
-        {arm.key: arm for arm in kept(ROWS, setup) if arm in found},
+        {arm.key: arm for arm in ROWS if arm in found},
         {
             label("arm"): lambda arm: arm.title,
             **loss_columns(found, unit),
@@ -205,13 +219,17 @@ def _standard_table(run: Job, unit: str, setup: Setup, outcomes: Outcomes) -> Ta
     )
 
 
-def _full_loss_table(found: Evaluations, unit: str) -> Table:
+def _losses_table(found: Evaluations, unit: str) -> Table:
     return Table.filled(
-        "table_6_full_loss",
-        "Absolute encodings with the full loss, which Table 6 leaves out",
-        {arm.key: arm for arm in FULL_LOSS if arm in found},
+        "table_6_losses",
+        "Loss over all positions, a random half or the last half, without recurrence",
+        {arm.key: arm for arms in LOSSES.values() for arm in arms if arm in found},
         {label("arm"): lambda arm: arm.title, **loss_columns(found, unit)},
-        notes=(_attention_length_note(found, unit),),
+        notes=(
+            "Table 6 has the last half alone. The random half has as many losses, drawn for each step, but some have "
+            "little context.",
+            _attention_length_note(found, unit),
+        ),
     )
 
 
@@ -249,7 +267,7 @@ def _line(rows: list[dict[str, float]], unit: str) -> tuple[list[float], list[fl
 def _learning_curves(runs: Mapping[Arm, list[Job]], metrics: Mapping[str, Any], outcomes: Outcomes) -> Figure:
     curves = {}
     for arm in (arm for arm in (ON, OFF) if arm in runs):
-        files = [outcomes.runs / run.name / "validation.jsonl" for run in runs[arm]]
+        files = [outcomes.runs / run.name / "validation.jsonl" for run in runs[arm] if outcomes.has(run)]
         rows_by_run = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
         curves[arm.title] = [
             ([row["tokens"] for row in rows], [row[f"val/{unit_of(metrics)}"] for row in rows]) for rows in rows_by_run
@@ -259,7 +277,8 @@ def _learning_curves(runs: Mapping[Arm, list[Job]], metrics: Mapping[str, Any], 
     return Figure(
         png,
         None,
-        caption="Validation loss during training at training's lengths; one line per seed.",
+        caption=f"Validation loss during training at training's lengths, without recurrence in {WINDOWS}; one line per "
+        "seed.",
         alt="Learning curves with and without recurrence",
     )
 

@@ -18,6 +18,7 @@ import pytest
 from experiments import claims, reproduce
 from experiments.engine.plan import COMMANDS_WITH_LOGGER, training_progress
 from experiments.engine.profiles import PROFILES, Setup
+from experiments.tables.length_sweep import OFF, ON
 from tests import wandb_files
 from tests.experiments.report.written import check_results, read_sections
 from txl_lightning.jobs.folder import locked
@@ -211,8 +212,62 @@ def test_a_plan_needs_no_corpus_and_writes_nothing(
     assert not (tmp_path / "r").exists()
 
 
+def test_what_decides_a_claim_soonest_runs_first(tmp_path: Path) -> None:
+    setup = Setup(PROFILES["laptop"], (), tmp_path, planning=True, sections=tuple(reproduce.SECTIONS))
+    jobs = reproduce.plan(setup).jobs
+    names, on, off = [job.name for job in jobs], ON.key, OFF.key
+    pair = [name for name in names if re.fullmatch(rf"({on}|{off})-seed\d(-lengths)?", name)]
+    assert pair == [f"{arm}-seed{seed}{end}" for seed in (1, 2, 3) for arm in (on, off) for end in ("", "-lengths")]
+    others = [job for job in jobs if job.command == "train" and job.name not in pair]
+    assert names.index(pair[-1]) < min(names.index(job.name) for job in others)
+    ranks = [reproduce.priority(job) for job in others]
+    assert ranks == sorted(ranks)
+    first = {name: next(i for i, job in enumerate(others) if name in job.sections) for name in ("table_10", "table_7")}
+    assert first["table_10"] == 0  # the claim after those of the pair
+    assert first["table_7"] > max(i for i, job in enumerate(others) if "table_6" in job.sections)
+
+
+def test_in_the_given_time_it_reports_what_is_finished_and_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "report"
+    words = [*SMALL, "--directory", str(directory), *short_text(tmp_path)]
+    assert reproduce.main([*words, "--minutes", "0.5"]) == 0  # all of it is kept for the end
+    results = read(directory)
+    check_results(results)
+    again = reproduce.parse(words).again
+    assert "--minutes" not in again
+    assert (results["finished"], results["progress"]["finished"], results["progress"]["continue"]) == (False, 0, again)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"report: {directory}/report.html"
+    assert re.fullmatch(rf"the time is over; left: 4 of 4 jobs, about .*; continue with: {re.escape(again)}", said[1])
+    assert "Unfinished: 0 of 4 jobs" in (directory / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("finished", "before"), [(True, 0), (False, 100)])
+def test_the_clock_starts_again_after_a_finished_report_alone(finished: bool, before: float, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"finished": finished}))
+    (tmp_path / "clock.json").write_text('{"began": "2026-11-24T03:00:00+00:00", "seconds": 100.0}')
+    setup = Setup(PROFILES["smoke"], (), tmp_path, sections=("table_9",), logger="none")
+    planned = Plan(setup, reproduce.SECTIONS["table_9"].jobs(setup), {"speed": "ab" * 32}, [{}])
+    results = reproduce.run(planned, until=time.monotonic())  # too short for any job
+    assert before <= results["seconds"]["wall"] < before + 50
+    assert not results["finished"]
+
+
 def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
-    words = ["--only", "table_7", "profile=smoke", "--prefix", "srun -n 2", "--logger", "csv", "seed=3", "--plan"]
+    words = [
+        "--only",
+        "table_7",
+        "profile=smoke",
+        "--prefix",
+        "srun -n 2",
+        "--logger",
+        "csv",
+        "seed=3",
+        "--plan",
+        "--minutes=2.5",
+    ]
     assert reproduce.parse([*words, "--directory", str(tmp_path), "--parallel", "3"]) == Setup(
         PROFILES["smoke"],
         ("seed=3",),
@@ -223,6 +278,9 @@ def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
         logger="csv",
         prefix=("srun", "-n", "2"),
         command="make reproduce PROFILE=smoke ARGS='--only=table_7 --logger=csv seed=3'",
+        again="make reproduce PROFILE=smoke ARGS='--only=table_7 --logger=csv "
+        f"--directory={tmp_path} --parallel=3 '\"'\"'--prefix=srun -n 2'\"'\"' seed=3'",
+        minutes=2.5,
     )
     default = reproduce.parse([])
     assert (default.command, default.parallel) == ("make reproduce", None)
@@ -236,6 +294,7 @@ def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
     [
         (["--only", "table_99"], "--only table_99: must be of main_results, table_6"),
         (["profile=huge"], "profile=huge: must be one of smoke"),
+        (["--minutes", "0"], "--minutes 0: must be a number > 0"),
         (["--parallel", "0"], "--parallel 0: must be an integer >= 1"),
         (["--prefix", "srun 'a"], "--prefix srun 'a: "),
     ],

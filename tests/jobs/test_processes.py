@@ -126,6 +126,16 @@ def test_a_job_that_exceeds_the_limit_is_ended_with_its_children(
     assert record.ends["late"].status == status
     assert "later" not in record.ends
     assert [job.name for job in engine.waiting] == ["later"]
+    assert (engine.interrupted, engine.failed, engine.stopped) == ({"late"}, {}, True)
+
+
+def test_a_job_that_does_not_fit_waits_and_the_others_run() -> None:
+    calls = [Call("long"), Call("fails", os._exit, (1,)), Call("short"), Call("reads long", needs=("long",))]
+    calls.append(Call("alone", alone=True))
+    record, engine = run(*calls, fits=lambda job: job.name != "long")
+    assert set(record.started) == {"fails", "short", "alone"}
+    assert [job.name for job in engine.waiting] == ["long", "reads long"]
+    assert (engine.stopped, set(engine.failed)) == (True, {"fails"})
 
 
 def started(progress: Progress[Call], *names: str) -> None:
@@ -167,6 +177,19 @@ def test_the_time_left_follows_the_pace_of_the_jobs_so_far() -> None:
     assert progress.seconds_left() == pytest.approx(3 * 400, abs=1)
     ended(progress, "a", 100.0)
     assert progress.pace() == pytest.approx(160 / 120)
+
+
+def test_a_job_that_an_earlier_call_began_needs_the_rest_of_its_time() -> None:
+    jobs = Jobs([Call("a"), Call("b")], Mock(), Mock(), done={"before"})
+    progress = Progress(jobs, lambda job: 100.0, share=lambda job: (0.6, 60.0) if job.name == "a" else None)
+    assert [progress.left(job) for job in jobs.waiting] == pytest.approx([40, 100])
+    assert progress.seconds_left() == pytest.approx(140)
+    started(progress, "a")
+    ended(progress, "a", 80.0)
+    assert progress.pace() == pytest.approx(2)  # 80 seconds for the last 40
+    jobs.interrupted.add("b")
+    jobs.waiting.clear()
+    assert (progress.n_jobs, progress.seconds_left()) == (3, pytest.approx(200))
 
 
 def test_a_line_is_printed_once_for_each_job_that_ends(capsys: pytest.CaptureFixture[str]) -> None:

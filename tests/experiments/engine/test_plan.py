@@ -11,7 +11,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from experiments.engine import plan as module
 from experiments.engine.jobs import Job, composed
-from experiments.engine.plan import Plan, Stopwatch, make_slots, token_cost, training_progress, training_share
+from experiments.engine.plan import (
+    Plan,
+    Stopwatch,
+    in_order,
+    make_slots,
+    token_cost,
+    training_progress,
+    training_share,
+)
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from txl_lightning.errors import UserError
@@ -29,6 +37,18 @@ JOBS = [
 def plan_of(directory: Path, jobs: list[Job], *overrides: str, slots: int = 2, keys: str = "key of ") -> Plan:
     setup = Setup(PROFILES["smoke"], overrides, directory, sections=("table_6",), logger="none")
     return Plan(setup, jobs, {job.name: f"{keys}{job.name}" for job in jobs}, [{}] * slots)
+
+
+def test_jobs_are_sorted_by_priority_and_measurements_come_right_after_what_they_need() -> None:
+    runs = [Job(name, "train", (), "x") for name in ("last", "one", "two", "same")]
+    measured = [Job(f"{run.name}-lengths", "evaluate", (), "x", needs=(run.name,)) for run in runs]
+    both = Job("both", "recl", (), "x", needs=("two", "last"))
+    after = Job("after", "generate", (), "x", needs=("one-lengths",))
+    ranks = {"last": 9, "one": 1, "two": 2, "same": 2}
+    names = [job.name for job in in_order([*runs, *measured, both, after], lambda job: (ranks[job.name],))]
+    first = ["one", "one-lengths", "after", "two", "two-lengths", "same", "same-lengths"]
+    assert names == [*first, "last", "last-lengths", "both"]
+    assert in_order(runs, lambda job: ()) == runs
 
 
 class Pretended:
@@ -94,6 +114,25 @@ def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
     plan_of(tmp_path, JOBS).run()
     assert sorted(words[0] for words in Pretended.started) == ["evaluate", "train", "train"]
     assert record(tmp_path, "a")["seconds"] == 4.0  # of both runs
+
+
+def test_a_job_that_would_end_too_late_is_not_started(
+    tmp_path: Path, failing: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training of 100 seconds does not fit into 60, unless 60 of 100 steps were done before with the same key."""
+    jobs = JOBS[1:]
+    monkeypatch.setattr(Plan, "seconds", lambda plan, job: 5.0 if job.command == "evaluate" or job.name == "b" else 100)
+    for name, key in (("a", "key of a"), ("c", "another")):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "job.json").write_text(json.dumps({"key": key, "done": False}))
+        state = {"steps": 60, "max_steps": 100, "unit": "bpc", "loss": None, "seconds": 60.0}
+        (folder / "progress.json").write_text(json.dumps(state))
+    left: list[float] = []
+    planned = plan_of(tmp_path, jobs)
+    planned.run(lambda progress: left.append(progress.seconds_left()), until=time.monotonic() + 60)
+    assert {job.name for job in planned.finished} == {"a", "b", "read"}
+    assert left[-1] > 0
 
 
 @pytest.mark.parametrize(("keys", "kept"), [("key of ", True), ("another ", False)])

@@ -47,7 +47,9 @@ def test_seconds_and_machine_and_code(results: dict[str, Any], jobs: list[Job]) 
     assert set(results["versions"]) > {"txl_lightning", "lightning", "wandb", "hydra-core"}
     assert results["started"] == "2026-11-24T03:00:00+00:00"
     assert re.fullmatch("[0-9a-f]{64}", results["code"])
-    assert (results["profile"], results["command"], results["schema_version"]) == ("laptop", "make it", 1)
+    assert (results["profile"], results["command"], results["schema_version"]) == ("laptop", "make it", 2)
+    assert (results["finished"], results["progress"]) == (True, None)
+    assert re.fullmatch("[0-9a-f]{64}", results["rules"])
 
 
 def test_corpora_and_settings(results: dict[str, Any], finished: Setup) -> None:
@@ -73,7 +75,7 @@ def test_what_is_written_follows_the_schema_and_is_shown(
     assert read_sections(written) == sections
     assert written["claims"] == judged(sections)
     figures = [figure for section in sections for figure in section.figures]
-    assert page.count("![") == len(figures) + 1 == 13  # the first is the picture of the claims
+    assert page.count("![") == len(figures) + 2 == 14  # the first are of the arms and of the claims
     (loss,) = (table for section in sections for table in section.tables if table.id == "table_7")
     cell = loss.number("recurrence-relative-full_loss", "loss")
     assert list(cell.by_seed or {}) == ["1", "2", "3", "4"]

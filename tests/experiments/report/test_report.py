@@ -4,6 +4,7 @@ import base64
 import html
 import platform
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,8 +17,8 @@ from experiments.engine.profiles import Setup
 from experiments.report import pages
 from experiments.report.pages import escape, write_report
 from experiments.report.sections import Cell, Sample, Text, decimal, duration, visible
-from experiments.report.verdicts import RULE, claim_text, summary
-from tests.experiments.report.sample_claim import claim
+from experiments.report.verdicts import COLUMNS, RULE, claim_text, counts, failures, part_rows
+from tests.experiments.report.sample_claim import claim, pending_claim
 from txl_lightning.errors import UserError
 
 HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
@@ -68,7 +69,7 @@ def hostile(results: dict[str, Any], finished: Setup) -> dict[str, Any]:
         "command": HOSTILE,
         "corpora": [{**results["corpora"][0], "name": HOSTILE}],
         "runs": {**results["runs"], "hostile": run},
-        "claims": [claim("within noise"), claim("holds", -153.0, None), claim("within noise", 1.0)],
+        "claims": [claim("within noise"), claim("holds", -153.0, None), claim("within noise", 1.0), pending_claim()],
         "machine": {**results["machine"], "processor": "AMD EPYC 7763", "cores": 2, "platform": "Linux-6.1"},
         "seconds": {"wall": 1523.4, "training": 2411.7, "rest": 305.2},
     }
@@ -101,14 +102,15 @@ def line(text: str) -> str:
 
 def words(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield every text that both pages must show, numbers as decimals."""
-    yield from (results["note"], results["command"], results["code"])
+    yield from (results["note"], results["command"], results["code"], results["rules"])
     yield from (text for corpus in results["corpora"] for text in (corpus["name"], corpus["sha256"]))
     yield from (text for pair in results["settings"] for text in pair)
     yield from (text for pair in results["versions"].items() for text in pair)
     for name, run in results["runs"].items():
         yield from (name, run["arm"], " ".join(run["overrides"]), run["key"], run["directory"])
     for stated in results["claims"]:
-        yield from (stated[key] for key in ("claim", "paper", "rule", "mark", "evidence"))
+        yield from (stated[key] for key in ("claim", "paper", "rule", "sentence"))
+        yield from (part["title"] for part in stated["parts"])
     for section in results["sections"]:
         yield from (section.title, section.paper, section.here)
         yield from (figure.caption for figure in section.figures)
@@ -188,12 +190,12 @@ def test_figures_are_inside_with_their_words(
 ) -> None:
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     figures = [figure for section in hostile["sections"] for figure in section.figures]
-    assert [image["alt"] for image in images[1:]] == [figure.alt for figure in figures]
+    assert [image["alt"] for image in images[2:]] == [figure.alt for figure in figures]
     assert len(figures) == 12
-    assert (images[0]["src"] or "").startswith("data:image/svg+xml;b")  # of the claims
+    assert all((image["src"] or "").startswith("data:image/svg+xml;b") for image in images[:2])  # arms and claims
     curves = figures[0]
     source = base64.b64encode((directory / curves.png).read_bytes()).decode()
-    assert (images[1]["src"], images[1]["width"]) == (f"data:image/png;base64,{source}", "518")
+    assert (images[2]["src"], images[2]["width"]) == (f"data:image/png;base64,{source}", "518")
     assert all(f"![{figure.alt}]({figure.png})" in markdown for figure in figures)
     monkeypatch.setattr(pages, "LARGEST_SVG", 1000)  # a large drawing goes in as pixels
     assert "data:image/svg" not in pages.render(hostile, directory)["report.html"]
@@ -218,37 +220,96 @@ def test_what_cannot_be_written_is_one_line(results: dict[str, Any], tmp_path: P
         write_report({**results, "sections": (), "claims": []}, tmp_path / "file")
 
 
-def test_the_summary_has_a_line_for_each_mark_that_a_claim_has(hostile: dict[str, Any]) -> None:
-    lines = [(mark, counted, named.replace("\u00a0", " ")) for mark, counted, named in summary(hostile["claims"])]
-    noise = "short within noise (+4.2 %; paper +2.7 %); short within noise (+1.0 %; paper +2.7 %)"
-    assert lines == [
-        ("holds", "1 of 3 claims holds", "short holds (−153 %)"),
-        ("within noise", "2 of 3 claims are within noise", noise),
+def test_counts_and_a_sentence_for_each_claim_that_does_not_hold() -> None:
+    assert counts([claim("holds"), claim("holds")]) == "2 of 2 claims hold; 2 of 2 parts hold"
+    marks = ("within noise", "holds", "does not hold", "not tested", "does not hold")
+    found = [*(claim(mark) for mark in marks), pending_claim()]
+    others = "2 do not hold, 1 is within noise, 1 is not tested, 1 is pending"
+    assert counts(found) == f"1 of 6 claims hold so far, {others}; 1 of 6 parts hold"
+    assert [(one["mark"], mark, sentence) for one, mark, sentence in failures(found)] == [
+        ("does not hold", "does not hold", "Why it does not hold."),
+        ("does not hold", "does not hold", "Why it does not hold."),
+        ("within noise", "within noise", "Why it within noise."),
+        ("not tested", "not tested", "The claim not tested."),
     ]
-    assert summary([claim("does not hold")] * 2)[0][1] == "2 of 2 claims do not hold"
 
 
-def test_a_row_has_effect_interval_smallest_effect_and_the_papers_effect() -> None:
+def test_a_row_has_effect_interval_margin_and_the_papers_effect() -> None:
     view = claim_text(claim("holds"))
     assert " | ".join(view.values()).replace("\u00a0", " ") == (
-        "The claim holds. | +0.100 bpc | [+0.050, +0.150] | 0.050 bpc | +4.2 % | [+3.2, +5.2] | +2.7 % | ✓ holds"
+        "+0.100 bpc | [+0.050, +0.150] | +4.2 % | [+3.2, +5.2] | +2.7 % | by 0.05 bpc | 84 % | ✓ holds"
+        " | The claim holds. | 1 of 1"
     )
+    assert claim_text(claim("holds") | {"state": "so far"})["mark"] == "✓ holds, so far"
     ends = {"relative_low": -0.04, "relative_high": 0.42}  # on which side of zero an end lies is visible
-    assert claim_text(claim("within noise") | ends)["relative_interval"] == "[−0.04, +0.42]"
-    once = claim("within noise") | dict.fromkeys(("low", "high", "smallest", "relative_low", "relative_high"))
-    assert [claim_text(once)[key] for key in ("interval", "smallest", "relative_interval")] == ["", "", ""]
-    below = claim_text(claim("does not hold") | dict.fromkeys(("low", "smallest", "relative_low")))
+    assert claim_text(claim("within noise", **ends))["relative_interval"] == "[−0.04, +0.42]"
+    once = claim("within noise", **dict.fromkeys(("low", "high", "relative_low", "relative_high")))
+    assert [claim_text(once)[key] for key in ("effect", "interval", "relative_interval")] == ["+0.10 bpc", "", ""]
+    below = claim_text(claim("does not hold", **dict.fromkeys(("low", "relative_low"))))
     assert (below["interval"], below["relative_interval"]) == ("[−∞, +0.15]", "[−∞, +5.2]")
+    margins = (0.00042, 0.0, 0.123, 12.3)
+    assert [claim_text(claim("holds", margin=m, unit=None))["by"] for m in margins] == [
+        "by 0.0004", "by 0", "by 0.12", "by 12",
+    ]  # fmt: skip
+    empty = claim_text(pending_claim() | {"n_parts": 0})
+    assert {key: text for key, text in empty.items() if text} == {
+        "theirs": "+2.7\u00a0%",
+        "mark": "… pending",
+        "claim": "The claim None.",
+    }
+    (part,) = part_rows([pending_claim()])
+    assert (part["number"], part["name"], part["mark"]) == ("1", "pending", "… pending, 2 runs to come")
 
 
-def test_both_pages_show_claims_and_the_rule_once(page: Page, markdown: str) -> None:
+def test_both_pages_show_claims_parts_and_the_rule_once(page: Page, markdown: str) -> None:
+    columns = ("mark", "effect", "interval", "by", "relative", "theirs", "power", "parts")
     row = claim_text(claim("within noise"))
-    cells = [text.replace("\u00a0", " ") for key, text in row.items() if key != "relative_interval"]
+    cells = [row[key].replace("\u00a0", " ") for key in ("claim", *columns)]
     source, shown = (text.replace("\u00a0", " ") for text in (line(page.text), markdown))
     assert f"| 1 | {' | '.join(cells)} |" in shown
     assert f"1. {' '.join(cells)}" in source
-    assert "- **✓ 1 of 3 claims holds:** short holds (−153 %)." in shown
-    assert (shown.count(RULE), source.count(RULE)) == (1, 1)
+    assert "1 of 4 claims hold so far, 2 are within noise, 1 is pending; 1 of 4 parts hold" in shown
+    assert "- **≈ short within noise**: within noise. Why it within noise." in shown
+    assert "| 1 | one − other, within noise | ≈ within noise | +0.100 bpc |" in shown
+    assert [text.count(words) for text in (shown, source) for words in (RULE, COLUMNS)] == [1, 1, 1, 1]
+
+
+def test_the_introduction_names_corpus_size_training_and_hardware(results: dict[str, Any], page: Page) -> None:
+    trainings = [run for run in results["runs"].values() if run["command"] == "train"]
+    first = pages.introduction(results)
+    assert first.startswith(f"{len(trainings)} models were trained on sample (byte level), the first with ")
+    assert f"{trainings[0]['parameters']:,} parameters" in first
+    assert f"{results['machine']['cores']} cores" in first
+    assert pages.introduction({**results, "runs": {}}).startswith("No training is finished yet")
+
+
+def test_a_picture_is_drawn_again_only_if_it_changes(results: dict[str, Any], finished: Setup) -> None:
+    picture = finished.directory / "figures" / "claims.png"
+    for claims, again in (([claim("holds")], True), ([claim("holds")], False), ([claim("holds", 3.0)], True)):
+        before = picture.stat().st_mtime_ns if picture.exists() else 0
+        pages.render({**results, "claims": claims}, finished.directory)
+        assert (picture.stat().st_mtime_ns != before) == again
+    picture.unlink()
+    pages.render({**results, "claims": [claim("holds", 3.0)]}, finished.directory)
+
+
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        options = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(
+            ["git", *options, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    found = pages._commit.__wrapped__  # without its cache
+    assert found() is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-qm", "first")
+    assert found() == git("rev-parse", "HEAD").strip()
+    (tmp_path / "file").write_text("two")
+    assert found() == git("rev-parse", "HEAD").strip() + "-dirty"
 
 
 def test_numbers_and_times() -> None:

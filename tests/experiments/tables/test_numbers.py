@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from experiments import paper
+from experiments.engine.jobs import composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
-from experiments.tables import comparisons, table_6
+from experiments.tables import comparisons, regime, table_6, table_10
 from experiments.tables.intervals import SeedSpread
+from experiments.tables.memory import saved_bytes
 from tests.experiments.conftest import outcomes_of
 from tests.experiments.tables.sample_outcomes import World
 from tests.experiments.tables.test_intervals import NaiveSpread, naive_interval
@@ -39,11 +41,20 @@ DIFFERENCES = """
     table_6 our_encoding_is_better/al_rfou_half                 -relative/half -al_rfou/half best 31.16 30.10
     table_6 half_loss_rescues_absolute_encodings/absolute       -absolute/half -absolute init
     table_6 half_loss_rescues_absolute_encodings/al_rfou        -al_rfou/half -al_rfou init
+    table_6 half_loss_rescues_absolute_encodings/absolute_random_half   -absolute/half -absolute/random_half init
+    table_6 half_loss_rescues_absolute_encodings/al_rfou_random_half    -al_rfou/half -al_rfou/random_half init
+    table_6 beside/half_loss/relative                           -relative/half -relative init
+    table_6 beside/half_loss/relative_random_half               -relative/half -relative/random_half init
     table_7 recurrence_helps_without_long_dependencies/init     lines:+relative lines:-relative init 27.1 25.2
-    table_10 recurrence_beats_longer_segments/full              +relative -relative/long=tokens best 27.98 26.77
-    table_10 -relative/long=steps                               +relative -relative/long=steps best 27.98 26.77
-    table_10 -relative/half/long=tokens                 +relative/half -relative/half/long=tokens best 28.83 28.33
-    table_10 -relative/half/long=steps                  +relative/half -relative/half/long=steps best 28.83 28.33
+    table_10 recurrence_beats_longer_segments/full              +relative -relative/long=memory best 27.98 26.77
+    table_10 beside/-relative/long=tokens                       +relative -relative/long=tokens best 27.98 26.77
+    table_10 beside/-relative/long=steps                        +relative -relative/long=steps best 27.98 26.77
+    table_10 beside/-relative/half/long=tokens          +relative/half -relative/half/long=tokens best 28.83 28.33
+    table_10 beside/-relative/half/long=steps           +relative/half -relative/half/long=steps best 28.83 28.33
+    regime regime/own                                           +relative -relative init
+    regime regime/adam                                          +relative/Adam -relative/Adam init
+    regime regime/longer_memory                         +relative/memory_twice_as_long -relative init
+    regime regime/half_segments         +relative/segments_half_as_long -relative/segments_half_as_long init
     beyond beyond/relative_memory                               +relative -relative init
     beyond memory_helps_with_rope/init                          +rope -rope init
     beyond memory_helps_without_an_encoding/init                +none -none init
@@ -132,10 +143,12 @@ def test_table_6(tables: dict[str, Table], finished: Setup) -> None:
         words = ["recurrence" if row.recurrence else "no recurrence", row.loss]
         assert all(word in table.title(arm).replace(" loss", "").split(", ") for word in words)
     assert sum(row["memory"] is not None for row in table.rows.values()) == 2  # relative, without recurrence
-    absolute = tables["table_6_full_loss"]
-    assert units(absolute) == LOSSES
-    for arm in ("no_recurrence-absolute-full_loss", "no_recurrence-al_rfou-full_loss"):
-        check_row(absolute, arm, {"arm": absolute.title(arm), **losses(finished, arm)})
+    halves = tables["table_6_losses"]
+    assert units(halves) == LOSSES
+    encodings, scored = ("absolute", "al_rfou", "relative"), ("full", "random_half", "half")
+    assert list(halves.rows) == [f"no_recurrence-{name}-{loss}_loss" for name in encodings for loss in scored]
+    for arm in halves.rows:
+        check_row(halves, arm, {"arm": halves.title(arm), **losses(finished, arm)})
 
 
 def test_table_7(tables: dict[str, Table], finished: Setup) -> None:
@@ -215,21 +228,29 @@ def test_differences_of_speed(tables: dict[str, Table], finished: Setup) -> None
 
 def test_table_10(tables: dict[str, Table], finished: Setup) -> None:
     table = tables["table_10"]
-    cost = {"segment": "tokens", "trained": "tokens", "steps": "steps", "seconds": "s", "peak": "MB"}
+    cost = {"segment": "tokens", "trained": "tokens", "steps": "steps", "seconds": "s", "memory": "MB"}
     assert units(table) == {**cost, **LOSSES}
     rows = {f"{ON[:-9]}{row.loss}_loss": row for row in paper.TABLE_10 if row.recurrence}
     for equal in ("tokens", "steps"):
         without = [row for row in paper.TABLE_10 if not row.recurrence]
         rows |= {f"{OFF[:-9]}{row.loss}_loss-longer_segments_equal_{equal}": row for row in without}
+    equal = f"{OFF}-longer_segments_equal_memory"
+    rows[equal] = next(row for row in without if row.loss == "full")
     assert set(table.rows) == set(rows)
+    configs = {job.name: composed(job.overrides) for job in table_10.jobs(finished) if job.command == "train"}
+    longest = configs[f"{equal}-seed1"].data.segment_len
+    assert longest % 8 == 0
+    assert longest > 64
+    assert table.number(equal, "memory").value <= table.number(ON, "memory").value
     for arm, row in rows.items():
         metrics = read(finished, f"{arm}-seed1", "metrics.json")
         expected = {
-            "segment": {128: 32, 176: 44, 172: 43}[row.segment_len],  # the profile's 32, longer by the paper's factor
+            # the profile's 64, longer by the paper's factor
+            "segment": longest if arm == equal else {128: 64, 176: 88, 172: 86}[row.segment_len],
             "trained": metrics["tokens"],
             "steps": metrics["steps"],
             "seconds": metrics["seconds"],
-            "peak": metrics["peak_memory_bytes"] / 1024 / 1024,
+            "memory": saved_bytes(configs[f"{arm}-seed1"]) / 1024 / 1024,
             "paper_segment": row.segment_len,
             "paper_init": row.ppl_init,
             "paper_best": row.ppl_best,
@@ -300,21 +321,44 @@ def test_beyond(tables: dict[str, Table], finished: Setup) -> None:
         expected = {
             "recl": (found["value"], found["low"], found["high"]) if found else None,
             "parameters": read(finished, f"{arm}-seed1", "metrics.json")["parameters"],
-            "states": 0 if arm.startswith("no_") else 128,
+            "states": 0 if arm.startswith("no_") else 64,
             "speed": of_seeds(finished, arm, lambda it: it["tokens"] / it["seconds"], train=True),
             "peak": of_seeds(finished, arm, lambda it: it["peak_memory_bytes"] / 1024 / 1024, train=True),
         }
         check_row(table, arm, {"arm": table.title(arm), **losses(finished, arm), **expected})
 
 
+def test_regime(tables: dict[str, Table], finished: Setup) -> None:
+    table = tables["regime_losses"]
+    assert units(table) == {"on": "bpc", "off": "bpc", "lr": None}
+    own = "memory_twice_as_long"
+    for row, words in (
+        ("own", ""),
+        ("adam", "-Adam"),
+        ("longer_memory", f"-{own}"),
+        ("half_segments", "-segments_half_as_long"),
+    ):
+        on, off = (losses(finished, arm)["init"] for arm in (f"{ON}{words}", OFF if own in words else f"{OFF}{words}"))
+        config = composed(next(job.overrides for job in regime.jobs(finished) if job.name == f"{ON}{words}-seed1"))
+        check_row(table, row, {"arm": table.title(row), "on": on, "off": off, "lr": config.optimizer.lr})
+    titles = [table.title(row).split(", ") for row in table.rows]
+    assert [title[0] for title in titles] == ["Muon", "Adam", "Muon", "Muon"]
+    assert [title[-1] for title in titles] == ["memory 64", "memory 64", "memory 128", "memory 32"]
+
+
 def arm_named(short: str) -> str:
     """Return the key of an arm from its short name in `DIFFERENCES`."""
     sign, name, *rest = re.fullmatch(r"(?:lines:)?([+-])(\w+)(.*)", short).groups()  # type: ignore[union-attr]
     words = (
-        rest[0].replace("/half", "").replace("/no=", "-recipe_without_").replace("/long=", "-longer_segments_equal_")
+        rest[0]
+        .replace("/half", "")
+        .replace("/random_half", "")
+        .replace("/no=", "-recipe_without_")
+        .replace("/long=", "-longer_segments_equal_")
     )
+    loss = re.findall("/((?:random_)?half)", short)
     words = ("-equal_parameters" if name in ("rope", "alibi", "none") else "") + words.replace("/", "-")
-    key = f"{'recurrence' if sign == '+' else 'no_recurrence'}-{name}-{'half' if '/half' in short else 'full'}_loss"
+    key = f"{'recurrence' if sign == '+' else 'no_recurrence'}-{name}-{loss[0] if loss else 'full'}_loss"
     return f"{'shuffled_lines-' * short.startswith('lines:')}{key}{words}"
 
 
@@ -366,7 +410,7 @@ def test_differences_of_losses(tables: dict[str, Table], finished: Setup) -> Non
     }
     judged = set()
     for name, row, better, worse, at, *ppl in (line.split() for line in DIFFERENCES.strip().splitlines()):
-        prefix, sign, short = re.fullmatch(r"(beyond/)?([+-])?(.*)", row).groups()  # type: ignore[union-attr]
+        prefix, sign, short = re.fullmatch(r"(beyond/|beside/)?([+-])?(.*)", row).groups()  # type: ignore[union-attr]
         row = f"{prefix or ''}{arm_named(sign + short)}" if sign else row
         one, other = (token_losses(finished, arm_named(arm), at) for arm in (worse, better))
         low, _, high = naive_interval(in_blocks(one), in_blocks(other), spreads[at])
@@ -375,7 +419,7 @@ def test_differences_of_losses(tables: dict[str, Table], finished: Setup) -> Non
         theirs = (float(ppl[0]), float(ppl[1])) if ppl else None
         check_difference(table, row, (low, one.mean() - other.mean(), high), one.mean(), theirs)
         judged.add((name, row))
-    names = ("table_6", "table_7", "table_10", "beyond")
+    names = ("table_6", "table_7", "table_10", "regime", "beyond")
     shown = {(name, row) for name in names for row in tables[f"{name}_differences"].rows}
     assert {(name, row) for name, row in shown if "only_ours" not in row} == judged
 
@@ -391,6 +435,10 @@ def test_gains_of_longer_attention(tables: dict[str, Table], finished: Setup) ->
         name: token_losses(finished, arm, "init") - token_losses(finished, arm, "best") for name, arm in arms.items()
     }
     loss = token_losses(finished, ON, "init").mean()
+    own = token_losses(finished, OFF, "init") - token_losses(finished, OFF, "best")
+    low, _, high = naive_interval(in_blocks(own), None, spread)
+    row, worse = "only_ours_gains_from_longer_attention/ours_no_recurrence", token_losses(finished, OFF, "init").mean()
+    check_difference(tables["table_6_differences"], row, (low, own.mean(), high), worse, (29.59, 29.02))
     for name in arms:  # in this world only ours chose a longer attention
         other = None if name == "ours" else 0 * in_blocks(gains[name])
         low, _, high = naive_interval(in_blocks(gains["ours"]), other, spread)
