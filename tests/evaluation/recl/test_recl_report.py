@@ -15,7 +15,8 @@ from txl_lightning.evaluation.recl.report import gain_maps, write_report
 
 def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
     gains = {"perplexity_gains": [start, start / 2], "perplexities": [90.0, 80.0], "relative_gains": [0.5, 0.4]}
-    return {"value": value, "at_least": False, "low": low, "high": high, "high_at_least": False, **gains, **others}
+    found = {"value": value, "at_least": False, "guarded": value - 10, "guarded_at_least": False}
+    return {**found, "low": low, "high": high, "high_at_least": False, **gains, **others}
 
 
 def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def results() -> dict[str, Any]:
     a = model("a", "x", 2.0, positions_scored=7, trained_len=3, loss_by_position={**by_position, "windows": 5})
     a |= {"far_context": {"contexts": [10, 20], "ablations": {"drop": far}}, "limit": 25}
     b = model("b", "x", 3.0, scoring="direct", begin_of_text=0, float32_difference={"nll": -0.00123, "positions": 50})
-    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, without={})
+    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, guarded_at_least=True, without={})
     c = model("c", "y", 4.0)
     recl_x = {"0.1": {"mean": 25.0, "low": 20, "high": 30, "at_least": True}}
     recl_x["1.0"] = {"mean": 12.5, "low": 10, "high": 15, "at_least": False}
@@ -55,17 +56,18 @@ def results() -> dict[str, Any]:
 
 
 TABLE = """\
-| model | kind | RECL r = 0.1 | RECL r = 1.0 | bpc at 30 tokens | sees at most |
-| --- | --- | --- | --- | ---: | ---: |
-| a | kind of a | 20 [10, 30] | 10 [10, 20] | 1.700 ± 0.030 | 25 |
-| b | kind of b | ≥ 30 [20, ≥ 30] | 10 [10, 20] | 2.700 ± 0.030 | – |
-| c | kind of c | 20 [10, 30] | 10 [10, 20] | 3.700 ± 0.030 | – |
+| model | kind | RECL r = 0.1 | RECL r = 1.0 | guarded r = 0.1 | guarded r = 1.0 | bpc at 30 tokens | sees at most |
+| --- | --- | --- | --- | --- | ---: | ---: | ---: |
+| a | kind of a | 20 [10, 30] | 10 [10, 20] | 10 | 0 | 1.700 ± 0.030 | 25 |
+| b | kind of b | ≥ 30 [20, ≥ 30] | 10 [10, 20] | ≥ 20 | 0 | 2.700 ± 0.030 | – |
+| c | kind of c | 20 [10, 30] | 10 [10, 20] | 10 | 0 | 3.700 ± 0.030 | – |
 """
 NOTES = """\
 1,234 positions of text (test) in 40 blocks spread evenly over the text; contexts 10 to 30 in steps of 10; a step \
 counts if its relative gain is at least 0.01. Largest standard error at 30 tokens: 0.0300 bpc.
 A begin-of-text token is read before every window, beside its context: b.
 In brackets: 95 % interval over 1,000 resamples of the blocks.
+Guarded: a step must also lower the model's own mean loss over all positions.
 ≥: steps still counted at 30 tokens, where the grid ends (max_context).
 Sees at most: the positions that a model has or was trained with.
 Each context has windows of its own, as positions, or the segments that are compressed, depend on the length that is \
@@ -106,13 +108,13 @@ def test_every_cell_of_the_tables(tmp_path: Path) -> None:
     assert "\n".join(lines) + "\n" == f"{TABLE}\n{NOTES}"
     assert (tmp_path / "recl.md").read_text() == f"{TABLE}\n{NOTES}{COMPARISONS}"
     latex = (tmp_path / "recl.tex").read_text().splitlines()
-    assert latex[4] == r"a & kind of a & 20 [10, 30] & 10 [10, 20] & 1.700 $\pm$ 0.030 & 25 \\"
+    assert latex[4] == r"a & kind of a & 20 [10, 30] & 10 [10, 20] & 10 & 0 & 1.700 $\pm$ 0.030 & 25 \\"
 
 
 def test_in_bytes_and_without_intervals(tmp_path: Path) -> None:
     found = results() | {"context_unit": "byte", "bootstrap": 0}
     text = "\n".join(write_report(found, tmp_path, LoggerConfig(name="none")))
-    assert "| a | kind of a | 20 | 10 | 1.700 ± 0.030 | 25 tokens |" in text
+    assert "| a | kind of a | 20 | 10 | 10 | 0 | 1.700 ± 0.030 | 25 tokens |" in text
     assert "bpc at 30 bytes" in text
     assert "In brackets" not in text
 

@@ -43,7 +43,7 @@ from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
 
-SCHEMA_VERSION = 3  # of docs/recl.schema.json
+SCHEMA_VERSION = 4  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
 CHOICES = {"context_unit": ("token", "byte"), "dtype": ("float32", "bfloat16", "float16")}
 

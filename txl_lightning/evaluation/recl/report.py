@@ -202,13 +202,15 @@ def _hardest(fraction: str) -> str:
 
 
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: RECL with interval by model and fraction, and the loss at the longest context."""
+    """Return header and rows: RECL with interval, guarded RECL, and the loss at the longest context, by model."""
     unit, context_unit, fractions = results["unit"], results["context_unit"], _fractions(results)
     longest = f"{unit} at {results['contexts'][-1]} {context_unit}s"
-    header = ["model", "kind", *(f"RECL r = {r}" for r in fractions), longest, "sees at most"]
+    lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
+    header = ["model", "kind", *lengths, longest, "sees at most"]
     rows = []
     for model in results["models"]:
         cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
+        cells += [_bounded(model["recl"][r], "guarded", "guarded_at_least") for r in fractions]
         loss = f"{model[unit][-1]:.3f} ± {model[f'{unit}_standard_error'][-1]:.3f}"
         limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
         rows.append([model["name"], model["kind"], *cells, loss, limit])
@@ -243,6 +245,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
         "tokenizers have in common.": results["context_unit"] == "byte",
         f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
         f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.": results["bootstrap"],
+        "Guarded: a step must also lower the model's own mean loss over all positions.": True,
         f"≥: steps still counted at {longest}, where the grid ends (max_context).": open_,
         "Sees at most: the positions that a model has or was trained with.": any(model["limit"] for model in models),
         f"Each context has windows of its own, as {DEPENDENT}: {direct}.": direct,
@@ -324,8 +327,8 @@ def _signed(found: dict[str, Any], name: str, i: int) -> str:
     return f"{found[name][i]:+.4f} [{found['low'][i]:+.4f}, {found['high'][i]:+.4f}]"
 
 
-def _bounded(length: dict[str, Any]) -> str:
-    return f"{'≥ ' if length['at_least'] else ''}{length['value']}"
+def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
+    return f"{'≥ ' if length[at_least] else ''}{length[value]}"
 
 
 def _mean_and_range(recl: dict[str, Any]) -> str:
