@@ -55,7 +55,9 @@ def test_it_is_appendix_c(
         expected = by_the_paper(plain, contexts, r, threshold, name)
         assert ours[name][r].at_least == (expected is None)
         assert ours[name][r].value == (contexts[-1] if expected is None else expected)
-        rises = [c for c, (short, long) in zip(contexts, pairwise(plain[name]), strict=False) if fsum(long) >= fsum(short)]
+        rises = [
+            c for c, (short, long) in zip(contexts, pairwise(plain[name]), strict=False) if fsum(long) >= fsum(short)
+        ]
         ends = [c for c in (expected, *rises[:1]) if c is not None]
         assert ours[name][r].guarded_at_least == (not ends)
         assert ours[name][r].guarded == (min(ends) if ends else contexts[-1])

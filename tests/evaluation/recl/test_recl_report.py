@@ -47,11 +47,13 @@ def results() -> dict[str, Any]:
         {"name": "y", "models": ["c"], "recl": recl_y},
     ]
     difference = {"model": "a", "minus": "b", "nll": [-0.5, -0.6, -0.7], "low": [-0.9] * 3, "high": [-0.1, -0.1, 0.2]}
+    difference |= {"nll_standard_error": [0.1, 0.2, 0.3]}
+    others = [difference | {"minus": "c", "nll": [-1.0, -1.1, -1.2]}, difference | {"model": "b", "minus": "c"}]
     return {
         "unit": "bpc", "contexts": [10, 20, 30], "context_unit": "token", "fractions": [0.1, 1.0], "step": 10,
         "threshold": 0.01, "bootstrap": 1000, "split": "test", "precision": "bf16-mixed", "models": [a, b, c],
         "positions": {"number": 1234, "blocks": 40}, "corpus": {"name": "text", "level": "char"},
-        "groups": groups, "differences": [difference],
+        "groups": groups, "differences": [difference, *others],
     }  # fmt: skip
 
 
@@ -81,6 +83,8 @@ COMPARISONS = """
 | models | nats at 30 tokens, 95 % interval |
 | --- | --- |
 | a − b | -0.7000 [-0.9000, +0.2000] |
+| a − c | -1.2000 [-0.9000, +0.2000] |
+| b − c | -0.7000 [-0.9000, +0.2000] |
 
 ## RECL in the group without one model
 
@@ -135,9 +139,14 @@ def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
     (axes,) = drawn["contexts.svg"].axes
     expected = {"a": [2, 1.9, 1.7], "b": [3, 2.9, 2.7], "c": [4, 3.9, 3.7]}
     assert curves(axes) == {name: ([10, 20, 30], pytest.approx(y)) for name, y in expected.items()}
-    low, high = bands(axes)[1]
-    assert (low, high) == (pytest.approx([2.99, 2.88, 2.67]), pytest.approx([3.01, 2.92, 2.73]))
+    assert bands(axes) == []  # of the text, which is the same for all models
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "bits per character")
+
+    (axes,) = drawn["differences.svg"].axes
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert [curves(axes)[name] for name in "bc"] == [([10, 20, 30], [0.5, 0.6, 0.7]), ([10, 20, 30], [1.0, 1.1, 1.2])]
+    low, high = bands(axes)[0]
+    assert (low, high) == (pytest.approx([0.4, 0.4, 0.4]), pytest.approx([0.6, 0.8, 1.0]))
 
     (axes,) = drawn["ablations.svg"].axes
     assert curves(axes)["drop"] == ([10, 20], [0.4, 0.2])

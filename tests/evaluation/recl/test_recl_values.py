@@ -104,7 +104,14 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
     assert results["corpus"]["sha256"] == hashlib.sha256(measured.tokens).hexdigest()
     first, last = int(positions.min()), int(positions.max())
     n_blocks = len(set(measured.blocks.tolist()))
-    assert results["positions"] == {"version": 2, "number": N, "blocks": n_blocks, "first": first, "last": last}
+    assert results["positions"] == {
+        "version": 2,
+        "seed": None,
+        "number": N,
+        "blocks": n_blocks,
+        "first": first,
+        "last": last,
+    }
     assert (n_blocks, last) == (30, len(measured.tokens) - 1)
     assert 0 < results["seconds"] < measured.seconds + 0.01
 
