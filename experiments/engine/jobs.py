@@ -175,6 +175,10 @@ def unit_of(metrics: Mapping[str, Any]) -> Unit:
     return "ppl" if metrics["corpus"]["level"] in ("word", "bpe") else "bpc"
 
 
+class Pending(Exception):  # noqa: N818 - not an error: the result comes later
+    """A result is needed of a job that is not finished; the message is the name of the job."""
+
+
 @dataclass(frozen=True)
 class Outcomes:
     """Result files of finished jobs.
@@ -183,23 +187,37 @@ class Outcomes:
         runs: folder of all runs.
         figures: folder of the report's figures.
         jobs: all jobs of the reproduction; the spread between seeds is pooled over them.
+        finished: names of the jobs that are finished; None for all.
     """
 
     runs: Path
     figures: Path
     jobs: tuple[Job, ...] = ()
+    finished: frozenset[str] | None = None
 
     @property
     def unit(self) -> Unit:
-        """Unit of the losses of the reproduction's trainings."""
-        return next(unit_of(self.metrics(job)) for job in self.jobs if job.command == "train")
+        """Unit of the losses of the reproduction's trainings.
+
+        Raises:
+            Pending: no training is finished.
+        """
+        trainings = [job for job in self.jobs if job.command == "train"]
+        return unit_of(self.metrics(next(filter(self.has, trainings), trainings[0])))
+
+    def has(self, job: Job) -> bool:
+        """Return whether a job is finished."""
+        return self.finished is None or job.name in self.finished
 
     def result(self, job: Job, file: str) -> dict[str, Any]:
         """Read a JSON file of a job.
 
         Raises:
+            Pending: the job is not finished.
             UserError: the file is missing or damaged.
         """
+        if not self.has(job):
+            raise Pending(job.name)
         path = self.runs / job.name / file
         try:
             found: dict[str, Any] = json.loads(path.read_text())

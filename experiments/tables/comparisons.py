@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.engine.jobs import Outcomes
-from experiments.report.sections import Number, Table, cell, label, ours, paper
+from experiments.report.sections import Cell, Column, Number, Table, Text, cell, label, ours, paper
 from experiments.tables.arms import Arm
 from experiments.tables.intervals import (
     MANY_BLOCKS,
@@ -40,25 +40,33 @@ class Comparison:
     Args:
         key: of its row; begins with the claim's id and a slash.
         title: names both sides.
-        difference: in the table's unit; positive supports the claim.
+        difference: in the table's unit; positive supports the claim. None while a side has no finished run.
         relative: the same in percent of one side: for losses of the one that should be worse.
         paper: the paper's difference in percent; None where it has none.
         tokens: that both sides were scored on; None where tokens are not what was measured.
         step: of the grid on which both sides were measured, in the table's unit; None for a continuous measure.
+        pending: planned runs of both sides that are not finished.
+        untested: why the difference says nothing about its claim, in a sentence; empty where it does.
     """
 
     key: str
     title: str
-    difference: Interval
-    relative: Interval
+    difference: Interval | None
+    relative: Interval | None
     paper: float | None = None
     tokens: int | None = None
     step: float | None = None
+    pending: int = 0
+    untested: str = ""
 
 
 def comparisons_table(name: str, title: str, unit: str | None, digits: int, found: Sequence[Comparison]) -> Table:
-    """Return the table of a section's comparisons; with a column of tokens where one of them counts tokens."""
-    tokens = {ours("tokens", "both sides scored on", "tokens"): lambda one: cell(one.tokens, 0)}
+    """Return the table of a section's comparisons; columns that no comparison fills are left out."""
+    rest: dict[Column, Callable[[Comparison], Cell]] = {
+        ours("tokens", "both sides scored on", "tokens"): lambda one: cell(one.tokens, 0),
+        ours("pending", "runs to come"): lambda one: cell(one.pending or None, 0),
+        ours("untested", "not tested"): lambda one: Text(one.untested) if one.untested else None,
+    }
     return Table.filled(
         f"{name}_differences",
         f"{title.partition(':')[0]}: differences with 95 % intervals",
@@ -67,7 +75,7 @@ def comparisons_table(name: str, title: str, unit: str | None, digits: int, foun
             label("arm", "difference of"): lambda one: one.title,
             ours("difference", "difference", unit): lambda one: _cell(one.difference, digits, one.step),
             ours("relative", "relative", "%"): lambda one: _cell(one.relative, 1),
-            **(tokens if any(comparison.tokens is not None for comparison in found) else {}),
+            **{column: value for column, value in rest.items() if any(value(one) for one in found)},
             paper("paper", "relative", "%"): lambda one: cell(one.paper, 1),
         },
     )
@@ -159,7 +167,9 @@ def shared_blocks(*groups: Sequence[Path]) -> tuple[list[Array], Array]:
     return [np.stack([by_block(path) for path in group]) for group in groups], counts.astype(np.float64)
 
 
-def _cell(interval: Interval, digits: int, step: float | None = None) -> Number:
+def _cell(interval: Interval | None, digits: int, step: float | None = None) -> Cell:
+    if interval is None:
+        return None
     return Number(interval.effect, digits, low=interval.low, high=interval.high, step=step)
 
 

@@ -140,11 +140,10 @@ def _recl(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     for name in names:
         lengths = {}
         for i, r in enumerate(("0.1", "0.5", "1.0")):
-            value = (64 if name == "Transformer-XL" else others) - i
-            lengths[r] = {"value": value, "at_least": name == "QRNN", "high_at_least": r == "0.5"}
+            value = (64 if name == "Transformer-XL" else others) - i + random_.randint(-3, 3)
+            lengths[r] = {"value": value, "at_least": name == "QRNN" and r != "0.1", "high_at_least": r == "0.5"}
+            lengths[r] |= {"guarded": value - random_.randint(1, 5), "guarded_at_least": name == "LSTM"}
             lengths[r] |= {"low": None, "high": None} if name == "LSTM" else {"low": value - 9, "high": value + 8}
-            ends = {other: (64 if other == "Transformer-XL" else others) - i for other in names if other != name}
-            lengths[r]["longer_than"] = {other: [value - it - 11, value - it + 12] for other, it in ends.items()}
         last, error = 2.4 + random_.random(), 0.09 + random_.random() / 10
         model = {"name": name, "recl": lengths, "limit": 32 if name == "Transformer" else None}
         for unit, factor in (("bpc", 1.0), ("ppl", 2.0)):
@@ -211,7 +210,8 @@ WRITERS = {
 def draw_figures(setup: Setup) -> None:
     """Write the figures that jobs draw; each is one grey pixel, of which no two are alike."""
     names = {"attention": ("by_distance", "text", "terms"), "speed": ("speed",)}
-    names |= {f"recl-{group}": ("gains_r0.1", "contexts") for group in ("group1", "group2", "beyond")}
+    recl = ("gains_r0.1", "contexts", "differences")
+    names |= {f"recl-{group}": recl for group in ("group1-seed1", "group2-seed1", "beyond")}
     for i, (job, figure) in enumerate((job, figure) for job, figures in names.items() for figure in figures):
         if (folder := setup.runs / job).is_dir():
             matplotlib.image.imsave(folder / f"{figure}.png", np.full((1, 1, 3), i / 20))
