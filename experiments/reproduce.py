@@ -1,7 +1,8 @@
 """Reproduce the paper: `python -m experiments.reproduce` (or `make reproduce`).
 
 Plan the trainings and measurements that the tables and figures need, run what is not finished, several jobs at once,
-and write `report.html`, `report.md` and `results.json`. After an interruption the same command continues.
+and write `report.html`, `report.md` and `results.json`, with what there is also while jobs run. After an interruption
+the same command continues.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +19,11 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.claims import judged
-from experiments.engine.jobs import Outcomes, composed
-from experiments.engine.plan import Plan, Stopwatch, make_plan
+from experiments.claims import CLAIMS
+from experiments.engine.jobs import Job, composed
+from experiments.engine.plan import SECONDS_TO_SAVE, Plan, Stopwatch, make_plan
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.report.pages import assemble, write_report
+from experiments.report.live import LiveReport
 from experiments.tables import (
     appendix_e,
     beyond,
@@ -34,10 +36,12 @@ from experiments.tables import (
     table_10,
 )
 from experiments.tables.arms import check_overrides
+from experiments.tables.length_sweep import OFF, ON
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
-from txl_lightning.jobs.folder import locked
+from txl_lightning.jobs.folder import JobFolder, locked
+from txl_lightning.jobs.processes import clock
 from txl_lightning.reporting.machine import has_slow_bfloat16
 from txl_lightning.training.checks import check_config
 
@@ -53,6 +57,9 @@ SECTIONS: dict[str, ModuleType] = {
     "beyond": beyond,
 }
 ON_REQUEST = ("beyond",)  # made only if --only names them: the default run has no time for them
+PAIR = (ON.title, OFF.title)
+CLAIMS_OF_PAIR = ("recurrence_helps", "recurrence_helps_at_the_best_lengths")
+SECONDS_TO_END = SECONDS_TO_SAVE + 15.0  # kept of the time of `--minutes`, to end the jobs and write the report
 
 
 def main(words: list[str] | None = None) -> int:
@@ -67,7 +74,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"reproduce: {one_line(error, Config)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("reproduce: stopped; the same command continues from here", file=sys.stderr)
+        print(f"reproduce: stopped; the same command continues from here: {setup.again}", file=sys.stderr)
         return 130
     return 0
 
@@ -85,6 +92,7 @@ def parse(words: list[str] | None = None) -> Setup:
     parser.add_argument("--only", default=None, help=only)
     parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
     parser.add_argument("--parallel", type=int, default=None, help="jobs at once; default: one for each core or GPU")
+    parser.add_argument("--minutes", type=float, default=None, help="stop in time; the same command continues")
     parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
     parser.add_argument("--prefix", default="", help="words before every job's command, such as 'srun --nodes 2'")
     parser.add_argument("overrides", nargs="*", help="appended to every txl train, such as data=file data.path=…")
@@ -97,6 +105,8 @@ def parse(words: list[str] | None = None) -> Setup:
                 parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
     if options.parallel is not None and options.parallel < 1:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
+    if options.minutes is not None and not 0 < options.minutes < float("inf"):
+        parser.error(f"--minutes {options.minutes:g}: must be a number > 0")
     sections = [name for name in SECTIONS if name not in ON_REQUEST]
     if options.only is not None:
         sections = list(dict.fromkeys(options.only.split(",")))
@@ -108,8 +118,13 @@ def parse(words: list[str] | None = None) -> Setup:
         parser.error(f"--prefix {options.prefix}: {error}")
     arguments = [] if options.only is None else [f"--only={options.only}"]
     arguments += [] if options.logger == "wandb" else [f"--logger={options.logger}"]
-    arguments += overrides
-    command = "make reproduce" + ("" if options.profile == "laptop" else f" PROFILE={options.profile}")
+    here = {name: getattr(options, name) for name in ("directory", "parallel", "prefix")}
+    places = [f"--{name}={value}" for name, value in here.items() if value]
+
+    def command(*words: str) -> str:
+        profile = "" if options.profile == "laptop" else f" PROFILE={options.profile}"
+        return f"make reproduce{profile}" + (f" ARGS={shlex.quote(shlex.join(words))}" if words else "")
+
     return Setup(
         profile=PROFILES[options.profile],
         overrides=tuple(overrides),
@@ -119,29 +134,46 @@ def parse(words: list[str] | None = None) -> Setup:
         parallel=options.parallel,
         logger=options.logger,
         prefix=prefix,
-        command=command + (f" ARGS={shlex.quote(shlex.join(arguments))}" if arguments else ""),
+        command=command(*arguments, *overrides),
+        again=command(*arguments, *places, *overrides),
+        minutes=options.minutes,
     )
 
 
 def reproduce(setup: Setup) -> None:
     """Plan, run and report; with `--plan`, print the plan only."""
+    until = None if setup.minutes is None else time.monotonic() + 60 * setup.minutes - SECONDS_TO_END
     check_overrides(setup.overrides)
     if setup.planning:
         print(plan(setup).table())
         return
+    page = setup.directory / "report.html"
     with locked(setup.directory / ".lock", f"{setup.directory}: another reproduction is writing there", seconds=0):
         planned = plan(setup)
         check_trainings(planned)
         print(planned.summary(), *advice(planned), sep="\n", file=sys.stderr, flush=True)
-        results = run(planned)
-        page = write_report(results, setup.directory)
-    publish(setup, page)
+        results = run(planned, until)
+    if results["finished"]:
+        publish(setup, page)
     print(f"report: {page}")
+    if state := results["progress"]:
+        left = (
+            f"{state['jobs'] - state['finished']} of {state['jobs']} jobs, about {clock(state['seconds_left'])}, left"
+        )
+        print(f"the time is over: {left}; continue with: {setup.again}")
 
 
 def plan(setup: Setup) -> Plan:
     """Plan the jobs of the chosen sections."""
-    return make_plan(setup, {name: SECTIONS[name].jobs(setup) for name in setup.sections})
+    return make_plan(setup, {name: SECTIONS[name].jobs(setup) for name in setup.sections}, priority)
+
+
+def priority(job: Job) -> tuple[int, ...]:
+    """Return the rank of a training: first those with and without recurrence, seed by seed; then in order of claims."""
+    if job.arm in PAIR:
+        return (0, job.seed or 0)
+    sections = [claim.tables[-1].removesuffix("_differences") for claim in CLAIMS if claim.id not in CLAIMS_OF_PAIR]
+    return (1, min((sections.index(name) for name in job.sections if name in sections), default=len(sections)))
 
 
 def advice(plan: Plan) -> list[str]:
@@ -164,21 +196,27 @@ def check_trainings(plan: Plan) -> None:
             check_config(composed(job.overrides_in(plan.setup.runs)))
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    """Run the jobs that are not finished, and return the results of all.
+def run(plan: Plan, until: float | None = None) -> dict[str, Any]:
+    """Run the jobs that are not finished, write the report meanwhile and at the end, and return its results.
+
+    Args:
+        plan: the jobs.
+        until: time of `time.monotonic` at which jobs are stopped; None for no limit.
 
     Raises:
         UserError: jobs failed.
     """
-    setup, ended = plan.setup, plan.setup.directory / "results.json"
-    restart = ended.exists() and len(plan.finished) < len(plan.jobs)
-    with Stopwatch(setup.directory / "clock.json", restart) as watch:
-        if restart:
-            ended.unlink()
-        plan.run(watch.tick)
-        outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs))
-        sections = [SECTIONS[name].section(setup, outcomes) for name in setup.sections]
-        return assemble(plan, outcomes, sections, judged(sections), watch)
+    setup = plan.setup
+    restart = JobFolder(setup.directory, "results.json").record.get("finished") and len(plan.finished) < len(plan.jobs)
+    with Stopwatch(setup.directory / "clock.json", bool(restart)) as watch:
+        report = LiveReport(plan, {name: SECTIONS[name] for name in setup.sections}, watch)
+        print(f"report while it runs: {setup.directory / 'report.html'}", file=sys.stderr, flush=True)
+        try:
+            plan.run(report.tick, until)
+        except (KeyboardInterrupt, UserError):
+            report.finish()
+            raise
+        return report.finish()
 
 
 def publish(setup: Setup, page: Path) -> None:

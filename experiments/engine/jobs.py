@@ -98,16 +98,19 @@ def composed(overrides: tuple[str, ...]) -> Config:
     Raises:
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
-    if overrides and overrides[-1].startswith("seed="):  # composing takes most of the time of a plan
-        return replace(composed(overrides[:-1]), seed=int(overrides[-1].removeprefix("seed=")))
     return resolve_machine(_typed(overrides))
 
 
 @cache
 def _typed(overrides: tuple[str, ...]) -> Config:
-    return typed(_composed("train", overrides))
+    if not overrides or not overrides[-1].startswith("seed="):
+        return typed(_composed("train", overrides))
+    config = _composed("train", overrides[:-1]).copy()  # composing takes most of the time of a plan
+    config.seed = int(overrides[-1].removeprefix("seed="))
+    return typed(config)
 
 
+@cache
 def _composed(command: str, overrides: tuple[str, ...] = ()) -> DictConfig:
     register_all()
     with initialize_config_dir(str(CONF), version_base="1.3"):

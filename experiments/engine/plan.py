@@ -41,6 +41,7 @@ PRELOADED = (
 )
 SEEN = 0.1  # share of its steps from which a running training shows its speed
 SAVE_EVERY_SECONDS = 5.0
+SECONDS_TO_SAVE = 15.0  # of a training at the end of the time that `--minutes` allows
 
 
 @dataclass
@@ -136,11 +137,12 @@ class Plan:
         lines += [f"a training: txl train {' '.join(job.overrides_in(setup.runs))}" for job in trainings[:1]]
         return "\n".join(lines)
 
-    def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Run all jobs that are not finished; jobs that measure time run last, one at a time.
+    def run(self, tick: Callable[[Progress[Job]], object] = lambda progress: None, until: float | None = None) -> None:
+        """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
-            tick: called ten times a second.
+            tick: called ten times a second, and after the last job, also if jobs failed or were interrupted.
+            until: time of `time.monotonic` at which all must have ended: a job that would end later is not started.
 
         Raises:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
@@ -160,20 +162,29 @@ class Plan:
             self.seconds,
             self.cores_in_use,
             describe=lambda job: training_progress(self.folder(job).path),
-            share=lambda job: training_share(self.folder(job).path),
+            share=self._share,
         )
+        if until is not None:
+            jobs.fits = lambda job: time.monotonic() + progress.left(job) <= until
+            jobs.limit, jobs.grace_seconds = max(0.0, until - time.monotonic()), SECONDS_TO_SAVE
 
         def show() -> None:
             progress.show()
-            tick()
+            tick(progress)
 
         jobs.show = show
         try:
             jobs.run()
         finally:
             progress.close()
+            tick(progress)
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
+
+    def _share(self, job: Job) -> tuple[float, float] | None:
+        """Share of a training that is done, and its seconds; None for one that must start from scratch."""
+        same = self.record(job).get("key") == self.keys[job.name]
+        return training_share(self.folder(job).path) if same and job.command == "train" else None
 
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
@@ -230,17 +241,37 @@ def run_txl(folder: JobFolder, words: list[str], prefix: tuple[str, ...]) -> Non
         main()
 
 
-def make_plan(setup: Setup, jobs_by_section: dict[str, list[Job]]) -> Plan:
+def make_plan(
+    setup: Setup, jobs_by_section: dict[str, list[Job]], priority: Callable[[Job], tuple[int, ...]] = lambda job: ()
+) -> Plan:
     """Merge the jobs of all sections, and identify each by what it depends on.
+
+    Args:
+        setup: settings.
+        jobs_by_section: jobs of each section, in order.
+        priority: jobs that need no other are ordered by it, else as given; each other job comes after those it needs.
 
     Raises:
         UserError: a corpus is missing, or there are too few GPUs.
         Hydra's and OmegaConf's errors: an override is not allowed.
     """
-    jobs = merge(jobs_by_section)
+    jobs = in_order(merge(jobs_by_section), priority)
     trainings = {job.name: composed(job.overrides_in(setup.runs)) for job in jobs if job.command == "train"}
     checksums = {name: corpus_checksum(config.data, setup.planning) for name, config in trainings.items()}
     return Plan(setup, jobs, keys(jobs, checksums), make_slots(setup))
+
+
+def in_order(jobs: list[Job], priority: Callable[[Job], tuple[int, ...]]) -> list[Job]:
+    """Sort jobs by priority, each measurement right after the last of the jobs that it needs.
+
+    Args:
+        jobs: each after the jobs it needs.
+        priority: of a job that needs no other; equal ones keep their order.
+    """
+    places: dict[str, tuple[tuple[int, ...], int]] = {}
+    for i, job in enumerate(jobs):
+        places[job.name] = max((places[name] for name in job.needs), default=(priority(job), i))
+    return sorted(jobs, key=lambda job: places[job.name])
 
 
 def make_slots(setup: Setup) -> list[dict[str, str]]:

@@ -28,9 +28,10 @@ class Profile:
         seeds_absolute: seeds of the arms with an absolute encoding that claims compare; None for `seeds_others`.
         seeds_of: seeds of single arms by `Arm.key`, in place of all these.
         attention_lengths: grid of Table 6's evaluation, in tokens.
-        recurrent: sizes of Table 8's baselines by model, for as many parameters as the Transformer-XL of its group 1.
+        recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate of its own:
+            no_recurrence, shaw, absolute, lstm, qrnn and adam. Those of lstm and qrnn have the sizes that give as many
+            parameters as the Transformer-XL of Table 8's group 1.
         evaluate, recl, speed, attention, generate: overrides of these commands.
-        absolute: overrides of the trainings with an absolute encoding, such as their own learning rate.
         tokens_per_second: estimated speed of one training.
         measured: origin of `tokens_per_second`.
         seconds: estimated seconds of one job by command; for `train` the time outside of its steps.
@@ -52,7 +53,6 @@ class Profile:
     seeds: tuple[int, ...]
     seeds_others: tuple[int, ...]
     attention_lengths: tuple[int, ...]
-    recurrent: dict[str, tuple[str, ...]]
     evaluate: tuple[str, ...]
     recl: tuple[str, ...]
     speed: tuple[str, ...]
@@ -61,6 +61,7 @@ class Profile:
     tokens_per_second: float
     measured: str
     seconds: dict[str, float]
+    recipes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     seeds_uncompared: tuple[int, ...] = (1,)
     devices: int = 1
     main: tuple[str, ...] = ()
@@ -68,7 +69,6 @@ class Profile:
     table_7: str | None = None
     train: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
-    absolute: tuple[str, ...] = ()
     seeds_absolute: tuple[int, ...] | None = None
     seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -118,6 +118,8 @@ class Setup:
         logger: wandb, csv or none.
         prefix: words in front of every job's command, such as `srun --nodes 2`.
         command: command line that makes the same report.
+        again: command line that continues this call.
+        minutes: time that this call may take; None for no limit.
     """
 
     profile: Profile
@@ -129,6 +131,8 @@ class Setup:
     logger: str = "wandb"
     prefix: tuple[str, ...] = ()
     command: str = ""
+    again: str = ""
+    minutes: float | None = None
 
     @property
     def config(self) -> Config:

@@ -43,26 +43,34 @@ ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def assemble(
-    plan: Plan, outcomes: Outcomes, sections: Sequence[Section], claims: list[dict[str, Any]], watch: Stopwatch
+    plan: Plan,
+    outcomes: Outcomes,
+    sections: Sequence[Section],
+    claims: list[dict[str, Any]],
+    watch: Stopwatch,
+    progress: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `results.json`, with the sections themselves in place of their JSON.
 
     Args:
-        plan: jobs of the reproduction, all finished.
-        outcomes: their results.
+        plan: jobs of the reproduction.
+        outcomes: results of those that are finished.
         sections: sections of the report, in order.
         claims: judged, as `claims.judged` returns them.
         watch: wall-clock time so far.
+        progress: jobs done, running and left, as the schema says; None once all are finished.
     """
     profile = plan.setup.profile
     n_gpus = torch.cuda.device_count() if profile.accelerator == "gpu" else 0
     gpus = [torch.cuda.get_device_name(i) for i in range(n_gpus)]
-    runs = {job.name: _run(job, plan, outcomes) for job in plan.jobs}
+    runs = {job.name: _run(job, plan, outcomes) for job in plan.jobs if outcomes.has(job)}
     seconds = {"wall": watch.seconds, "training": 0.0, "rest": 0.0}
     for run in runs.values():
         seconds["training" if run["command"] == "train" else "rest"] += run["seconds"]
     return {
-        "schema_version": 1,
+        "schema_version": 2,
+        "finished": progress is None,
+        "progress": progress,
         "profile": profile.name,
         "note": profile.note,
         "command": plan.setup.command,
@@ -77,7 +85,7 @@ def assemble(
         },
         "versions": {name: version(name) for name in LIBRARIES},
         "code": code_of(*(f"{row.package}.command" for row in COMMANDS.values())),
-        "corpora": _corpora(plan.jobs, outcomes),
+        "corpora": _corpora([job for job in plan.jobs if outcomes.has(job)], outcomes),
         "settings": _settings(plan, outcomes),
         "runs": runs,
         "sections": sections,
@@ -126,7 +134,7 @@ def _optimizers(jobs: list[Job]) -> str:
 
 def _settings(plan: Plan, outcomes: Outcomes) -> list[list[str]]:
     """Settings that all runs share, as pairs of text."""
-    first = next((job for job in plan.jobs if job.command == "train"), None)
+    first = next((job for job in plan.jobs if job.command == "train" and outcomes.has(job)), None)
     if first is None:
         return [["profile", plan.setup.profile.name]]
     config, metrics = composed(first.overrides), outcomes.metrics(first)

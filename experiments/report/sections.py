@@ -197,7 +197,7 @@ def copied_figures(outcomes: Outcomes, job: Job, captions: Mapping[str, tuple[st
     found = []
     for name, (caption, alt) in captions.items():
         files = {}
-        for suffix in ("png", "svg"):
+        for suffix in ("png", "svg") if outcomes.has(job) else ():
             source = outcomes.runs / job.name / f"{name}.{suffix}"
             if source.is_file():
                 path, files[suffix] = outcomes.figure(f"{job.name}_{name}.{suffix}")

@@ -9,12 +9,13 @@ from typing import Literal
 import txl_lightning.model.encodings  # noqa: F401 - registers the encodings that `kind_named` knows
 from experiments.engine.jobs import Job, composed
 from experiments.engine.profiles import Profile, Setup
+from experiments.tables.memory import longest_segment
 from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import require
 
 ENCODINGS = {"relative": "relative", "shaw": "Shaw", "absolute": "Vaswani", "al_rfou": "Al-Rfou"}  # others: their names
-LONGER = {"full": 176 / 128, "half": 172 / 128}  # Table 10: longer segments use the GPU memory of recurrence
+LONGER = {"full": 176 / 128, "half": 172 / 128}  # of Table 10: segments that use the GPU memory of recurrence
 RESERVED_OPTIONS = (
     *("seed", "loss", "memory", "encoding", "encoding.name", "model.terms"),
     *("resume", "experiment", "initial_weights", "trainer.devices", "trainer.num_threads", "trainer.num_nodes"),
@@ -48,10 +49,17 @@ class Variant:
     Args:
         name: name in words, for titles and keys.
         changes: from the configuration of profile and user to the overrides that make the change.
+        recipe: its recipe in `Profile.recipes`, in place of that of the arm's family; None for the family's.
+        segment: length of segments, as a share of the profile's; training has as many tokens.
     """
 
     name: str
     changes: Callable[[Config], tuple[str, ...]] = field(compare=False)
+    recipe: str | None = None
+    segment: float = 1.0
+
+
+ADAM = Variant("Adam", lambda config: ("optimizer=adam",), "adam")
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,10 @@ class Arm:
     Args:
         recurrence: train with memory.
         encoding: position encoding, under this project's names.
-        loss: over all positions of a segment (full) or its last half (half).
-        longer: use the longer segments of Table 10 and read as many tokens in training as the other arms, or take as
-            many steps.
+        loss: over all positions of a segment (full), its last half (half) or half of them drawn at random
+            (random_half), which is evaluated as the full loss is.
+        longer: use longer segments, as in Table 10: by the paper's factor, with as many tokens of training as the other
+            arms or as many steps; or as long as the memory of training allows (`longest_segment`), with as many tokens.
         baseline: lstm or qrnn instead of a Transformer.
         corpus: corpus to use instead of the user's; None for the user's.
         variant: change beyond the paper; None for a setting of the paper.
@@ -72,7 +81,7 @@ class Arm:
     recurrence: bool = True
     encoding: str = "relative"
     loss: str = "full"
-    longer: Literal["equal tokens", "equal steps"] | None = None
+    longer: Literal["equal tokens", "equal steps", "equal memory"] | None = None
     baseline: str | None = None
     corpus: OtherCorpus | None = None
     variant: Variant | None = None
@@ -83,7 +92,7 @@ class Arm:
         if self.baseline:
             return self.baseline.upper()
         encoding = ENCODINGS.get(self.encoding, self.encoding)
-        words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss} loss"]
+        words = ["recurrence" if self.recurrence else "no recurrence", encoding, f"{self.loss.replace('_', ' ')} loss"]
         words += [f"longer segments, {self.longer}"] if self.longer else []
         return ", ".join(words + [part.name for part in (self.variant, self.corpus) if part])
 
@@ -99,24 +108,44 @@ class Arm:
             words += [self.variant.name] if self.variant else []
         return "-".join(words).replace(" ", "_")
 
+    @property
+    def family(self) -> str | None:
+        """Name of its recipe in `Profile.recipes`; None where the recipe is the profile's own."""
+        if self.baseline:
+            return self.baseline
+        if self.variant and self.variant.recipe:
+            return self.variant.recipe
+        if kind_named(self.encoding).absolute:
+            return "absolute"
+        if self.encoding == "shaw":
+            return "shaw"
+        return None if self.recurrence else "no_recurrence"
+
     def overrides(self, profile: Profile, config: Config) -> tuple[str, ...]:
         """Return the overrides of the arm, to append to those of profile and user, which compose `config`."""
+        recipe = profile.recipes.get(self.family or "", ())
         if self.baseline:
-            return (f"model={self.baseline}", *profile.recurrent[self.baseline])
+            return (f"model={self.baseline}", *recipe)
         words = [f"memory={'on' if self.recurrence else 'off'}", f"encoding={self.encoding}", f"loss={self.loss}"]
-        segment_len = config.data.segment_len
-        if self.longer:
-            longer = round(segment_len * LONGER[self.loss])
-            words += [f"data.segment_len={longer}", *evaluation_segments(longer, config)]
-            words += _fewer_steps(segment_len / longer, config) if self.longer == "equal tokens" else []
-            segment_len = longer
-        if self.loss == "half" and not self.recurrence:
-            # Training scores the second half of a segment and uses the first as context; so does evaluation.
-            half = segment_len // 2
-            words += [f"evaluation.ext_len={segment_len - half}", *evaluation_segments(half, config)]
-        words += profile.absolute if kind_named(self.encoding).absolute else ()
-        words += self.variant.changes(config) if self.variant else ()
+        words += [*(self.variant.changes(config) if self.variant else ()), *recipe]
+        own, segment_len = config.data.segment_len, self.segment_len(config)
+        if segment_len != own:
+            words.append(f"data.segment_len={segment_len}")
+            words += [] if self.longer == "equal steps" else _equal_tokens(own / segment_len, config)
+        # Without memory every window scores its last tokens: with the full loss a quarter, as `StateReuse` does, with
+        # the half loss those that training scores.
+        scored = segment_len - segment_len // 2 if self.loss == "half" else max(1, segment_len // 4)
+        scored = segment_len if self.recurrence else scored
+        if scored != own:
+            words += [f"evaluation.ext_len={segment_len - scored}", *_evaluation_segments(scored, config)]
         return tuple(words)
+
+    def segment_len(self, config: Config) -> int:
+        """Return the length of the training segments; that of profile and user is in `config`."""
+        if self.longer == "equal memory":
+            return longest_segment(config)
+        share = LONGER[self.loss] if self.longer else self.variant.segment if self.variant else 1.0
+        return round(config.data.segment_len * share)
 
     def is_paired_with(self, other: Arm) -> bool:
         """Return whether both arms have the same initial weights and data: they differ in recurrence or loss alone."""
@@ -135,17 +164,16 @@ class Arm:
         return not (self.corpus and option in CORPUS_OPTIONS)
 
 
-def evaluation_segments(segment_len: int, config: Config) -> list[str]:
-    """Return overrides that evaluate in segments of another length and keep the number of scored tokens."""
-    words, n_segments = [f"evaluation.segment_len={segment_len}"], config.evaluation.max_segments
-    if n_segments is not None:
-        n_segments = max(1, n_segments * config.evaluation.segment_len // segment_len)
-        words.append(f"evaluation.max_segments={n_segments}")
-    return words
+def _evaluation_segments(segment_len: int, config: Config) -> list[str]:
+    """Overrides that score as many tokens of validation and test as `config` in segments of another length."""
+    limits = {"evaluation.max_segments": config.evaluation.max_segments}
+    limits["trainer.val_max_segments"] = config.trainer.val_max_segments
+    scored = {name: max(1, n * config.evaluation.segment_len // segment_len) for name, n in limits.items() if n}
+    return [f"evaluation.segment_len={segment_len}", *(f"{name}={n}" for name, n in scored.items())]
 
 
-def _fewer_steps(share: float, config: Config) -> list[str]:
-    """Overrides for a training whose length in steps, warm-up and time between validations are a share of others'."""
+def _equal_tokens(share: float, config: Config) -> list[str]:
+    """Overrides for as many tokens of training in other segments: steps, warm-up and interval of validation a share."""
     lengths = {f"trainer.{name}": getattr(config.trainer, name) for name in ("max_steps", "val_every_n_steps")}
     lengths["optimizer.warmup_steps"] = config.optimizer.warmup_steps
     return [f"{option}={round(steps * share)}" for option, steps in lengths.items() if steps]

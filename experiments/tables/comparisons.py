@@ -27,7 +27,7 @@ from experiments.tables.intervals import (
     mean_over_seeds,
     pooled_spread,
 )
-from experiments.tables.length_sweep import At, Evaluation, Evaluations
+from experiments.tables.length_sweep import At, Evaluation, Evaluations, read_evaluation
 from txl_lightning.errors import UserError
 
 FEWEST_TOKENS, MOST_TOKENS = 1000, 20_000  # of a block
@@ -207,11 +207,10 @@ def _versus(one: Arm, other: Arm) -> str:
 
 
 def _by_arm(outcomes: Outcomes, value: Callable[[Evaluation], float]) -> list[list[float]]:
-    """Return a value of every evaluation of the reproduction, a list for each arm."""
+    """Return a value of every finished evaluation of the reproduction, a list for each arm."""
     found: dict[str, list[float]] = {}
     for job in outcomes.jobs:
-        if job.command == "evaluate":
-            run = Evaluation(0, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
+        if job.command == "evaluate" and (run := read_evaluation(job, outcomes)):
             found.setdefault(job.arm, []).append(value(run))
     return list(found.values())
 

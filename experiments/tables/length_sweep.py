@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
@@ -93,15 +93,20 @@ def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
 
 
 def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
-    """Read the evaluations of all runs."""
-    return {
-        arm: [
-            Evaluation(run.seed or 0, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
-            for run in arm_runs
-            for job in (sweep_job(arm, run, setup),)
-        ]
+    """Read the evaluations that are finished; an arm without one is left out."""
+    found = {
+        arm: [read_evaluation(sweep_job(arm, run, setup), outcomes, run.seed or 0) for run in arm_runs]
         for arm, arm_runs in runs.items()
     }
+    return {arm: kept for arm, read in found.items() if (kept := [one for one in read if one])}
+
+
+def read_evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation | None:
+    """Read the evaluation of one run; None while it is not finished."""
+    try:
+        return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
+    except Pending:
+        return None
 
 
 def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:

@@ -234,7 +234,7 @@ def _line(rows: list[dict[str, float]], unit: str) -> tuple[list[float], list[fl
 def _learning_curves(runs: Mapping[Arm, list[Job]], metrics: Mapping[str, Any], outcomes: Outcomes) -> Figure:
     curves = {}
     for arm in (arm for arm in (ON, OFF) if arm in runs):
-        files = [outcomes.runs / run.name / "validation.jsonl" for run in runs[arm]]
+        files = [outcomes.runs / run.name / "validation.jsonl" for run in runs[arm] if outcomes.has(run)]
         rows_by_run = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
         curves[arm.title] = [
             ([row["tokens"] for row in rows], [row[f"val/{unit_of(metrics)}"] for row in rows]) for rows in rows_by_run

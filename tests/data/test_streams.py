@@ -27,6 +27,7 @@ VARIED = [1 + i * 7 % 9 for i in range(120)]
 few = settings(max_examples=20)
 KINDS: dict[str, Make] = {
     "ordered": lambda *sizes: OrderedStreams(np.arange(647), *sizes),
+    "ordered from elsewhere": lambda *sizes: OrderedStreams(np.arange(647), *sizes, seed=3),
     "shuffled": lambda *sizes: shuffled(VARIED, *sizes, seed=2),
     "sentences in order": lambda *sizes: shuffled(VARIED, *sizes, shuffle=False),
 }
@@ -85,6 +86,27 @@ def test_the_union_over_ranks_does_not_depend_on_their_number(
         for segment, *pieces in zip(whole, *parts, strict=True):
             assert torch.equal(segment.tokens, torch.cat([piece.tokens for piece in pieces]))
             assert torch.equal(segment.targets, torch.cat([piece.targets for piece in pieces]))
+
+
+@given(few_streams, lengths_of_segments, st.integers(0, 99))
+def test_a_seed_draws_where_the_columns_begin_and_they_wrap_around_the_end(
+    batch_size: int, segment_len: int, seed: int
+) -> None:
+    n, column_len = 647, 647 // batch_size
+    streams, same = (OrderedStreams(np.arange(n), batch_size, segment_len, seed=seed) for _ in range(2))
+    first = epoch(streams)
+    start = int(first[0, 0]) - 1
+    columns = (start + torch.arange(batch_size * column_len).view(batch_size, column_len)) % n
+    assert torch.equal(first, columns[:, 1:])
+    assert torch.equal(epoch(streams), first), "every epoch begins at the same place"
+    assert torch.equal(epoch(same), first)
+    assert streams.left_out == {"first_of_streams": batch_size, "trimmed": n % batch_size}
+
+
+def test_seeds_begin_anywhere_and_without_one_at_the_first_token() -> None:
+    starts = {int(OrderedStreams(np.arange(10), 2, 3, seed=seed).positions(0)[0, 0]) for seed in range(99)}
+    assert starts == set(range(10))
+    assert OrderedStreams(np.arange(10), 2, 3).positions(0).tolist() == [[1, 2, 3], [6, 7, 8]]
 
 
 @given(few_streams, lengths_of_segments)

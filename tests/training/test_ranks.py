@@ -20,6 +20,7 @@ OPTIONS = (
     "checkpoint.every_n_steps=10",
     "data.batch_size=8",
     "evaluation.batch_size=5",
+    "data.random_start=true",
     "model.dropout=0",
 )
 ARMS: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,7 @@
 """A whole run: its files, its logs, resuming it, and that it learns."""
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.checkpointing import check_same_run
 from txl_lightning.training.checks import check_config, options_without_effect
-from txl_lightning.training.run import train
+from txl_lightning.training.run import make_data, train
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("optimizer.lr=1", r"optimizer.lr=1.0: must be 0.004"),
         ("loss=half", r"loss=half: must be full"),
         ("model.dropout=0.5", r"model.dropout=0.5: must be 0.0, as in resume="),
-        ("data.seed=5", r"data.seed=5: must be 1"),
+        ("data.random_start=true", r"data.random_start=True: must be False"),
         ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
         ("seed=7", r"seed=7: must be 1, as in resume="),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
@@ -66,6 +67,31 @@ def test_an_option_that_an_older_checkpoint_lacks_has_its_default(tmp_path: Path
     check_same_run(tiny_config(tmp_path, "data.document_start=line"), "old.ckpt", checkpoint, "")
     with pytest.raises(OptionError, match=r"memory.reset=document: must be never, as in resume=old.ckpt"):
         check_same_run(tiny_config(tmp_path, "memory.reset=document"), "old.ckpt", checkpoint, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_read"),
+    [(("data=file",), False), (("data=file", "data.random_start=true"), True), (("data=lm1b",), True)],
+)
+def test_the_seed_of_the_data_must_stay_where_it_is_read(tmp_path: Path, words: tuple[str, ...], is_read: bool) -> None:
+    record = {"config": plain(tiny_config(tmp_path, *words))}
+    checkpoint = {"pytorch-lightning_version": "2", "txl_lightning": record}
+    refused = pytest.raises(OptionError, match=r"data.seed=5: must be 1, as in resume=a.ckpt")
+    with refused if is_read else nullcontext():
+        check_same_run(tiny_config(tmp_path, *words, "data.seed=5"), "a.ckpt", checkpoint, "")
+
+
+def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(tmp_path: Path) -> None:
+    firsts = {}
+    for words in ((), ("data.random_start=true",)):
+        for seed in (1, 2):
+            config = tiny_config(tmp_path, *words, f"seed={seed}")
+            assert config.data.seed == seed
+            data = make_data(config)
+            assert [data.streams(split).positions(0)[0, 0] for split in ("valid", "test")] == [1, 1]
+            firsts[words, seed] = int(data.streams("train").positions(0)[0, 0])
+    assert firsts[(), 1] == firsts[(), 2] == 1
+    assert len(set(firsts.values())) == 3
 
 
 FLEX = "trainer.attention=flex trainer.accelerator=gpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import II, OmegaConf
 
 from txl_lightning.config.schemas import (
     Config,
@@ -31,7 +31,7 @@ def register_schemas() -> None:
         "model": TransformerXLModelConfig,
         "encoding": EncodingConfig,
         "memory": MemoryConfig,
-        "data": DataConfig,
+        "data": DataConfig(seed=II("seed")),
         "optimizer": OptimizerConfig,
         "trainer": TrainerConfig,
         "logger": LoggerConfig,

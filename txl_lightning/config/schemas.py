@@ -90,12 +90,13 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). For lm1b `seed` orders the sentences, and
-    `sentence_marks` puts `<S>` at the `start` of each, or at `both` ends as the TensorFlow code does; other texts that
-    a model of lm1b reads have the same marks. `path` is the file of `data=file`, a folder of files or a list of files.
-    With `memory.reset=document` a document begins with every file, and with every line that the regular expression
-    `document_start` matches (null: with files alone). At level bpe `tokenizer` is a `tokenizer.json`; null trains one
-    with `vocab_size` tokens (null: 8192) on the training split.
+    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). `seed`, in `conf/` that of the run, orders the
+    sentences of lm1b, and with `random_start` draws where the training streams of other corpora begin; they wrap around
+    the end of the split. For lm1b `sentence_marks` puts `<S>` at the `start` of each sentence, or at `both` ends as the
+    TensorFlow code does; other texts that a model of lm1b reads have the same marks. `path` is the file of `data=file`,
+    a folder of files or a list of files. With `memory.reset=document` a document begins with every file, and with every
+    line that the regular expression `document_start` matches (null: with files alone). At level bpe `tokenizer` is a
+    `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING
@@ -107,6 +108,7 @@ class DataConfig:
     newlines: str = "dropped"
     sentence_marks: str = "start"
     seed: int = 1
+    random_start: bool = False
     path: Any = None
     document_start: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
@@ -238,7 +240,11 @@ class LoggerConfig:
 
 @dataclass
 class Config:
-    """Config of one training run."""
+    """Config of one training run.
+
+    `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
+    without replacement for each step (`random_half`), the same in all streams.
+    """
 
     model: ModelConfig = MISSING
     encoding: EncodingConfig = MISSING

@@ -18,7 +18,8 @@ class StreamsDataModule(L.LightningDataModule):
     """DataModule with streams of the training split at training lengths and of the others at evaluation lengths.
 
     A corpus of unordered sentences (lm1b) has `ShuffledStreams`: shuffled again in every epoch of training, in the
-    corpus' order in evaluation.
+    corpus' order in evaluation. With `data.random_start` the training streams of other corpora begin where the seed
+    says.
 
     Args:
         data: corpus, batch size and segment length of training.
@@ -106,12 +107,13 @@ def evaluation_streams(
 def _streams(
     corpus: Corpus, split: str, group: DataConfig | EvaluationConfig, ext_len: int, rank: int, world_size: int
 ) -> Streams:
-    """Return the streams of a split in the sizes of `group`; in training unordered sentences are shuffled."""
+    """Return the streams of a split in the sizes of `group`; those of training depend on its seed."""
     tokens, sizes = corpus.splits[split], (group.batch_size, group.segment_len, ext_len, rank, world_size)
-    order: dict[str, Any] = {"seed": group.seed} if isinstance(group, DataConfig) else {"shuffle": False}
+    training = group if isinstance(group, DataConfig) else None
+    order: dict[str, Any] = {"seed": training.seed} if training else {"shuffle": False}
     try:
         if corpus.sentences:
             return ShuffledStreams(tokens, *sizes, starts=corpus.sentences[split], **order)
-        return OrderedStreams(tokens, *sizes)
+        return OrderedStreams(tokens, *sizes, seed=training.seed if training and training.random_start else None)
     except OptionError as error:
-        raise error.within("data" if isinstance(group, DataConfig) else "evaluation") from error
+        raise error.within("data" if training else "evaluation") from error

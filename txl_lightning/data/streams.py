@@ -143,15 +143,25 @@ class Streams(ABC):
 class OrderedStreams(Streams):
     """Streams that read a corpus in its own order: B contiguous columns of n // B tokens; the rest is trimmed.
 
-    The last segment may be shorter. Arguments and errors are those of `Streams`.
+    Column b begins at token (start + b (n // B)) mod n; a column that reaches the end of the text continues at its
+    first token. The last segment may be shorter. The other arguments and the errors are those of `Streams`.
+
+    Args:
+        seed: draws start from the n positions; None for 0.
     """
+
+    seed: int | None = field(default=None, kw_only=True)
 
     def _measure(self) -> int:
         self.text_len, column_len = len(self.tokens), len(self.tokens) // self.batch_size
         allowed = f"gives {column_len} of {self.text_len} tokens per stream; at least 2 are needed"
         require(column_len >= 2, "batch_size", self.batch_size, allowed)
-        self.column_starts = np.arange(self.batch_size) * column_len
+        start = 0 if self.seed is None else int(np.random.default_rng(self.seed).integers(self.text_len))
+        self.column_starts = start + np.arange(self.batch_size) * column_len
         return column_len - 1
+
+    def _in_split(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return places % self.text_len
 
 
 @dataclass(eq=False)

@@ -212,13 +212,15 @@ class Jobs(Generic[J]):
         first_signal: asks the first process of a job to save and end.
         limit: seconds after which the jobs are ended as by a signal; None without a limit.
         show: called after every change and ten times a second.
+        fits: whether a job may start now; one that does not fit waits, and the call ends if nothing else can run.
 
     Attributes:
         running: jobs with their process and their slot.
         done: names of the jobs that succeeded; may hold some from the beginning.
         failed: errors by job name.
         seconds: time of each job that ended, by name.
-        stopped: whether a signal or the limit has ended the jobs.
+        stopped: whether a signal or the limit has ended the jobs, or none of those that wait fits.
+        interrupted: names of the jobs that ran when they were stopped, and did not succeed.
     """
 
     waiting: list[J]
@@ -229,11 +231,13 @@ class Jobs(Generic[J]):
     first_signal: signal.Signals = signal.SIGINT
     limit: float | None = None
     show: Callable[[], object] = lambda: None
+    fits: Callable[[J], bool] = lambda job: True
     running: list[tuple[J, JobProcess, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     stopped: bool = False
+    interrupted: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         """Run all jobs and wait for them.
@@ -252,6 +256,7 @@ class Jobs(Generic[J]):
                 while self.running or (self.waiting and not self.stopped):
                     if not self.stopped:
                         self._start_ready()
+                        self.stopped = bool(self.waiting) and not self.running and self._nothing_fits()
                     self._collect()
                     now = time.monotonic()
                     if not self.stopped and (received or (self.limit is not None and now > began + self.limit)):
@@ -285,12 +290,19 @@ class Jobs(Generic[J]):
             free = [slot for slot in range(self.n_slots) if slot not in busy]
             if not free or any(running.alone for running, _, _ in self.running) or (job.alone and busy):
                 return
-            if all(need in self.done for need in job.needs):
+            if self._is_ready(job) and self.fits(job):
                 self.waiting.remove(job)
                 try:
                     self.running.append((job, self.start(job, free[0]), free[0]))
                 except (OSError, UserError) as error:  # the other jobs can still run
                     self._ended(job, Ended(None, None, error=error))
+
+    def _is_ready(self, job: J) -> bool:
+        return all(need in self.done for need in job.needs)
+
+    def _nothing_fits(self) -> bool:
+        ready = [job for job in self.waiting if self._is_ready(job)]
+        return bool(ready) and not any(map(self.fits, ready))
 
     def _collect(self) -> None:
         for entry in list(self.running):
@@ -302,6 +314,8 @@ class Jobs(Generic[J]):
         self.seconds[job.name] = ended.seconds
         if (error := self.end(job, ended)) is None:
             self.done.add(job.name)
+        elif self.stopped:
+            self.interrupted.add(job.name)
         else:
             self.failed[job.name] = error
 
@@ -315,7 +329,8 @@ class Progress(Generic[J]):
         estimate: seconds of a job that has not run, on the machine that they were estimated for.
         slots: jobs that really run at once.
         describe: further words on a running job.
-        share: share of a running job that is done, and its seconds; None if that is not known yet.
+        share: share of a job that is done, and its seconds; None if that is not known. A waiting job has one if an
+            earlier call has begun it.
     """
 
     jobs: Jobs[J]
@@ -324,11 +339,14 @@ class Progress(Generic[J]):
     describe: Callable[[J], str] = lambda job: ""
     share: Callable[[J], tuple[float, float] | None] = lambda job: None
     _estimates: dict[str, float] = field(default_factory=dict)
+    _shares: dict[str, float] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set)
     _last_update: float = -SECONDS_BETWEEN_LINES
 
     def __post_init__(self) -> None:
         self._estimates = {job.name: self.estimate(job) for job in self.jobs.waiting}
+        begun = {job.name: self.share(job) for job in self.jobs.waiting}
+        self._shares = {name: found[0] for name, found in begun.items() if found is not None}
         self._on_terminal = sys.stderr.isatty()
 
     def show(self) -> None:
@@ -348,23 +366,41 @@ class Progress(Generic[J]):
 
     def status(self) -> str:
         """Return one line: jobs done, time left, the running jobs."""
+        done = f"{len(self.jobs.done)} of {self.n_jobs} jobs done, about {clock(self.seconds_left())} left"
+        return " · ".join([done, *self.running()])
+
+    @property
+    def n_jobs(self) -> int:
+        """Number of all jobs, those that were done before included."""
         jobs = self.jobs
-        n_all = len(jobs.done) + len(jobs.failed) + len(jobs.running) + len(jobs.waiting)
-        done = f"{len(jobs.done)} of {n_all} jobs done, about {clock(self.seconds_left())} left"
-        return " · ".join([done, *(f"{job.name} {self.describe(job)}".strip() for job, _, _ in jobs.running)])
+        return sum(map(len, (jobs.done, jobs.failed, jobs.interrupted, jobs.running, jobs.waiting)))
+
+    def running(self) -> list[str]:
+        """Return name and state of each running job."""
+        return [f"{job.name} {self.describe(job)}".strip() for job, _, _ in self.jobs.running]
 
     def seconds_left(self) -> float:
         """Return the estimated seconds until all jobs are done, at the pace of the jobs so far."""
-        pace, now, waiting = self.pace(), time.monotonic(), self.jobs.waiting
-        parallel = sum(self._estimates[job.name] * pace for job in waiting if not job.alone)
-        for job, process, _ in self.jobs.running:
-            parallel += max(0.0, self._estimates[job.name] * pace - (now - process.started))
-        return parallel / self.slots + sum(self._estimates[job.name] * pace for job in waiting if job.alone)
+        pace, waiting = self.pace(), self.jobs.waiting
+        parallel = sum(self.left(job, pace) for job in waiting if not job.alone)
+        parallel += sum(
+            max(0.0, self.left(job, pace) - (time.monotonic() - process.started))
+            for job, process, _ in self.jobs.running
+        )
+        interrupted = sum(self._left(name, pace) for name in self.jobs.interrupted)
+        return (parallel + interrupted) / self.slots + sum(self.left(job, pace) for job in waiting if job.alone)
+
+    def left(self, job: J, pace: float | None = None) -> float:
+        """Return the estimated seconds of a job from its start in this call, at the pace of the jobs so far."""
+        return self._left(job.name, self.pace() if pace is None else pace)
+
+    def _left(self, name: str, pace: float) -> float:
+        return self._estimates[name] * (1 - self._shares.get(name, 0.0)) * pace
 
     def pace(self) -> float:
         """Return seconds taken / estimated of the jobs so far, the running ones included; 1 before the first."""
         ended = self.jobs.done & self.jobs.seconds.keys()
-        taken, estimated = sum(self.jobs.seconds[n] for n in ended), sum(self._estimates[n] for n in ended)
+        taken, estimated = sum(self.jobs.seconds[n] for n in ended), sum(self._left(n, 1.0) for n in ended)
         for job, _, _ in self.jobs.running:
             if (so_far := self.share(job)) is not None:
                 taken, estimated = taken + so_far[1], estimated + so_far[0] * self._estimates[job.name]

@@ -372,7 +372,9 @@ def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus
     record = checkpoint["txl_lightning"]
     before, now = flat(plain(from_plain(record["config"]))), flat(plain(config))
     fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
-    without_effect = () if config.memory.reset == "document" else ("data.document_start",)
+    seed_is_read = config.data.random_start or config.data.name == "lm1b"
+    without_effect = [] if config.memory.reset == "document" else ["data.document_start"]
+    without_effect += [] if seed_is_read else ["data.seed"]
     for name in fixed:
         if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name

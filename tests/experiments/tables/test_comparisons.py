@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from experiments.tables.comparisons import compare, compare_gains, comparisons_table, shared_blocks
@@ -123,3 +123,13 @@ def test_runs_with_other_segments_are_scored_on_as_many_tokens(tmp_path: Path) -
     assert scored[0] == scored[1] == 200 * lengths[0]
     assert lengths[1] == lengths[0] // 2
     assert 0 <= scored[0] - scored[2] < lengths[2]
+
+
+def test_evaluations_are_those_that_are_finished(setup: Setup) -> None:
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+    write_losses(setup, runs, {ON: 0, OFF: 0})
+    finished = frozenset({sweep_job(ON, runs[ON][1], setup).name})
+    found = evaluations(runs, setup, Outcomes(setup.runs, setup.figures, finished=finished))
+    assert {arm: [one.seed for one in read] for arm, read in found.items()} == {ON: [2]}
+    with pytest.raises(Pending, match=runs[ON][0].name):
+        Outcomes(setup.runs, setup.figures, finished=finished).metrics(runs[ON][0])
