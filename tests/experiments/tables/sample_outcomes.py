@@ -46,10 +46,11 @@ def write_outcomes(setup: Setup, jobs: Sequence[Job], world: World = PAPER) -> N
         if job.command == "evaluate":
             write_losses(folder, job)
         if job.command == "attention":
-            maps, far = np.random.default_rng(1), np.arange(40)
+            maps, far = np.random.default_rng([*job.name.encode()]), np.arange(40)
             falls = {"all": 0.2, "a": 0.0, "b": 0.19, "d": 0.08}  # the fall of attention with distance
             if world.sign < 0:
                 falls = {"all": 0.2, "a": 0.15, "b": 0.01, "d": 0.3}
+            falls |= {f"{name}_centred": fall for name, fall in falls.items() if name != "all"}
             rows = {name: np.exp(-fall * far) * maps.uniform(0.9, 1.1, (6, 40)) for name, fall in falls.items()}
             np.savez(folder / "attention.npz", **rows)
 
@@ -209,7 +210,7 @@ WRITERS = {
 
 def draw_figures(setup: Setup) -> None:
     """Write the figures that jobs draw; each is one grey pixel, of which no two are alike."""
-    names = {"attention": ("by_distance", "text", "terms"), "speed": ("speed",)}
+    names = {"attention-seed1": ("by_distance", "text", "terms"), "speed": ("speed",)}
     recl = ("gains_r0.1", "contexts", "differences")
     names |= {f"recl-{group}": recl for group in ("group1-seed1", "group2-seed1", "beyond")}
     for i, (job, figure) in enumerate((job, figure) for job, figures in names.items() for figure in figures):

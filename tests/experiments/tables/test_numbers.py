@@ -229,14 +229,15 @@ def test_differences_of_speed(tables: dict[str, Table], finished: Setup) -> None
     logs = [
         [math.log(a / b) for a, b in zip(r["vanilla"]["rounds"], r["hidden"]["rounds"], strict=True)] for r in rounds
     ]
-    grows = [[b - a for a, b in zip(*pair, strict=True)] for pair in (logs[:2], logs[1:])]
-    titles = ["speed-up at 800", "speed-up at 1,800 / at 800", "speed-up at 3,000 / at 1,800"]
-    for i, (values, theirs) in enumerate(zip((logs[0], *grows), (36200, 100 * (773 / 363 - 1), None), strict=True)):
+    grows = [b - a for a, b in zip(logs[0], logs[-1], strict=True)]
+    ends = {"shortest": ("speed-up at 800", logs[0], 36200), "growth": ("speed-up at 3,000 / at 800", grows, None)}
+    assert list(table.rows) == [f"speed_up_grows/char-{key}" for key in ends]
+    for key, (title, values, theirs) in ends.items():
         mean = sum(values) / 3
         half = 4.302653 * math.sqrt(sum((v - mean) ** 2 for v in values) / 2 / 3)  # 97.5 % of t with 2 degrees
         percent = tuple(100 * (math.exp(end) - 1) for end in (mean, mean - half, mean + half))
-        expected = {"arm": f"characters: {titles[i]}", "difference": percent, "relative": percent, "paper": theirs}
-        check_row(table, f"speed_up_grows/char-{i}", expected)
+        expected = {"arm": f"characters: {title}", "difference": percent, "relative": percent, "paper": theirs}
+        check_row(table, f"speed_up_grows/char-{key}", expected)
     assert units(table) == {"difference": "%", "relative": "%"}
 
 
@@ -280,22 +281,34 @@ def test_main_results(tables: dict[str, Table], finished: Setup) -> None:
         check_row(table, arm, {"arm": table.title(arm), **measured, "paper_parameters": size, "paper": loss})
 
 
-def test_shapes_of_attention(tables: dict[str, Table], finished: Setup) -> None:
-    with np.load(finished.runs / "attention" / "attention.npz") as file:
-        rows = {name: [[v / sum(row) for v in row] for row in file[name].tolist()] for name in ("all", "a", "b", "d")}
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+@pytest.mark.parametrize("suffix", ["", "_centred"])
+def test_shapes_of_attention(tables: dict[str, Table], finished: Setup, optimizer: str, suffix: str) -> None:
+    """The heads of all runs with an optimizer, of the terms as trained or of the centred split."""
+    rows: dict[str, list[list[float]]] = {name: [] for name in ("all", "a", "b", "d")}
+    folders = sorted(finished.runs.glob("attention-adam-seed*" if optimizer == "adam" else "attention-seed*"))
+    for folder in folders:
+        with np.load(folder / "attention.npz") as file:
+            for name, heads in rows.items():
+                of_file = file[name if name == "all" else name + suffix].tolist()
+                heads += [[v / sum(row) for v in row] for row in of_file]
     flat = {t: [sum(-v * math.log(v) for v in row) / math.log(40) for row in rows[t]] for t in rows}
     far = {t: [sum(j * v for j, v in enumerate(row)) for row in rows[t]] for t in rows}
     unlike = {
         t: [sum(abs(v - w) for v, w in zip(*pair, strict=True)) / 2 for pair in zip(rows[t], rows["all"], strict=True)]
         for t in rows
     }
+    n = 6 * len(folders)
+    assert len(rows["all"]) == n >= 12
+    split, words = ("centred", "q centred") if suffix else ("trained", "as trained")
+    block, named = f"{optimizer}-{split}", f"{optimizer.capitalize()}, {words}: "
     titles = {"all": "all terms", "a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
     for t, title in titles.items():
         last = None if t == "all" else unlike[t]
-        expected = {"arm": title, "flatness": flat[t], "distance": far[t], "unlike": last}
-        check_row(tables["figures_5_to_7"], t, expected)
+        expected = {"arm": named + title, "flatness": flat[t], "distance": far[t], "unlike": last}
+        check_row(tables["figures_5_to_7"], f"{block}-{t}", expected)
     assert units(tables["figures_5_to_7"]) == {"flatness": None, "distance": "tokens", "unlike": None}
-    nine = [0.9] * 6
+    nine = [0.9] * n
     pairs = {  # two sides, and the one that is 100 %
         "a_uniform": (flat["a"], nine, nine),
         "b_unlike_a": (unlike["a"], unlike["b"], unlike["a"]),
@@ -304,16 +317,17 @@ def test_shapes_of_attention(tables: dict[str, Table], finished: Setup) -> None:
         "d_flatter": (flat["d"], flat["b"], flat["b"]),
     }
     table = tables["figures_5_to_7_differences"]
-    assert list(table.rows) == [f"terms_look_as_described/{key}" for key in pairs]
+    assert len(table.rows) == 4 * len(pairs)
     for key, (one, other, whole) in pairs.items():
         values = [a - b for a, b in zip(one, other, strict=True)]
-        mean = sum(values) / 6
-        half = 2.570582 * math.sqrt(sum((v - mean) ** 2 for v in values) / 5 / 6)  # 97.5 % of t with 5 degrees
+        mean = sum(values) / n
+        half = student(n - 1) * math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
         ends = (mean, mean - half, mean + half)
-        relative = tuple(100 * end / (sum(whole) / 6) for end in ends)
+        relative = tuple(100 * end / (sum(whole) / n) for end in ends)
         expected = {"difference": ends, "relative": relative, "paper": None}
-        row = f"terms_look_as_described/{key}"
+        row = f"terms_look_as_described/{block}-{key}"
         check_row(table, row, {"arm": table.title(row), **expected})
+        assert table.title(row).startswith(named)
 
 
 def test_beyond(tables: dict[str, Table], finished: Setup) -> None:
@@ -518,9 +532,9 @@ def test_figures_of_jobs_stand_above_their_captions(sections: list[Section], fin
         "recl-group2-seed1/contexts": "Figure 4, group 2",
         "recl-group2-seed1/differences": "Figure 4, group 2, as differences",
         "speed/speed": "Time per token by attention length",
-        "attention/by_distance": "Figure 5",
-        "attention/text": "Figure 6",
-        "attention/terms": "Figure 7",
+        "attention-seed1/by_distance": "Figure 5",
+        "attention-seed1/text": "Figure 6",
+        "attention-seed1/terms": "Figure 7",
         "recl-beyond/gains_r0.1": "Gain of a longer context, at the hardest tenth of positions",
         "recl-beyond/contexts": "Loss by context, all positions",
         "recl-beyond/differences": "Loss minus that of the relative encoding, ± standard error of the difference",
@@ -547,6 +561,8 @@ def test_words_about_the_runs_have_their_numbers(sections: list[Section], finish
     assert "800 positions of sample (test), in 30 blocks over" in here["table_8"]
     assert "grows from 8 to 16 in steps of 8" in here["table_8"]
     assert "the memory has 128 tokens" in " ".join(here["table_10"].replace("recurrence ", "").split())
-    assert "6 heads, averaged over 5,000 tokens of sample (valid) that see all 40 relative" in here["figures_5_to_7"]
+    assert (
+        "6 heads each, averaged over 5,000 tokens of sample (valid) that see all 40 relative" in here["figures_5_to_7"]
+    )
     assert "over 40 relative positions" in notes["figures_5_to_7"]
     assert "mean distance 19.5;" in notes["figures_5_to_7"]
