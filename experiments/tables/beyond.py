@@ -111,7 +111,11 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
     config = composed(runs[ON][0].overrides)
     captions = {
         "gains_r0.1": ("Gain of a longer context, at the hardest tenth of positions.", "Gain by context"),
-        "contexts": ("Loss by context, all positions, ± standard error.", "Loss by context, arms beyond the paper"),
+        "contexts": ("Loss by context, all positions.", "Loss by context, arms beyond the paper"),
+        "differences": (
+            "Loss minus that of the relative encoding, ± standard error of the difference.",
+            "Difference of the loss by context, arms beyond the paper",
+        ),
     }
     return Section(
         id="beyond",

@@ -125,7 +125,7 @@ def _is_own(data: DataConfig, setup: Setup) -> bool:
 
 
 def _runs(setup: Setup) -> dict[Arm, list[Job]]:
-    return {arm: trainings(arm, setup, compared=arm.baseline is None) for arm in kept(ARMS, setup)}
+    return {arm: trainings(arm, setup) for arm in kept(ARMS, setup)}
 
 
 def _our_table(trained: dict[Arm, dict[str, Any]], found: Evaluations) -> Table:

@@ -3,16 +3,19 @@
 Paper: for the hardest tenth of positions of WikiText-103, 900 words for Transformer-XL against 500 and 400 for QRNN
 and LSTM of equal size, and 700 against 400, 300 and 128 in the ablation.
 Runs: an LSTM and a QRNN with as many parameters; the other models are Table 6's. Group 1 has the standard model of
-Table 1 where the profile trains it, as in the paper. `txl recl` for each of both groups.
-Writes: the table with bootstrap intervals over blocks of positions, the differences, the gains (Figure 3) and the loss
-by context (Figure 4).
+Table 1 where the profile trains it, as in the paper. `txl recl` for each of both groups and each seed that all models
+of the group have, at positions of its own.
+Writes: the table, the differences of RECL and of guarded RECL, the gains (Figure 3) and the loss by context (Figure 4).
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
@@ -28,11 +31,12 @@ from experiments.report.sections import (
     copied_figures,
     label,
     ours,
+    over_seeds,
     paper,
 )
-from experiments.tables.arms import Arm, in_precision_of_training, kept, training
+from experiments.tables.arms import Arm, in_precision_of_training, kept, training, trainings
 from experiments.tables.comparisons import Comparison, comparisons_table
-from experiments.tables.intervals import Interval
+from experiments.tables.intervals import Interval, pooled_spread, student
 from experiments.tables.main_results import standard_run
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
@@ -50,6 +54,9 @@ GROUPS: dict[int, dict[str, Arm]] = {
         "Transformer": Arm(False, "al_rfou", "half"),
     },
 }
+LONGEST = "Transformer-XL"
+Results: TypeAlias = Mapping[int, Mapping[int, dict[str, Any]]]
+"""Contents of `recl.json` by seed, by group."""
 
 
 def row_key(group: int, arm: Arm) -> str:
@@ -58,74 +65,126 @@ def row_key(group: int, arm: Arm) -> str:
 
 
 def jobs(setup: Setup) -> list[Job]:
-    """Return the trainings of all models, and the RECL of both groups."""
-    trained = {run.name: run for group in GROUPS for run in _runs(group, setup).values()}
-    return [*trained.values(), *(_recl(group, setup) for group in GROUPS)]
+    """Return the trainings of all models, and the RECL of both groups for each seed."""
+    measured = [(group, seed) for group in GROUPS for seed in _seeds(group, setup)]
+    trained = {run.name: run for group, seed in measured for run in _runs(group, setup, seed).values()}
+    return [*trained.values(), *(_recl(group, setup, seed) for group, seed in measured)]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the table, and the figures of both groups."""
-    results = {group: outcomes.result(_recl(group, setup), "recl.json") for group in GROUPS}
-    one = results[1]
+    """Return the table, and the figures of both groups.
+
+    Raises:
+        Pending: the first seed of a group is not finished.
+    """
+    results, pending = {}, {}
+    for group in GROUPS:
+        found = {seed: _recl(group, setup, seed) for seed in _seeds(group, setup)}
+        done = {seed: job for i, (seed, job) in enumerate(found.items()) if i == 0 or outcomes.has(job)}
+        results[group] = {seed: outcomes.result(job, "recl.json") for seed, job in done.items()}
+        pending[group] = len(found) - len(done)
+    one = results[1][setup.profile.seeds[0]]
     return Section(
         id="table_8",
         title=TITLE,
         paper=PAPER,
         here=(
             f"Losses at {one['positions']['number']:,} positions of {one['corpus']['name']} ({one['split']}), in "
-            f"{one['positions']['blocks']} blocks spread evenly over the text, each with exactly c tokens of context; "
+            f"{one['positions']['blocks']} blocks over the whole text, each with exactly c tokens of context; "
             f"c grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's are of "
-            "100 words). One trained model of each kind: the first seed. Lengths can be compared within a group "
-            f"only.{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
+            "100 words). Each seed has its own models and its own positions. RECL counts a step wherever single losses "
+            "fall, even if their mean rises; guarded RECL also ends where the model's own mean loss over all positions "
+            "no longer falls. Lengths can be compared within a group only. The figures are of the first seed."
+            f"{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
         ),
-        tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results))),
+        tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results, pending))),
         figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
     )
 
 
-def differences(results: dict[int, dict[str, Any]]) -> list[Comparison]:
+def differences(results: Results, pending: Mapping[int, int]) -> list[Comparison]:
     """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
 
-    The models are scored at the same positions: the intervals are over the same resampled blocks. A length that may
+    Means over the seeds, by the paper's definition, then guarded. The ends are by Student's t; the variance between
+    seeds, which have other models and other positions, is pooled over the differences of both groups. A length that may
     lie beyond the grid leaves its side of the interval open.
+
+    Args:
+        results: `recl.json` by seed, by group.
+        pending: measurements to come, by group.
     """
+    return [
+        *_differences(results, pending, "recl_order", "RECL", "value", "at_least"),
+        *_differences(results, pending, "guarded", "guarded RECL", "guarded", "guarded_at_least"),
+    ]
+
+
+def _differences(
+    results: Results, pending: Mapping[int, int], key: str, title: str, value: str, at_least: str
+) -> list[Comparison]:
+    lengths = {
+        (group, name): [_models(result)[name]["recl"]["0.1"] for result in by_seed.values()]
+        for group, by_seed in results.items()
+        for name in _models(next(iter(by_seed.values())))
+    }
+    values = {row: [length[value] for length in of_seeds] for row, of_seeds in lengths.items()}
+    open_ = {row: any(length[at_least] for length in of_seeds) for row, of_seeds in lengths.items()}
+    longer = {
+        row: [own - other for own, other in zip(values[row[0], LONGEST], values[row], strict=True)]
+        for row in lengths
+        if row[1] != LONGEST
+    }
+    spread = pooled_spread(list(longer.values()))
     theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
     found = []
-    for group, result in results.items():
-        lengths = {model["name"]: model["recl"]["0.1"] for model in result["models"]}
-        longest, *others = lengths
-        for name in others:
-            low, high = lengths[longest]["longer_than"].get(name, (None, None))
-            low = None if lengths[name]["high_at_least"] else low
-            high = None if lengths[longest]["high_at_least"] else high
-            longer = Interval(lengths[longest]["value"] - lengths[name]["value"], low, high)
-            reference = max(1.0, lengths[name]["value"])
-            found.append(
-                Comparison(
-                    f"recl_order/{row_key(group, GROUPS[group][name])}",
-                    f"group {group}: {longest} − {name}, RECL at r = 0.1",
-                    longer,
-                    longer.times(100 / reference),
-                    100 * (theirs[group, longest] / theirs[group, name] - 1),
-                    step=result["step"],
-                )
+    for (group, name), by_seed in longer.items():
+        effect, low, high = statistics.mean(by_seed), None, None
+        if spread.freedom:
+            half = student(spread.freedom) * math.sqrt(spread.variance / len(by_seed))
+            low = None if open_[group, name] else effect - half
+            high = None if open_[group, LONGEST] else effect + half
+        difference, reference = Interval(effect, low, high), max(1.0, statistics.mean(values[group, name]))
+        percent = 100 * (theirs[group, LONGEST] / theirs[group, name] - 1) if value == "value" else None
+        found.append(
+            Comparison(
+                f"{key}/{row_key(group, GROUPS[group][name])}",
+                f"group {group}: {LONGEST} − {name}, {title} at r = 0.1",
+                difference,
+                difference.times(100 / reference),
+                percent,
+                step=next(iter(results[group].values()))["step"],
+                pending=pending[group],
             )
+        )
     return found
 
 
-def _runs(group: int, setup: Setup) -> dict[str, Job]:
-    """First seed of each model of a group."""
-    seed = setup.profile.seeds[0]
+def _models(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {model["name"]: model for model in result["models"]}
+
+
+def _seeds(group: int, setup: Setup) -> list[int]:
+    """Seeds of the profile of which every model of a group has a run; at least the first."""
+    first, *others = setup.profile.seeds
+    if group == 1 and standard_run(setup):
+        return [first]  # the standard model is trained once
+    of_arms = [{run.seed for run in trainings(arm, setup)} for arm in kept(GROUPS[group].values(), setup)]
+    return [first, *(seed for seed in others if all(seed in of_arm for of_arm in of_arms))]
+
+
+def _runs(group: int, setup: Setup, seed: int) -> dict[str, Job]:
+    """Run of each model of a group with a seed."""
     runs = {name: training(arm, seed, setup) for name, arm in GROUPS[group].items() if kept([arm], setup)}
     standard = standard_run(setup)
-    return {**runs, "Transformer-XL": standard} if group == 1 and standard else runs
+    return {**runs, LONGEST: standard} if group == 1 and standard else runs
 
 
-def recl_job(name: str, arm: str, members: Mapping[str, Job], setup: Setup) -> Job:
-    """Return the job that measures the RECL of a group of runs, by their names in the results."""
+def recl_job(name: str, arm: str, members: Mapping[str, Job], setup: Setup, *options: str) -> Job:
+    """Return the job that measures the RECL of a group of runs, by their names in the results, with further options."""
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{member}'" for member in members)
     words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *in_precision_of_training(setup.profile.recl, setup))
+    words += options
     return Job(name, "recl", words, arm, needs=tuple(run.name for run in members.values()))
 
 
@@ -137,45 +196,60 @@ def recl_cell(recl: Mapping[str, Any]) -> Cell:
     return Number(recl["value"], 0, low=recl["low"], high=high, at_least=recl["at_least"])
 
 
-def _recl(group: int, setup: Setup) -> Job:
-    return recl_job(f"recl-group{group}", f"group {group}", _runs(group, setup), setup)
+def _recl(group: int, setup: Setup, seed: int) -> Job:
+    members, options = _runs(group, setup, seed), (f"seed={seed}", f"position_seed={seed}")
+    return recl_job(f"recl-group{group}-seed{seed}", f"group {group}, seed {seed}", members, setup, *options)
 
 
 def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
     gains = f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
-    contexts = f"Figure 4, group {group}: loss by context, all positions, ± standard error."
+    contexts = f"Figure 4, group {group}: loss by context, all positions."
+    differences = (
+        f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard error of the difference "
+        "over blocks of positions."
+    )
     captions = {
         "gains_r0.1": (gains, f"Perplexity gain by context, group {group}"),
         "contexts": (contexts, f"Loss by context, group {group}"),
+        "differences": (differences, f"Loss minus that of {LONGEST} by context, group {group}"),
     }
-    return copied_figures(outcomes, _recl(group, setup), captions)
+    return copied_figures(outcomes, _recl(group, setup, setup.profile.seeds[0]), captions)
 
 
-def _table(results: dict[int, dict[str, Any]]) -> Table:
-    """RECL by group, model and r, and the loss at the longest context."""
-    unit, models = results[1]["unit"], [(n, model) for n, result in results.items() for model in result["models"]]
+def _table(results: Results) -> Table:
+    """Means over the seeds of RECL by group, model and r, of guarded RECL, and of the loss at the longest context."""
+    one = next(iter(results[1].values()))
+    unit, fractions = one["unit"], sorted(one["models"][0]["recl"])
     theirs = {(row.group, row.model): row.recl for row in TABLE_8}
-    fractions = sorted(results[1]["models"][0]["recl"])
+    models: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {
+        row_key(group, GROUPS[group][name]): (group, {seed: _models(by_seed[seed])[name] for seed in by_seed})
+        for group, by_seed in results.items()
+        for name in _models(next(iter(by_seed.values())))
+    }
 
-    def here(r: str, row: tuple[int, dict[str, Any]]) -> Cell:
-        return recl_cell(row[1]["recl"][r])
+    def here(r: str, value: str, at_least: str, row: tuple[int, dict[int, dict[str, Any]]]) -> Cell:
+        lengths = {seed: model["recl"][r] for seed, model in row[1].items()}
+        mean = over_seeds({seed: length[value] for seed, length in lengths.items()}, 0)
+        return replace(mean, at_least=any(length[at_least] for length in lengths.values()) or None)
 
-    def of_paper(r: str, row: tuple[int, dict[str, Any]]) -> Cell:
-        return cell(theirs[row[0], row[1]["name"]].get(float(r)), 0)
+    def first(row: tuple[int, dict[int, dict[str, Any]]]) -> dict[str, Any]:
+        return next(iter(row[1].values()))
 
-    def loss(row: tuple[int, dict[str, Any]]) -> Cell:
-        return Number(row[1][unit][-1], DIGITS[unit], row[1][f"{unit}_standard_error"][-1])
+    def of_paper(r: str, row: tuple[int, dict[int, dict[str, Any]]]) -> Cell:
+        return cell(theirs[row[0], first(row)["name"]].get(float(r)), 0)
 
     return Table.filled(
         "table_8",
         TITLE,
-        {row_key(n, GROUPS[n][model["name"]]): (n, model) for n, model in models},
+        models,
         {
-            label("arm"): lambda row: f"group {row[0]}: {row[1]['name']}",
-            **{ours(f"r{r}", f"r = {r}", "tokens"): partial(here, r) for r in fractions},
-            ours("loss", f"loss at {results[1]['contexts'][-1]} tokens", unit): loss,
-            ours("limit", "sees at most", "tokens"): lambda row: cell(row[1]["limit"], 0),
+            label("arm"): lambda row: f"group {row[0]}: {first(row)['name']}",
+            **{ours(f"r{r}", f"r = {r}", "tokens"): partial(here, r, "value", "at_least") for r in fractions},
+            ours("guarded", "guarded, r = 0.1", "tokens"): partial(here, "0.1", "guarded", "guarded_at_least"),
+            ours("loss", f"loss at {one['contexts'][-1]} tokens", unit): lambda row: over_seeds(
+                {seed: model[unit][-1] for seed, model in row[1].items()}, DIGITS[unit]
+            ),
+            ours("limit", "sees at most", "tokens"): lambda row: cell(first(row)["limit"], 0),
             **{paper(f"paper_r{r}", f"r = {r}", "words"): partial(of_paper, r) for r in fractions},
         },
-        notes=("Intervals are over resamples of the blocks of positions, as is the standard error of the loss.",),
     )

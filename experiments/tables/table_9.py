@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,31 +79,31 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def differences(measured: Sequence[dict[str, Any]]) -> list[Comparison]:
-    """Return the speed-up at the shortest attention length less 1, and its growth from length to length, in percent.
+    """Return both ends of the curve: the speed-up at the shortest length less 1, and its growth to the longest.
 
-    Intervals are of the logarithms, whose errors are alike at all lengths.
+    In percent. Intervals are of the logarithms, whose errors are alike at all lengths.
     """
     found = []
     for level in dict.fromkeys(line["level"] for line in measured):
-        lines = sorted((line for line in measured if line["level"] == level), key=lambda line: line["attention_len"])
-        ratios = [(line["attention_len"], _log_ratios(line)) for line in lines]
-        shortest, logs = ratios[0]
+        ratios = {line["attention_len"]: _log_ratios(line) for line in measured if line["level"] == level}
+        shortest, longest = min(ratios), max(ratios)
         theirs = TABLE_9 if level == "char" else {}
-        steps: list[tuple[str, Interval, float | None]] = [
-            (f"speed-up at {shortest:,}", _in_percent(logs), theirs.get(shortest))
+        ends: list[tuple[str, str, NDArray[np.float64], float | None]] = [
+            ("shortest", f"speed-up at {shortest:,}", ratios[shortest], theirs.get(shortest))
         ]
-        for (short, before), (long, after) in pairwise(ratios):
-            growth = theirs[long] / theirs[short] if short in theirs and long in theirs else None
-            steps.append((f"speed-up at {long:,} / at {short:,}", _in_percent(after - before), growth))
+        if longest > shortest:
+            growth = theirs[longest] / theirs[shortest] if {shortest, longest} <= set(theirs) else None
+            title = f"speed-up at {longest:,} / at {shortest:,}"
+            ends.append(("growth", title, ratios[longest] - ratios[shortest], growth))
         found += [
             Comparison(
-                f"speed_up_grows/{level}-{i}",
+                f"speed_up_grows/{level}-{key}",
                 f"{LEVELS.get(level, level)}: {title}",
-                interval,
-                interval,
+                _in_percent(logs),
+                _in_percent(logs),
                 None if factor is None else 100 * (factor - 1),
             )
-            for i, (title, interval, factor) in enumerate(steps)
+            for key, title, logs, factor in ends
         ]
     return found
 

@@ -51,7 +51,7 @@ def test_the_json_has_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path) ->
     model: Any = trained.model.with_lengths(mem_len=6, same_length=False)
     maps = attention_maps(model, OrderedStreams(corpus.splits["valid"], 2, 8))
     with np.load(tmp_path / "attention.npz") as file:
-        assert sorted(file) == ["a", "all", "b", "d"]
+        assert sorted(file) == ["a", "a_centred", "all", "b", "b_centred", "d", "d_centred"]
         for name, rows in maps.by_distance.items():
             np.testing.assert_allclose(file[name], rows, rtol=1e-6)
     for name, expected in maps.averages.items():
@@ -74,7 +74,9 @@ def test_the_json_has_the_maps_of_every_head(runs: SmallRuns, tmp_path: Path) ->
             "heads": [f"1:{farthest[0] + 1}", f"2:{farthest[1] + 1}"],
         },
     }  # fmt: skip
-    figures = {f"{name}.{kind}" for name in ("by_distance", "text", "terms") for kind in ("png", "svg")}
+    figures = {
+        f"{name}.{kind}" for name in ("by_distance", "text", "terms", "terms_centred") for kind in ("png", "svg")
+    }
     names = {"attention.json", "attention.npz", "attention.md", "heads.csv", *figures}
     assert {path.name for path in tmp_path.iterdir()} == names
 

@@ -14,6 +14,7 @@ from txl_lightning.evaluation.attention.maps import (
     AttentionInputs,
     attention_maps,
     attention_reach,
+    centred_logits,
     text_attention,
     watched,
 )
@@ -77,8 +78,11 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
     present = [term for term in "abd" if term in model.config.active_terms]
-    assert list(maps.by_distance) == ["all", *present]
+    centred = [f"{term}_centred" for term in "abd"] if model.config.active_terms == "abcd" else []
+    assert list(maps.by_distance) == ["all", *present, *centred]
     for name, rows in maps.by_distance.items():
+        if name in centred:
+            continue
         expected = direct(model, streams, None if name == "all" else name)
         np.testing.assert_allclose(rows, expected.pop("rows"), rtol=0, atol=1e-12)
         if name == "all":
@@ -88,6 +92,61 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
                 np.testing.assert_allclose(values, expected[average], rtol=0, atol=1e-12)
     if KINDS[kind].get("same_length"):
         np.testing.assert_allclose(maps.averages["beyond"], 0, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["relative", "extended context", "shaw, untied, pre-norm", "modern recipe"])
+def test_the_centred_split_has_queries_of_mean_zero_and_the_same_sum(kind: str) -> None:
+    """The rows again from queries, keys and distances written out, with the mean over the queries that count."""
+    model = tiny_model(**KINDS[kind])
+    streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
+    maps, reach = attention_maps(model, streams), attention_reach(model.config, SEGMENT)
+    caught: list[tuple[int, Attention, AttentionInputs, torch.Tensor]] = []
+    memory, read = None, 0
+    for segment in (streams[i] for i in range(len(streams))):
+        T, targets = segment.tokens.shape[1], segment.targets.shape[1]
+        counts = [i >= T - targets and min(read, model.config.mem_len) + i + 1 >= reach for i in range(T)]
+        with watched(model, lambda *seen, counts=counts: caught.append((*seen, torch.tensor(counts)))):
+            _, memory = model(segment.tokens, memory)
+        read += max(0, T - model.config.ext_len)
+    for n in range(model.config.n_layer):
+        of_layer = [seen for seen in caught if seen[0] == n]
+        queries = [attention.project(inputs.hidden_BTD)[0][:, :, counts] for _, attention, inputs, counts in of_layer]
+        mean_HE = torch.cat(queries, dim=2).mean(dim=(1, 2))
+        assert mean_HE.abs().max() > 1e-3
+        rows = {term: torch.zeros(model.config.n_head, reach, dtype=torch.float64) for term in "abd"}
+        for _, attention, inputs, counts in of_layer:
+            q, (k, _) = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
+            r, positions, scale = attention.distance_vectors(inputs.positions), inputs.positions, k.shape[-1] ** -0.5
+            M, (T, K) = inputs.memory_BMD.shape[1], (q.shape[2], k.shape[2])
+            places = [[K - max(0, M + i - j) for j in range(K)] for i in range(T)]  # of distance i - j in K, …, 0
+            r_HTKE = r[:, places]
+            own_v = 0 if positions.v_HE is None else positions.v_HE
+            bias = 0 if positions.bias_HS is None else positions.bias_HS[:, None][..., places] * scale
+            centred = q - mean_HE[:, None, None]
+            parts = {
+                "a": torch.einsum("hbte,hbke->hbtk", centred, k) * scale,
+                "b": torch.einsum("hbte,htke->hbtk", centred, r_HTKE) * scale,
+                "c": torch.einsum("he,hbke->hbk", positions.u_HE + mean_HE, k)[:, :, None] * scale,
+                "d": torch.einsum("he,htke->htk", own_v + mean_HE, r_HTKE)[:, None] * scale + bias,
+            }
+            hidden = inputs.visible.mask_TK != 0
+            whole = attention.logits(*inputs)
+            difference = (sum(parts.values()) - whole).masked_fill(hidden, 0)
+            assert difference.abs().max() < 1e-12
+            for terms in "abcd":
+                ours = centred_logits(attention, inputs, mean_HE, terms)
+                assert (ours - parts[terms]).masked_fill(hidden, 0).abs().max() < 1e-12
+            for term in "abd":
+                weights = parts[term].expand_as(whole).masked_fill(hidden, -torch.inf).softmax(-1)
+                for i in counts.nonzero().flatten().tolist():
+                    for distance in range(reach):
+                        if M + i - distance >= 0:
+                            rows[term][:, distance] += weights[:, :, i, M + i - distance].sum(dim=1)
+        for term, of_heads in rows.items():
+            found = maps.by_distance[f"{term}_centred"].reshape(model.config.n_layer, -1, reach)[n]
+            np.testing.assert_allclose(found, of_heads / of_heads.sum(dim=1, keepdim=True), rtol=0, atol=1e-12)
+            assert abs(found - maps.by_distance[term].reshape(model.config.n_layer, -1, reach)[n]).max() > 1e-4
 
 
 def test_no_query_that_sees_less_than_the_others_counts() -> None:

@@ -2,6 +2,8 @@
 
 import math
 from fractions import Fraction
+from itertools import pairwise
+from math import fsum
 
 import numpy as np
 import pytest
@@ -53,6 +55,29 @@ def test_it_is_appendix_c(
         expected = by_the_paper(plain, contexts, r, threshold, name)
         assert ours[name][r].at_least == (expected is None)
         assert ours[name][r].value == (contexts[-1] if expected is None else expected)
+        rises = [
+            c for c, (short, long) in zip(contexts, pairwise(plain[name]), strict=False) if fsum(long) >= fsum(short)
+        ]
+        ends = [c for c in (expected, *rises[:1]) if c is not None]
+        assert ours[name][r].guarded_at_least == (not ends)
+        assert ours[name][r].guarded == (min(ends) if ends else contexts[-1])
+
+
+def test_fluctuating_losses_lengthen_recl_but_not_guarded_recl() -> None:
+    """At odd steps one half of the positions gains and the other loses more, at even steps the reverse."""
+    steps = np.arange(6)[:, None]
+    first_half = np.arange(100) < 50
+    worse = 2 + 0.1 * steps + np.where((steps % 2 == 1) == first_half, 0.5, 0.0)
+    falling = 3 - 0.1 * steps + np.zeros(100)
+    contexts = [10, 20, 30, 40, 50, 60]
+    found = relative_effective_context_lengths({"worse": worse, "falling": falling}, contexts, [1.0], bootstrap=0)
+    paper, guarded = ({name: getattr(of[1.0], field) for name, of in found.items()} for field in ("value", "guarded"))
+    assert (paper["worse"], guarded["worse"]) == (60, 10)
+    alone = relative_effective_context_lengths({"m": falling}, contexts, [0.1, 1.0], bootstrap=0)["m"]
+    assert {(of.guarded, of.guarded_at_least) for of in alone.values()} == {(60, True)}
+    equal = np.array([[3.0], [2.0], [2.0]]) + np.zeros(50)
+    capped = relative_effective_context_lengths({"m": equal}, [10, 20, 30], [1.0], limits={"m": 15}, bootstrap=0)
+    assert (capped["m"][1.0].guarded, capped["m"][1.0].guarded_at_least) == (15, False)
 
 
 LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(50)  # later steps do not matter after a step without gain

@@ -39,7 +39,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     absolute = result["models"][1]
     assert absolute["nll"][1] == absolute["nll"][3]  # at 8 and at 16 tokens
     assert all(length["value"] <= 8 for length in absolute["recl"].values())
-    figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "gain_maps", "positions")
+    figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences", "gain_maps", "positions")
     drawn = {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")}
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"recl.json", "recl.md", "recl.tex", "losses.npz", "store", *drawn}
@@ -92,7 +92,10 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
     recl(tmp_path, relative, clamp_len=2)
     recl(tmp_path, relative, split="valid")
     assert len(calls) == 27  # tenths of 21 blocks are 7 parts of 3
-    assert len(list((tmp_path / "store").iterdir())) == 5
+    elsewhere = recl(tmp_path, lstm, position_seed=1)
+    assert elsewhere["positions"]["seed"] == 1
+    assert elsewhere["models"][0]["nll"] != one["models"][0]["nll"]
+    assert len(list((tmp_path / "store").iterdir())) == 6
 
 
 def test_losses_of_another_precision_are_scored_again_and_close(runs: SmallRuns, tmp_path: Path) -> None:
@@ -183,7 +186,8 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
     (["lstm"], {"n_positions": 10_000}, "n_positions=10000: must be in 1 …"),
     (["lstm"], {"n_positions": 1}, "n_positions=1: must be an integer >= 2"),
-    (["lstm"], {"seed": -1}, "seed=-1"),
+    (["lstm"], {"seed": -1}, "^seed=-1"),
+    (["lstm"], {"position_seed": -1}, "position_seed=-1: must be null or"),
     (["relative"], {"clamp_len": -5}, "clamp_len=-5"),
     (["lstm"], {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
     (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),

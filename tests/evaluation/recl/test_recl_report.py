@@ -15,7 +15,8 @@ from txl_lightning.evaluation.recl.report import gain_maps, write_report
 
 def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
     gains = {"perplexity_gains": [start, start / 2], "perplexities": [90.0, 80.0], "relative_gains": [0.5, 0.4]}
-    return {"value": value, "at_least": False, "low": low, "high": high, "high_at_least": False, **gains, **others}
+    found = {"value": value, "at_least": False, "guarded": value - 10, "guarded_at_least": False}
+    return {**found, "low": low, "high": high, "high_at_least": False, **gains, **others}
 
 
 def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def results() -> dict[str, Any]:
     a = model("a", "x", 2.0, positions_scored=7, trained_len=3, loss_by_position={**by_position, "windows": 5})
     a |= {"far_context": {"contexts": [10, 20], "ablations": {"drop": far}}, "limit": 25}
     b = model("b", "x", 3.0, scoring="direct", begin_of_text=0, float32_difference={"nll": -0.00123, "positions": 50})
-    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, without={})
+    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, guarded_at_least=True, without={})
     c = model("c", "y", 4.0)
     recl_x = {"0.1": {"mean": 25.0, "low": 20, "high": 30, "at_least": True}}
     recl_x["1.0"] = {"mean": 12.5, "low": 10, "high": 15, "at_least": False}
@@ -46,26 +47,29 @@ def results() -> dict[str, Any]:
         {"name": "y", "models": ["c"], "recl": recl_y},
     ]
     difference = {"model": "a", "minus": "b", "nll": [-0.5, -0.6, -0.7], "low": [-0.9] * 3, "high": [-0.1, -0.1, 0.2]}
+    difference |= {"nll_standard_error": [0.1, 0.2, 0.3]}
+    others = [difference | {"minus": "c", "nll": [-1.0, -1.1, -1.2]}, difference | {"model": "b", "minus": "c"}]
     return {
         "unit": "bpc", "contexts": [10, 20, 30], "context_unit": "token", "fractions": [0.1, 1.0], "step": 10,
         "threshold": 0.01, "bootstrap": 1000, "split": "test", "precision": "bf16-mixed", "models": [a, b, c],
         "positions": {"number": 1234, "blocks": 40}, "corpus": {"name": "text", "level": "char"},
-        "groups": groups, "differences": [difference],
+        "groups": groups, "differences": [difference, *others],
     }  # fmt: skip
 
 
 TABLE = """\
-| model | kind | RECL r = 0.1 | RECL r = 1.0 | bpc at 30 tokens | sees at most |
-| --- | --- | --- | --- | ---: | ---: |
-| a | kind of a | 20 [10, 30] | 10 [10, 20] | 1.700 ± 0.030 | 25 |
-| b | kind of b | ≥ 30 [20, ≥ 30] | 10 [10, 20] | 2.700 ± 0.030 | – |
-| c | kind of c | 20 [10, 30] | 10 [10, 20] | 3.700 ± 0.030 | – |
+| model | kind | RECL r = 0.1 | RECL r = 1.0 | guarded r = 0.1 | guarded r = 1.0 | bpc at 30 tokens | sees at most |
+| --- | --- | --- | --- | --- | ---: | ---: | ---: |
+| a | kind of a | 20 [10, 30] | 10 [10, 20] | 10 | 0 | 1.700 ± 0.030 | 25 |
+| b | kind of b | ≥ 30 [20, ≥ 30] | 10 [10, 20] | ≥ 20 | 0 | 2.700 ± 0.030 | – |
+| c | kind of c | 20 [10, 30] | 10 [10, 20] | 10 | 0 | 3.700 ± 0.030 | – |
 """
 NOTES = """\
 1,234 positions of text (test) in 40 blocks spread evenly over the text; contexts 10 to 30 in steps of 10; a step \
 counts if its relative gain is at least 0.01. Largest standard error at 30 tokens: 0.0300 bpc.
 A begin-of-text token is read before every window, beside its context: b.
 In brackets: 95 % interval over 1,000 resamples of the blocks.
+Guarded: a step must also lower the model's own mean loss over all positions.
 ≥: steps still counted at 30 tokens, where the grid ends (max_context).
 Sees at most: the positions that a model has or was trained with.
 Each context has windows of its own, as positions, or the segments that are compressed, depend on the length that is \
@@ -79,6 +83,8 @@ COMPARISONS = """
 | models | nats at 30 tokens, 95 % interval |
 | --- | --- |
 | a − b | -0.7000 [-0.9000, +0.2000] |
+| a − c | -1.2000 [-0.9000, +0.2000] |
+| b − c | -0.7000 [-0.9000, +0.2000] |
 
 ## RECL in the group without one model
 
@@ -106,13 +112,13 @@ def test_every_cell_of_the_tables(tmp_path: Path) -> None:
     assert "\n".join(lines) + "\n" == f"{TABLE}\n{NOTES}"
     assert (tmp_path / "recl.md").read_text() == f"{TABLE}\n{NOTES}{COMPARISONS}"
     latex = (tmp_path / "recl.tex").read_text().splitlines()
-    assert latex[4] == r"a & kind of a & 20 [10, 30] & 10 [10, 20] & 1.700 $\pm$ 0.030 & 25 \\"
+    assert latex[4] == r"a & kind of a & 20 [10, 30] & 10 [10, 20] & 10 & 0 & 1.700 $\pm$ 0.030 & 25 \\"
 
 
 def test_in_bytes_and_without_intervals(tmp_path: Path) -> None:
     found = results() | {"context_unit": "byte", "bootstrap": 0}
     text = "\n".join(write_report(found, tmp_path, LoggerConfig(name="none")))
-    assert "| a | kind of a | 20 | 10 | 1.700 ± 0.030 | 25 tokens |" in text
+    assert "| a | kind of a | 20 | 10 | 10 | 0 | 1.700 ± 0.030 | 25 tokens |" in text
     assert "bpc at 30 bytes" in text
     assert "In brackets" not in text
 
@@ -133,9 +139,14 @@ def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
     (axes,) = drawn["contexts.svg"].axes
     expected = {"a": [2, 1.9, 1.7], "b": [3, 2.9, 2.7], "c": [4, 3.9, 3.7]}
     assert curves(axes) == {name: ([10, 20, 30], pytest.approx(y)) for name, y in expected.items()}
-    low, high = bands(axes)[1]
-    assert (low, high) == (pytest.approx([2.99, 2.88, 2.67]), pytest.approx([3.01, 2.92, 2.73]))
+    assert bands(axes) == []  # of the text, which is the same for all models
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "bits per character")
+
+    (axes,) = drawn["differences.svg"].axes
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert [curves(axes)[name] for name in "bc"] == [([10, 20, 30], [0.5, 0.6, 0.7]), ([10, 20, 30], [1.0, 1.1, 1.2])]
+    low, high = bands(axes)[0]
+    assert (low, high) == (pytest.approx([0.4, 0.4, 0.4]), pytest.approx([0.6, 0.8, 1.0]))
 
     (axes,) = drawn["ablations.svg"].axes
     assert curves(axes)["drop"] == ([10, 20], [0.4, 0.2])

@@ -96,7 +96,7 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
     results, positions = measured.results, measured.arrays["positions"]
     stated = {"contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES}
     stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpc"}
-    stated |= {"precision": "32-true", "schema_version": 3}
+    stated |= {"precision": "32-true", "schema_version": 4}
     assert results.items() >= stated.items()
     assert "appendix C" in results["citation"]
     assert results["corpus"]["name"] == "text.txt"
@@ -104,7 +104,14 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
     assert results["corpus"]["sha256"] == hashlib.sha256(measured.tokens).hexdigest()
     first, last = int(positions.min()), int(positions.max())
     n_blocks = len(set(measured.blocks.tolist()))
-    assert results["positions"] == {"version": 2, "number": N, "blocks": n_blocks, "first": first, "last": last}
+    assert results["positions"] == {
+        "version": 2,
+        "seed": None,
+        "number": N,
+        "blocks": n_blocks,
+        "first": first,
+        "last": last,
+    }
     assert (n_blocks, last) == (30, len(measured.tokens) - 1)
     assert 0 < results["seconds"] < measured.seconds + 0.01
 
@@ -190,7 +197,11 @@ def test_recl_its_interval_and_that_of_other_groups(measured: Measured) -> None:
             own = {name: measured.losses[name] for name in group}
             for name in group:
                 found = measured.model(name)["recl"][str(r)]
-                assert (found["value"], found["at_least"], found["limit"]) == (*recl(own, r, name), LIMITS[name])
+                value, at_least = recl(own, r, name)
+                assert (found["value"], found["at_least"], found["limit"]) == (value, at_least, LIMITS[name])
+                rising = [c for c, rise in zip(CONTEXTS, np.diff(own[name].mean(axis=1)), strict=False) if rise >= 0]
+                assert found["guarded"] == min([value, *rising])
+                assert found["guarded_at_least"] == (at_least and not rising)
                 values = np.array([value for value, _ in sampled[name]])
                 assert [found["low"], found["high"]] == ends(values)
                 assert found["high_at_least"] == any(open_ for value, open_ in sampled[name] if value == found["high"])

@@ -40,21 +40,39 @@ def test_a_short_split_has_several_positions_in_a_step() -> None:
     assert positions.tolist() == list(range(30, 40))
 
 
-@given(st.integers(10, 600), st.integers(1, 5), st.integers(1, 20), st.integers(2, 8), st.floats(0, 1))
+SEEDS = st.none() | st.integers(0, 99)
+
+
+@given(st.integers(10, 600), st.integers(1, 5), st.integers(1, 20), st.integers(2, 8), st.floats(0, 1), SEEDS)
 def test_positions_are_different_in_order_and_have_the_longest_context(
-    n_tokens: int, first: int, step: int, n_contexts: int, share: float
+    n_tokens: int, first: int, step: int, n_contexts: int, share: float, seed: int | None
 ) -> None:
     contexts = [first + step * i for i in range(n_contexts)]
     available = n_tokens - contexts[-1]
     if available < 1:
         return
     n_positions = max(1, int(share * available))
-    positions, blocks = position_blocks(n_tokens, n_positions, contexts)
+    positions, blocks = position_blocks(n_tokens, n_positions, contexts, seed)
     assert len(positions) == len(blocks) == n_positions
     assert (np.diff(positions) > 0).all()
     assert contexts[-1] <= positions[0] <= positions[-1] < n_tokens
     assert blocks[0] == 0
     assert set(np.diff(blocks)) <= {0, 1}
+
+
+def test_a_seed_moves_every_block_within_its_stretch() -> None:
+    contexts = list(range(32, 321, 32))
+    plain, blocks = position_blocks(600_000, 10_000, contexts)
+    drawn = np.stack([position_blocks(600_000, 10_000, contexts, seed)[0] for seed in range(200)])
+    moved, is_first = plain - drawn, np.diff(blocks, prepend=-1) == 1
+    of_blocks = moved[:, is_first]
+    assert np.array_equal(moved, of_blocks[:, blocks])
+    room = 600_000 // 250 - 40 * 32  # of stretches with blocks of 40 positions
+    assert of_blocks.shape == (200, 250)
+    assert of_blocks.min() == 0
+    assert abs(of_blocks[:, 1:].mean() / (room / 2) - 1) < 0.05
+    assert drawn.min() >= 320
+    assert np.array_equal(drawn[7], position_blocks(600_000, 10_000, contexts, 7)[0])
 
 
 def test_a_split_with_too_few_positions_is_refused() -> None:

@@ -117,7 +117,7 @@ def test_every_run_is_evaluated_once_on_both_splits(tmp_path: Path) -> None:
 def test_baselines_have_as_many_parameters_as_the_transformer_xl(profile: str, vocab_size: int, tmp_path: Path) -> None:
     setup = Setup(PROFILES[profile], (), tmp_path, planning=True)
     with torch.device("meta"):
-        models = [make_model(jobs.composed(run.overrides), vocab_size) for run in table_8._runs(1, setup).values()]
+        models = [make_model(jobs.composed(run.overrides), vocab_size) for run in table_8._runs(1, setup, 1).values()]
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
     assert len(sizes) == 3
     assert max(sizes) / min(sizes) < 1.02
@@ -162,7 +162,7 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
         assert {jobs.composed(j.overrides).trainer.precision for j in found if j.command == "train"} == {automatic}
         measured = [job for job in found if job.command in ("evaluate", "recl")]
         assert all(f"precision={automatic}" in job.overrides for job in measured)
-        keys.add(keys_of(found)["recl-group2"])
+        keys.add(keys_of(found)["recl-group2-seed1"])
         asked = Setup(PROFILES["laptop"], (f"trainer.precision={other}",), tmp_path)
         assert in_precision_of_training(("precision=auto",), asked) == (f"precision={other}",)
     assert len(keys) == 2

@@ -46,10 +46,11 @@ def write_outcomes(setup: Setup, jobs: Sequence[Job], world: World = PAPER) -> N
         if job.command == "evaluate":
             write_losses(folder, job)
         if job.command == "attention":
-            maps, far = np.random.default_rng(1), np.arange(40)
+            maps, far = np.random.default_rng([*job.name.encode()]), np.arange(40)
             falls = {"all": 0.2, "a": 0.0, "b": 0.19, "d": 0.08}  # the fall of attention with distance
             if world.sign < 0:
                 falls = {"all": 0.2, "a": 0.15, "b": 0.01, "d": 0.3}
+            falls |= {f"{name}_centred": fall for name, fall in falls.items() if name != "all"}
             rows = {name: np.exp(-fall * far) * maps.uniform(0.9, 1.1, (6, 40)) for name, fall in falls.items()}
             np.savez(folder / "attention.npz", **rows)
 
@@ -140,11 +141,10 @@ def _recl(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     for name in names:
         lengths = {}
         for i, r in enumerate(("0.1", "0.5", "1.0")):
-            value = (64 if name == "Transformer-XL" else others) - i
-            lengths[r] = {"value": value, "at_least": name == "QRNN", "high_at_least": r == "0.5"}
+            value = (64 if name == "Transformer-XL" else others) - i + random_.randint(-3, 3)
+            lengths[r] = {"value": value, "at_least": name == "QRNN" and r != "0.1", "high_at_least": r == "0.5"}
+            lengths[r] |= {"guarded": value - random_.randint(1, 5), "guarded_at_least": name == "LSTM"}
             lengths[r] |= {"low": None, "high": None} if name == "LSTM" else {"low": value - 9, "high": value + 8}
-            ends = {other: (64 if other == "Transformer-XL" else others) - i for other in names if other != name}
-            lengths[r]["longer_than"] = {other: [value - it - 11, value - it + 12] for other, it in ends.items()}
         last, error = 2.4 + random_.random(), 0.09 + random_.random() / 10
         model = {"name": name, "recl": lengths, "limit": 32 if name == "Transformer" else None}
         for unit, factor in (("bpc", 1.0), ("ppl", 2.0)):
@@ -210,8 +210,9 @@ WRITERS = {
 
 def draw_figures(setup: Setup) -> None:
     """Write the figures that jobs draw; each is one grey pixel, of which no two are alike."""
-    names = {"attention": ("by_distance", "text", "terms"), "speed": ("speed",)}
-    names |= {f"recl-{group}": ("gains_r0.1", "contexts") for group in ("group1", "group2", "beyond")}
+    names = {"attention-seed1": ("by_distance", "text", "terms"), "speed": ("speed",)}
+    recl = ("gains_r0.1", "contexts", "differences")
+    names |= {f"recl-{group}": recl for group in ("group1-seed1", "group2-seed1", "beyond")}
     for i, (job, figure) in enumerate((job, figure) for job, figures in names.items() for figure in figures):
         if (folder := setup.runs / job).is_dir():
             matplotlib.image.imsave(folder / f"{figure}.png", np.full((1, 1, 3), i / 20))

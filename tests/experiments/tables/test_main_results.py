@@ -74,9 +74,9 @@ def test_tables_and_figures_have_the_published_models_of_their_corpus(
 ) -> None:
     setup = setup_of(profile, tmp_path)
     jobs = {job.name: job for job in planned(setup, "table_8", "figures_5_to_7", "appendix_e")}
-    assert "published-wt103_base" in jobs["recl-group1"].needs
-    assert "recurrence-relative-full_loss-seed1" in jobs["recl-group2"].needs
-    assert jobs["attention"].needs == jobs["samples"].needs == (f"published-{largest}",)
+    assert "published-wt103_base" in jobs["recl-group1-seed1"].needs
+    assert "recurrence-relative-full_loss-seed1" in jobs["recl-group2-seed1"].needs
+    assert jobs["attention-seed1"].needs == jobs["samples"].needs == (f"published-{largest}",)
     other = setup_of(profile, tmp_path, "data=enwik8", "model=txl_enwik8_base")
     assert main_results.standard_run(other) is main_results.largest_run(other) is None
 

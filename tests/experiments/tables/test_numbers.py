@@ -18,7 +18,7 @@ from experiments.engine.profiles import Setup
 from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
 from experiments.tables import comparisons, regime, table_6, table_10
-from experiments.tables.intervals import SeedSpread
+from experiments.tables.intervals import SeedSpread, student
 from experiments.tables.memory import saved_bytes
 from tests.experiments.conftest import outcomes_of
 from tests.experiments.tables.sample_outcomes import World
@@ -161,39 +161,65 @@ def test_table_7(tables: dict[str, Table], finished: Setup) -> None:
         check_row(table, arm, {"arm": table.title(arm), "loss": loss, **above})
 
 
+def recl_of_seeds(setup: Setup, group: int) -> dict[str, dict[str, Any]]:
+    """Entries of the models of a group, by seed, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in sorted(setup.runs.glob(f"recl-group{group}-seed*")):
+        for model in read(setup, folder.name, "recl.json")["models"]:
+            found.setdefault(model["name"], {})[folder.name[-1]] = model
+    return found
+
+
 def test_table_8(tables: dict[str, Table], finished: Setup) -> None:
     table = tables["table_8"]
-    fractions = {"r0.1": "tokens", "r0.5": "tokens", "r1.0": "tokens"}
-    assert units(table) == {**fractions, "loss": "bpc", "limit": "tokens"}
+    lengths = {"r0.1": "tokens", "r0.5": "tokens", "r1.0": "tokens", "guarded": "tokens"}
+    assert units(table) == {**lengths, "loss": "bpc", "limit": "tokens"}
     assert set(units(table, "paper").values()) == {"words"}
     keys = iter(table.rows)
     for group in (1, 2):
-        for model in read(finished, f"recl-group{group}", "recl.json")["models"]:
+        for name, models in recl_of_seeds(finished, group).items():
             row = next(keys)
-            (theirs,) = (r.recl for r in paper.TABLE_8 if (r.group, r.model) == (group, model["name"]))
-            expected = {"arm": f"group {group}: {model['name']}", "limit": model["limit"]}
+            (theirs,) = (r.recl for r in paper.TABLE_8 if (r.group, r.model) == (group, name))
+            expected: dict[str, Any] = {"arm": f"group {group}: {name}", "limit": models["1"]["limit"]}
             for r in ("0.1", "0.5", "1.0"):
-                found = model["recl"][r]
-                high = None if r == "0.5" else found["high"]  # beyond the longest context
-                expected |= {f"r{r}": (found["value"], found["low"], high), f"paper_r{r}": theirs[float(r)]}
-                cell = table.number(row, f"r{r}")
-                assert cell.at_least is (model["name"] == "QRNN")
-            loss = table.number(row, "loss")
-            assert (loss.value, loss.standard_error) == (model["bpc"][1], model["bpc_standard_error"][1])
-            check_row(table, row, expected | {"loss": loss.value})
+                expected[f"r{r}"] = {seed: model["recl"][r]["value"] for seed, model in models.items()}
+                expected[f"paper_r{r}"] = theirs[float(r)]
+                assert table.number(row, f"r{r}").at_least == (True if name == "QRNN" and r != "0.1" else None)
+            expected["guarded"] = {seed: model["recl"]["0.1"]["guarded"] for seed, model in models.items()}
+            expected["loss"] = {seed: model["bpc"][1] for seed, model in models.items()}
+            assert table.number(row, "guarded").at_least == (True if name == "LSTM" else None)
+            check_row(table, row, expected)
+    assert len(recl_of_seeds(finished, 1)["QRNN"]) == 3
 
 
-def test_differences_of_context_lengths(tables: dict[str, Table]) -> None:
-    """The sample has 64 tokens for Transformer-XL at r = 0.1, 40 for the others, and the difference as 13 to 36."""
+def test_differences_of_context_lengths(tables: dict[str, Table], finished: Setup) -> None:
+    """The spread between seeds is pooled over the five differences; the guarded RECL of the LSTM is a lower bound."""
     table = tables["table_8_differences"]
     assert units(table) == {"difference": "tokens", "relative": "%"}
     assert units(table, "paper") == {"paper": "%"}
-    paper_percent = {"qrnn": 80, "lstm": 125, "recurrence-shaw-full_loss": 75, OFF: 400 / 3}
-    for row, percent in zip(table.rows, [*paper_percent.values(), 57200 / 128], strict=True):
-        expected = {"difference": (24, 13, 36), "relative": (60, 32.5, 90), "paper": percent}
-        check_row(table, row, {"arm": table.title(row), **expected})
-        assert table.number(row, "difference").step == 8
-    assert next(iter(table.rows)) == "recl_order/group1-qrnn"
+    percent = [80, 125, 75, 400 / 3, 57200 / 128]
+    keys = ["group1-qrnn", "group1-lstm"]
+    keys += [f"group2-{arm}" for arm in ("recurrence-shaw-full_loss", OFF, "no_recurrence-al_rfou-half_loss")]
+    assert list(table.rows) == [f"{kind}/{key}" for kind in ("recl_order", "guarded") for key in keys]
+    for kind, value in (("recl_order", "value"), ("guarded", "guarded")):
+        sides = {}
+        for group in (1, 2):
+            own, *others = (
+                [m["recl"]["0.1"][value] for m in of.values()] for of in recl_of_seeds(finished, group).values()
+            )
+            sides |= {(group, i): (own, other) for i, other in enumerate(others)}
+        differences = [[a - b for a, b in zip(*pair, strict=True)] for pair in sides.values()]
+        freedom = sum(len(of) - 1 for of in differences)
+        variance = sum((d - sum(of) / len(of)) ** 2 for of in differences for d in of) / freedom
+        for key, theirs, of, (_, other) in zip(keys, percent, differences, sides.values(), strict=True):
+            mean, half = sum(of) / len(of), student(freedom) * math.sqrt(variance / len(of))
+            low = None if (kind, key) == ("guarded", "group1-lstm") else mean - half
+            ends = (mean, low, mean + half)
+            relative = tuple(end if end is None else 100 * end / (sum(other) / len(other)) for end in ends)
+            row = f"{kind}/{key}"
+            expected = {"difference": ends, "relative": relative, "paper": theirs if kind == "recl_order" else None}
+            check_row(table, row, {"arm": table.title(row), **expected})
+            assert table.number(row, "difference").step == 8
 
 
 def test_table_9(tables: dict[str, Table], finished: Setup) -> None:
@@ -215,14 +241,15 @@ def test_differences_of_speed(tables: dict[str, Table], finished: Setup) -> None
     logs = [
         [math.log(a / b) for a, b in zip(r["vanilla"]["rounds"], r["hidden"]["rounds"], strict=True)] for r in rounds
     ]
-    grows = [[b - a for a, b in zip(*pair, strict=True)] for pair in (logs[:2], logs[1:])]
-    titles = ["speed-up at 800", "speed-up at 1,800 / at 800", "speed-up at 3,000 / at 1,800"]
-    for i, (values, theirs) in enumerate(zip((logs[0], *grows), (36200, 100 * (773 / 363 - 1), None), strict=True)):
+    grows = [b - a for a, b in zip(logs[0], logs[-1], strict=True)]
+    ends = {"shortest": ("speed-up at 800", logs[0], 36200), "growth": ("speed-up at 3,000 / at 800", grows, None)}
+    assert list(table.rows) == [f"speed_up_grows/char-{key}" for key in ends]
+    for key, (title, values, theirs) in ends.items():
         mean = sum(values) / 3
         half = 4.302653 * math.sqrt(sum((v - mean) ** 2 for v in values) / 2 / 3)  # 97.5 % of t with 2 degrees
         percent = tuple(100 * (math.exp(end) - 1) for end in (mean, mean - half, mean + half))
-        expected = {"arm": f"characters: {titles[i]}", "difference": percent, "relative": percent, "paper": theirs}
-        check_row(table, f"speed_up_grows/char-{i}", expected)
+        expected = {"arm": f"characters: {title}", "difference": percent, "relative": percent, "paper": theirs}
+        check_row(table, f"speed_up_grows/char-{key}", expected)
     assert units(table) == {"difference": "%", "relative": "%"}
 
 
@@ -274,22 +301,34 @@ def test_main_results(tables: dict[str, Table], finished: Setup) -> None:
         check_row(table, arm, {"arm": table.title(arm), **measured, "paper_parameters": size, "paper": loss})
 
 
-def test_shapes_of_attention(tables: dict[str, Table], finished: Setup) -> None:
-    with np.load(finished.runs / "attention" / "attention.npz") as file:
-        rows = {name: [[v / sum(row) for v in row] for row in file[name].tolist()] for name in ("all", "a", "b", "d")}
+@pytest.mark.parametrize("optimizer", ["muon", "adam"])
+@pytest.mark.parametrize("suffix", ["", "_centred"])
+def test_shapes_of_attention(tables: dict[str, Table], finished: Setup, optimizer: str, suffix: str) -> None:
+    """The heads of all runs with an optimizer, of the terms as trained or of the centred split."""
+    rows: dict[str, list[list[float]]] = {name: [] for name in ("all", "a", "b", "d")}
+    folders = sorted(finished.runs.glob("attention-adam-seed*" if optimizer == "adam" else "attention-seed*"))
+    for folder in folders:
+        with np.load(folder / "attention.npz") as file:
+            for name, heads in rows.items():
+                of_file = file[name if name == "all" else name + suffix].tolist()
+                heads += [[v / sum(row) for v in row] for row in of_file]
     flat = {t: [sum(-v * math.log(v) for v in row) / math.log(40) for row in rows[t]] for t in rows}
     far = {t: [sum(j * v for j, v in enumerate(row)) for row in rows[t]] for t in rows}
     unlike = {
         t: [sum(abs(v - w) for v, w in zip(*pair, strict=True)) / 2 for pair in zip(rows[t], rows["all"], strict=True)]
         for t in rows
     }
+    n = 6 * len(folders)
+    assert len(rows["all"]) == n >= 12
+    split, words = ("centred", "q centred") if suffix else ("trained", "as trained")
+    block, named = f"{optimizer}-{split}", f"{optimizer.capitalize()}, {words}: "
     titles = {"all": "all terms", "a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
     for t, title in titles.items():
         last = None if t == "all" else unlike[t]
-        expected = {"arm": title, "flatness": flat[t], "distance": far[t], "unlike": last}
-        check_row(tables["figures_5_to_7"], t, expected)
+        expected = {"arm": named + title, "flatness": flat[t], "distance": far[t], "unlike": last}
+        check_row(tables["figures_5_to_7"], f"{block}-{t}", expected)
     assert units(tables["figures_5_to_7"]) == {"flatness": None, "distance": "tokens", "unlike": None}
-    nine = [0.9] * 6
+    nine = [0.9] * n
     pairs = {  # two sides, and the one that is 100 %
         "a_uniform": (flat["a"], nine, nine),
         "b_unlike_a": (unlike["a"], unlike["b"], unlike["a"]),
@@ -298,16 +337,17 @@ def test_shapes_of_attention(tables: dict[str, Table], finished: Setup) -> None:
         "d_flatter": (flat["d"], flat["b"], flat["b"]),
     }
     table = tables["figures_5_to_7_differences"]
-    assert list(table.rows) == [f"terms_look_as_described/{key}" for key in pairs]
+    assert len(table.rows) == 4 * len(pairs)
     for key, (one, other, whole) in pairs.items():
         values = [a - b for a, b in zip(one, other, strict=True)]
-        mean = sum(values) / 6
-        half = 2.570582 * math.sqrt(sum((v - mean) ** 2 for v in values) / 5 / 6)  # 97.5 % of t with 5 degrees
+        mean = sum(values) / n
+        half = student(n - 1) * math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
         ends = (mean, mean - half, mean + half)
-        relative = tuple(100 * end / (sum(whole) / 6) for end in ends)
+        relative = tuple(100 * end / (sum(whole) / n) for end in ends)
         expected = {"difference": ends, "relative": relative, "paper": None}
-        row = f"terms_look_as_described/{key}"
+        row = f"terms_look_as_described/{block}-{key}"
         check_row(table, row, {"arm": table.title(row), **expected})
+        assert table.title(row).startswith(named)
 
 
 def test_beyond(tables: dict[str, Table], finished: Setup) -> None:
@@ -532,16 +572,19 @@ def test_figures_of_jobs_stand_above_their_captions(sections: list[Section], fin
             if source.read_bytes() == copied.read_bytes():
                 found[f"{source.parent.name}/{source.stem}"] = figure.caption.partition(".")[0].partition(":")[0]
     assert found == {
-        "recl-group1/gains_r0.1": "Figure 3, group 1",
-        "recl-group1/contexts": "Figure 4, group 1",
-        "recl-group2/gains_r0.1": "Figure 3, group 2",
-        "recl-group2/contexts": "Figure 4, group 2",
+        "recl-group1-seed1/gains_r0.1": "Figure 3, group 1",
+        "recl-group1-seed1/contexts": "Figure 4, group 1",
+        "recl-group1-seed1/differences": "Figure 4, group 1, as differences",
+        "recl-group2-seed1/gains_r0.1": "Figure 3, group 2",
+        "recl-group2-seed1/contexts": "Figure 4, group 2",
+        "recl-group2-seed1/differences": "Figure 4, group 2, as differences",
         "speed/speed": "Time per token by attention length",
-        "attention/by_distance": "Figure 5",
-        "attention/text": "Figure 6",
-        "attention/terms": "Figure 7",
+        "attention-seed1/by_distance": "Figure 5",
+        "attention-seed1/text": "Figure 6",
+        "attention-seed1/terms": "Figure 7",
         "recl-beyond/gains_r0.1": "Gain of a longer context, at the hardest tenth of positions",
-        "recl-beyond/contexts": "Loss by context, all positions, ± standard error",
+        "recl-beyond/contexts": "Loss by context, all positions",
+        "recl-beyond/differences": "Loss minus that of the relative encoding, ± standard error of the difference",
     }
 
 
@@ -562,9 +605,11 @@ def test_words_about_the_runs_have_their_numbers(sections: list[Section], finish
     shuffled = read(finished, f"shuffled_lines-{ON}-seed1", "metrics.json")
     assert f"{shuffled['parameters']:,} parameters, {shuffled['steps']:,} steps" in here["table_7"]
     assert f"sample, byte level, {first['tokens']:,} tokens of training." in here["main_results"]
-    assert "800 positions of sample (test), in 30 blocks" in here["table_8"]
+    assert "800 positions of sample (test), in 30 blocks over" in here["table_8"]
     assert "grows from 8 to 16 in steps of 8" in here["table_8"]
     assert "the memory has 128 tokens" in " ".join(here["table_10"].replace("recurrence ", "").split())
-    assert "6 heads, averaged over 5,000 tokens of sample (valid) that see all 40 relative" in here["figures_5_to_7"]
+    assert (
+        "6 heads each, averaged over 5,000 tokens of sample (valid) that see all 40 relative" in here["figures_5_to_7"]
+    )
     assert "over 40 relative positions" in notes["figures_5_to_7"]
     assert "mean distance 19.5;" in notes["figures_5_to_7"]

@@ -38,9 +38,21 @@ def test_arms_that_a_profile_leaves_out_leave_the_other_comparisons(finished: Se
 
 
 def test_a_figure_that_was_not_drawn_is_left_out(finished: Setup) -> None:
-    drawn = finished.runs / "attention" / "terms.png"
+    drawn = finished.runs / "attention-seed1" / "terms.png"
     picture = drawn.read_bytes()
     drawn.unlink()
     figures = SECTIONS["figures_5_to_7"].section(finished, outcomes_of(finished)).figures
     drawn.write_bytes(picture)
     assert [figure.alt for figure in figures] == ["Figure 5", "Figure 6"]
+
+
+def test_terms_of_runs_that_are_not_finished_are_planned(finished: Setup) -> None:
+    outcomes = outcomes_of(finished)
+    names = {job.name for job in outcomes.jobs if not job.name.startswith("attention-adam")} - {"attention-seed2"}
+    shapes, rows = SECTIONS["figures_5_to_7"].section(finished, replace(outcomes, finished=frozenset(names))).tables
+    assert {key.split("-")[0] for key in shapes.rows} == {"muon"}
+    assert len(rows.rows) == 20
+    muon, adam = (rows.rows[f"terms_look_as_described/{name}-centred-a_uniform"] for name in ("muon", "adam"))
+    assert rows.number("terms_look_as_described/muon-centred-a_uniform", "pending").value == 1
+    assert muon["difference"] is not None
+    assert adam["difference"] is None

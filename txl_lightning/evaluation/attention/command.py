@@ -22,6 +22,7 @@ from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.attention.maps import (
     ALL_TERMS,
+    CENTRED,
     SINGLE_TERMS,
     Array,
     TextAttention,
@@ -134,11 +135,12 @@ def _set_lengths(options: AttentionOptions, config: Config) -> dict[str, Any]:
 def write_report(
     results: dict[str, Any], maps: dict[str, Array], text: TextAttention, options: AttentionOptions, directory: Path
 ) -> list[str]:
-    """Write `attention.md`, `heads.csv`, and as SVG and PNG `by_distance` (Figure 5), `text` (6), `terms` (7).
+    """Write `attention.md`, `heads.csv`, and as SVG and PNG `by_distance` (Figure 5), `text` (6), `terms` (7)
+    and `terms_centred`.
 
     Args:
         results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d).
+        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d; centred a_centred, …).
         text: attention of Figure 6.
         options: options of the command; logger `wandb` gets the figures as images, and the table.
         directory: folder for the files.
@@ -185,9 +187,11 @@ def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, 
     titles["text"] = f"Attention on the memory, from token {text.position:,} of {where} on"
     weights = {"layer {}, head {}".format(*head.split(":")): text.weights[head] for head in results["text"]["heads"]}
     text_figure(directory / "text", weights, text.targets, text.context, titles["text"])
-    if terms := {f"softmax of {SCORES[term]}": rows for term, rows in maps.items() if term != ALL_TERMS}:
-        titles["terms"] = f"Single terms of the score: {averaged}"
-        distance_figure(directory / "terms", terms, n_head, titles["terms"])
+    for stem, suffix, split in (("terms", "", ""), ("terms_centred", CENTRED, ", mean query moved into u and v")):
+        panels = {f"softmax of {title}": maps[term + suffix] for term, title in SCORES.items() if term + suffix in maps}
+        if panels:
+            titles[stem] = f"Single terms of the score{split}: {averaged}"
+            distance_figure(directory / stem, panels, n_head, titles[stem])
     return titles
 
 

@@ -2,6 +2,11 @@
 
 The model runs as in any evaluation. Hooks record the inputs of its attention modules, from which the scores of all
 terms and of single terms are computed again. Only sums over queries are kept.
+
+Single terms are not unique: a constant m added to q and taken from u and v changes no score, but moves weight between
+(a) and (c), and between (b) and (d). The centred split chooses m so that the mean query of each head is zero:
+
+    (a) (q_i - m)·k_j    (c) (u + m)·k_j    (b) (q_i - m)·r_{i-j}    (d) (v + m)·r_{i-j},    m = mean of q_i
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.kernels import eager
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -36,6 +42,7 @@ SINGLE_TERMS = "abd"  # (c) does not depend on the query: the paper shows no sof
 Array = NDArray[np.float64]
 MARKED_SHARE = 0.2  # of the context, for each target
 DEFAULT_TARGETS = 24
+CENTRED = "_centred"  # end of the names of single terms of the centred split
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,8 @@ class AttentionMaps:
     """Averages over queries, one row per head, layer by layer (R = N·H rows).
 
     Args:
-        by_distance: for `all` terms and each single term, [R, L]: share of attention at the distances
-            0, …, L - 1; every row sums to 1.
+        by_distance: for `all` terms, each single term and, of a model with all four terms, each single term of the
+            centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
             tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
             the memory. beyond: share at distances >= L, which are not in the rows.
@@ -74,7 +81,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
     Queries that do not yet see L keys (`attention_reach`), at the start of a stream, of a document after which the
     memory is reset, or of a segment without memory, are left out. Takes O(N·H·(M + T)) float64 numbers besides one
-    batch.
+    batch. A model with all four terms reads the streams twice: first for the mean queries of the centred split.
 
     Args:
         model: model in evaluation mode, its lengths set.
@@ -92,21 +99,50 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     most = longest - (reach - config.mem_len)
     allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    terms = {ALL_TERMS: None, **{term: term for term in SINGLE_TERMS if term in config.active_terms}}
+    names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.active_terms)]
+    centres = set(config.active_terms) == set("abcd")
+    names += [term + CENTRED for term in SINGLE_TERMS if centres]
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
-    sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in terms}
-    entropy_NH, in_memory_NH = zeros(), zeros()
-    queries = first = 0
+    sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
+    entropy_NH, in_memory_NH, mean_NHE = zeros(), zeros(), zeros(config.d_head)
 
-    def add(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        """Add the queries from `first` on that see L keys, of one layer and segment."""
-        nonlocal queries
-        n_memory, B = inputs.memory_BMD.shape[1], len(inputs.hidden_BTD)
-        enough_BT = ((inputs.visible.mask_TK[..., first:, :] == 0).sum(dim=-1) >= reach).expand(B, -1)
-        queries += int(enough_BT.sum()) if n == 0 else 0
-        for name, chosen in terms.items():
-            weights_HBTK = attention.logits(*inputs, terms=chosen).softmax(-1)[:, :, first:]
-            weights_HBTK = weights_HBTK * enough_BT[:, :, None]
+    def read(add: Callable[[int, Attention, AttentionInputs, int, Tensor], None]) -> int:
+        """Call `add` for every layer and segment, with the first query that may count and a mask of those that do.
+
+        Returns the number of queries that count.
+        """
+        memory, n_read, first, counted = None, 0, 0, 0
+
+        def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
+            nonlocal counted
+            visible_TK = inputs.visible.mask_TK[..., first:, :] == 0
+            enough_BT = (visible_TK.sum(dim=-1) >= reach).expand(len(inputs.hidden_BTD), -1)
+            counted += int(enough_BT.sum()) if n == 0 else 0
+            add(n, attention, inputs, first, enough_BT)
+
+        with watched(model, see):
+            for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
+                tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
+                T = tokens_BT.shape[1]
+                # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
+                first = min(T, max(T - n_targets, reach - 1 - min(n_read, config.mem_len)))
+                _, memory = model(tokens_BT, memory)
+                n_read += max(0, T - config.ext_len)
+        return counted
+
+    def add_queries(n: int, attention: Attention, inputs: AttentionInputs, first: int, enough_BT: Tensor) -> None:
+        q_HBTE, _ = attention.project(inputs.hidden_BTD)
+        assert q_HBTE is not None
+        mean_NHE[n] += (q_HBTE[:, :, first:] * enough_BT[:, :, None]).sum(dim=(1, 2), dtype=torch.float64)
+
+    def add_weights(n: int, attention: Attention, inputs: AttentionInputs, first: int, enough_BT: Tensor) -> None:
+        n_memory = inputs.memory_BMD.shape[1]
+        for name in names:
+            if name.endswith(CENTRED):
+                logits_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED))
+            else:
+                logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
+            weights_HBTK = logits_HBTK.softmax(-1)[:, :, first:] * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = with_distances(weights_HTK, n_memory + first).sum(dim=1)
             sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
@@ -114,15 +150,9 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
                 entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
                 in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
 
-    memory, read = None, 0
-    with watched(model, add):
-        for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
-            tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
-            T = tokens_BT.shape[1]
-            # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
-            first = min(T, max(T - n_targets, reach - 1 - min(read, config.mem_len)))
-            _, memory = model(tokens_BT, memory)
-            read += max(0, T - config.ext_len)
+    if centres:
+        mean_NHE /= max(1, read(add_queries))
+    queries = read(add_weights)
     allowed = f"must be shorter: no document lets a query see {reach} keys"
     require(queries > 0, "mem_len" if config.mem_len else "segment_len", config.mem_len or reach, allowed)
 
@@ -163,6 +193,19 @@ def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs
         for n, attention in enumerate(attentions):
             hooks.enter_context(attention.register_forward_pre_hook(partial(hook, n)))
         yield
+
+
+def centred_logits(attention: Attention, inputs: AttentionInputs, mean_HE: Tensor, terms: str) -> Tensor:
+    """Return the logits of some terms, [H, B, T, K], with `mean_HE` taken from every query and added to u and v."""
+    q_HBTE, kv_PHBKE = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
+    assert q_HBTE is not None
+    mean_HE = mean_HE.to(q_HBTE.dtype)
+    u_HE, v_HE = (
+        mean_HE if bias is None else bias + mean_HE for bias in (inputs.positions.u_HE, inputs.positions.v_HE)
+    )
+    positions = inputs.positions._replace(u_HE=u_HE, v_HE=v_HE).of_terms(terms)
+    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms)
+    return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
 
 def with_distances(weights_XTK: Tensor, n_before: int) -> Tensor:

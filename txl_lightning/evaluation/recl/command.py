@@ -43,7 +43,7 @@ from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
 
-SCHEMA_VERSION = 3  # of docs/recl.schema.json
+SCHEMA_VERSION = 4  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
 CHOICES = {"context_unit": ("token", "byte"), "dtype": ("float32", "bfloat16", "float16")}
 
@@ -68,7 +68,7 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         set_threads(options.num_threads, *(member.trained for member in members if member.trained))
         text = group_text(members, options)
         _check_limits(members, contexts[-1], text)
-        positions, blocks = position_blocks(text.length, options.n_positions, contexts)
+        positions, blocks = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
         at = scored_positions(text, positions, blocks, contexts, options)
         scored = {member.name: model_losses(member, at, options) for member in members}
         if rank_and_world_size()[0] > 0:
@@ -100,6 +100,8 @@ def _check_options(options: ReclOptions) -> list[int]:
     require(windows == 0 or windows >= 2, "position_windows", windows, "must be 0 or an integer >= 2")
     allowed = "must be an integer >= 2 (for a standard error)"
     require(options.n_positions >= 2, "n_positions", options.n_positions, allowed)
+    seed = options.position_seed
+    require(seed is None or seed >= 0, "position_seed", seed, "must be null or an integer >= 0")
     allowed = f"must be at least first_context + step = {shortest}"
     require(options.max_context >= shortest, "max_context", options.max_context, allowed)
     contexts = list(range(options.first_context, options.max_context + 1, options.step))
@@ -175,6 +177,7 @@ def _measure(
         "corpus": at.text.corpus,
         "positions": {
             "version": POSITIONS_VERSION,
+            "seed": options.position_seed,
             "number": len(at.positions),
             "blocks": int(at.blocks[-1]) + 1,
             "first": int(at.positions[0]),

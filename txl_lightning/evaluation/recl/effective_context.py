@@ -34,6 +34,8 @@ class EffectiveContext:
         low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
+        guarded: RECL that also ends where the model's own mean loss no longer falls.
+        guarded_at_least: whether `guarded` is only a lower bound.
         longer_than: ends of the interval of RECL minus that of each other model, over the same resamples, by model;
             empty without resamples.
         limit: number of tokens the model can see; None for no limit.
@@ -47,6 +49,8 @@ class EffectiveContext:
     low: int
     high: int
     high_at_least: bool
+    guarded: int
+    guarded_at_least: bool
     longer_than: dict[str, list[int]]
     limit: int | None
     relative_gains: list[float]
@@ -71,9 +75,11 @@ def relative_effective_context_lengths(
         f_i(c,c') = mean_{t∈T} min(b(c,t), l_i(c',t))
         g_i(c,c') = (exp f_i(c,c) - exp f_i(c,c')) / exp f_i(c,c)
         RECL_i    = the first c with g_i(c, c + Δ) < threshold
+        guarded_i = the first c with g_i(c, c + Δ) < threshold or mean_t l_i(c + Δ, t) >= mean_t l_i(c, t)
 
     f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall, even if their
-    mean rises: losses that fluctuate with c lengthen RECL. Compare RECL only within a group, on one grid.
+    mean rises: losses that fluctuate with c lengthen RECL, but not guarded RECL, whose mean is over all positions t.
+    Compare RECL only within a group, on one grid.
     RECL does not depend on the order of models and positions; its interval depends on the order of blocks.
 
     Args:
@@ -99,6 +105,7 @@ def relative_effective_context_lengths(
     require(len(block_P) == P, "blocks", f"{len(block_P)} numbers", f"must be {P}, one for each position")
     limit_of = {name: (limits or {}).get(name) for name in losses}
     limit_I = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in limit_of.values()])
+    rises_IC = np.diff(losses_ICP.mean(axis=2)) >= 0
     means: dict[float, list[tuple[Array, Array]]] = {r: [] for r in fractions}
     for counts_SB in chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed)):
         for r in fractions:
@@ -108,8 +115,9 @@ def relative_effective_context_lengths(
     for r in fractions:
         gains = [_relative_gain(*of_samples) for of_samples in means[r]]
         (short_C,), (long_IC,), (gains_IC,) = *means[r][0], gains[0]  # of all blocks
-        (value_I,), (at_least_I,) = _first_below(gains[0], contexts, threshold, limit_I)
-        values_SI, open_SI = _first_below(np.concatenate(gains[1:] or gains), contexts, threshold, limit_I)
+        (value_I,), (at_least_I,) = _first(gains[0] < threshold, contexts, limit_I)
+        (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises_IC, contexts, limit_I)
+        values_SI, open_SI = _first(np.concatenate(gains[1:] or gains) < threshold, contexts, limit_I)
         for i, name in enumerate(losses):
             values_S = values_SI[:, i]
             low, high = _interval(values_S)
@@ -120,6 +128,8 @@ def relative_effective_context_lengths(
                 low=low,
                 high=high,
                 high_at_least=bool(open_SI[values_S == high, i].any()),
+                guarded=int(guarded_I[i]),
+                guarded_at_least=bool(open_I[i]),
                 longer_than={other: _interval(values_S - values_SI[:, j]) for j, other in others},
                 limit=limit_of[name],
                 relative_gains=gains_IC[i].tolist(),
@@ -222,13 +232,12 @@ def _relative_gain(short_SC: Array, long_SIC: Array) -> Array:
     return -np.expm1(long_SIC - short_SC[:, None])
 
 
-def _first_below(
-    gains_SIC: Array, contexts: Sequence[int], threshold: float, limit_I: NDArray[np.int64]
+def _first(
+    ends_SIC: NDArray[np.bool_], contexts: Sequence[int], limit_I: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return RECL by sample and model, and whether it is only a lower bound: no gain was below the threshold."""
-    below_SIC = gains_SIC < threshold
-    at_least_SI = ~below_SIC.any(axis=2)
-    first_SI = np.where(at_least_SI, len(contexts) - 1, below_SIC.argmax(axis=2))
+    """Return the first context at which gains end, by sample and model, and whether they did not end on the grid."""
+    at_least_SI = ~ends_SIC.any(axis=2)
+    first_SI = np.where(at_least_SI, len(contexts) - 1, ends_SIC.argmax(axis=2))
     values_SI = np.asarray(contexts)[first_SI]
     return np.minimum(values_SI, limit_I), at_least_SI & (values_SI < limit_I)
 

@@ -25,6 +25,7 @@ class ReclOptions:
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
         n_positions: number of positions to score, in blocks spread evenly over the split.
+        position_seed: moves each block to a place drawn within its part of the split; null for the end of the part.
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
         bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
@@ -57,6 +58,7 @@ class ReclOptions:
     step: int = 16
     max_context: int = 256
     n_positions: int = 1000
+    position_seed: int | None = None
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000

@@ -32,6 +32,7 @@ def write_report(
         recl.md, recl.tex        Table 8; in Markdown also comparisons
         gains_*.svg|png          Figure 3, a file for each r and group
         contexts.svg|png         Figure 4
+        differences.svg|png      loss minus that of the first model, if there are several
         ablations.svg|png        increase of the loss without, or with altered, far context
         positions.svg|png        loss by position in a window
         recl_by_tokens_*.png     RECL during training, if there are several checkpoints of a folder
@@ -53,6 +54,8 @@ def write_report(
     for stem, of_file in by_file.items():
         gain_figure(directory / stem, results, *of_file)
     context_figure(directory / "contexts", results)
+    if len(results["models"]) > 1:
+        difference_figure(directory / "differences", results)
     if any(model["far_context"] for model in results["models"]):
         ablation_figure(directory / "ablations", results)
     if any(model["loss_by_position"] for model in results["models"]):
@@ -107,15 +110,32 @@ def gain_figure(
 
 
 def context_figure(stem: Path, results: dict[str, Any]) -> None:
-    """Draw Figure 4, perplexity or bits per character by context with standard errors as bands, as SVG and PNG."""
+    """Draw Figure 4, perplexity or bits per character by context, as SVG and PNG."""
     figure, unit, contexts = new_figure(*SIZE), results["unit"], results["contexts"]
     axes = figure.add_subplot()
     for model, look in zip(results["models"], looks(), strict=False):
-        mean, error = np.array(model[unit]), np.array(model[f"{unit}_standard_error"])
-        _draw(axes, model["name"], contexts, mean, look, (mean - error, mean + error))
+        _draw(axes, model["name"], contexts, model[unit], look)
     axes.set_xticks(contexts[:: -(-len(contexts) // MOST_TICKS)])
     axes.set(xlabel=f"context ({results['context_unit']}s)", ylabel=unit_name(results["corpus"]["level"]))
-    axes.set_title("Loss by context, all positions (± standard error)")
+    axes.set_title("Loss by context, all positions")
+    save_with_legend(figure, axes, stem)
+
+
+def difference_figure(stem: Path, results: dict[str, Any]) -> None:
+    """Draw l_i(c) - l_first(c) in nats by context for all models but the first, as SVG and PNG.
+
+    Bands are standard errors over blocks of the differences paired by position: variation of the text that both models
+    share is not in them.
+    """
+    figure, contexts, first = new_figure(*SIZE), results["contexts"], results["models"][0]["name"]
+    axes, of_models = figure.add_subplot(), iter(looks())
+    axes.axhline(0, **{**next(of_models), "marker": ""}, linewidth=1.1, label=plain_text(first))
+    for found, look in zip((one for one in results["differences"] if one["model"] == first), of_models, strict=False):
+        mean, error = -np.array(found["nll"]), np.array(found["nll_standard_error"])
+        _draw(axes, found["minus"], contexts, mean, look, (mean - error, mean + error))
+    axes.set_xticks(contexts[:: -(-len(contexts) // MOST_TICKS)])
+    axes.set(xlabel=f"context ({results['context_unit']}s)", ylabel="difference of the loss (nats)")
+    axes.set_title(plain_text(f"Loss minus that of {first} (± standard error)"))
     save_with_legend(figure, axes, stem)
 
 
@@ -202,13 +222,15 @@ def _hardest(fraction: str) -> str:
 
 
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: RECL with interval by model and fraction, and the loss at the longest context."""
+    """Return header and rows: RECL with interval, guarded RECL, and the loss at the longest context, by model."""
     unit, context_unit, fractions = results["unit"], results["context_unit"], _fractions(results)
     longest = f"{unit} at {results['contexts'][-1]} {context_unit}s"
-    header = ["model", "kind", *(f"RECL r = {r}" for r in fractions), longest, "sees at most"]
+    lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
+    header = ["model", "kind", *lengths, longest, "sees at most"]
     rows = []
     for model in results["models"]:
         cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
+        cells += [_bounded(model["recl"][r], "guarded", "guarded_at_least") for r in fractions]
         loss = f"{model[unit][-1]:.3f} ± {model[f'{unit}_standard_error'][-1]:.3f}"
         limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
         rows.append([model["name"], model["kind"], *cells, loss, limit])
@@ -243,6 +265,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
         "tokenizers have in common.": results["context_unit"] == "byte",
         f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
         f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.": results["bootstrap"],
+        "Guarded: a step must also lower the model's own mean loss over all positions.": True,
         f"≥: steps still counted at {longest}, where the grid ends (max_context).": open_,
         "Sees at most: the positions that a model has or was trained with.": any(model["limit"] for model in models),
         f"Each context has windows of its own, as {DEPENDENT}: {direct}.": direct,
@@ -324,8 +347,8 @@ def _signed(found: dict[str, Any], name: str, i: int) -> str:
     return f"{found[name][i]:+.4f} [{found['low'][i]:+.4f}, {found['high'][i]:+.4f}]"
 
 
-def _bounded(length: dict[str, Any]) -> str:
-    return f"{'≥ ' if length['at_least'] else ''}{length['value']}"
+def _bounded(length: dict[str, Any], value: str = "value", at_least: str = "at_least") -> str:
+    return f"{'≥ ' if length[at_least] else ''}{length[value]}"
 
 
 def _mean_and_range(recl: dict[str, Any]) -> str:

@@ -364,12 +364,15 @@ def _batches(n_targets: np.ndarray, n_tokens: np.ndarray, largest: int) -> Itera
             yield slice(first, min(first + largest, stop))
 
 
-def position_blocks(n_tokens: int, n_positions: int, contexts: Sequence[int]) -> tuple[Integers, Integers]:
+def position_blocks(
+    n_tokens: int, n_positions: int, contexts: Sequence[int], seed: int | None = None
+) -> tuple[Integers, Integers]:
     """Return P positions t, ascending, each with the longest context before it, and the block of each position.
 
-    The split is divided into equal stretches. The block of a stretch ends at its last token; positions within a
-    block are Δ apart, the step of the grid of C contexts. One window of tokens then serves up to C positions of a
-    block, and P_b positions need P_b + C - 1 windows, the last C - 1 of them shorter.
+    The split is divided into equal stretches. The block of a stretch ends at its last token, or with a seed at one
+    drawn from those at which the block fits into the stretch. Positions within a block are Δ apart, the step of the
+    grid of C contexts. One window of tokens then serves up to C positions of a block, and P_b positions need
+    P_b + C - 1 windows, the last C - 1 of them shorter.
 
         blocks = max(30, P / 4C), at most P
 
@@ -380,6 +383,7 @@ def position_blocks(n_tokens: int, n_positions: int, contexts: Sequence[int]) ->
         n_tokens: tokens of the split.
         n_positions: P.
         contexts: the grid c_0, c_0 + Δ, ….
+        seed: of the places of the blocks in their stretches; None for the ends.
 
     Raises:
         OptionError: the split has fewer such positions.
@@ -398,8 +402,13 @@ def position_blocks(n_tokens: int, n_positions: int, contexts: Sequence[int]) ->
     room = n_tokens - 1 - before_first
     ends = np.arange(n_blocks + 1, dtype=np.int64) * room // n_blocks
     sizes = np.diff(-(-ends * n_positions // room))  # in proportion to the stretches, so that each has room
-    stretches = zip(sizes.tolist(), np.diff(ends).tolist(), ends[1:].tolist(), strict=True)
-    positions = [before_first + end - _offsets(size, length, step)[::-1] for size, length, end in stretches]
+    generator, positions = np.random.default_rng(seed), []
+    for size, length, end in zip(sizes.tolist(), np.diff(ends).tolist(), ends[1:].tolist(), strict=True):
+        block = before_first + end - _offsets(size, length, step)[::-1]
+        if seed is not None and size:
+            first = max(max_context, before_first + end - length + 1)
+            block -= generator.integers(block[0] - first + 1)
+        positions.append(block)
     return np.concatenate(positions), np.repeat(np.cumsum(sizes > 0) - 1, sizes)
 
 
