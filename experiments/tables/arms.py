@@ -53,7 +53,7 @@ class Variant:
         name: name in words, for titles and keys.
         changes: from the configuration of profile and user to the overrides that make the change.
         recipe: its recipe in `Profile.recipes`, in place of that of the arm's family; None for the family's.
-        segment: length of segments, as a share of the profile's; training has as many tokens.
+        segment: length of segments, as a share of the profile's; a step has as many tokens, in fewer streams.
     """
 
     name: str
@@ -134,7 +134,10 @@ class Arm:
         own, segment_len = config.data.segment_len, self.segment_len(config)
         if segment_len != own:
             words.append(f"data.segment_len={segment_len}")
-            words += [] if self.longer == "equal steps" else _equal_tokens(own / segment_len, config)
+            if self.longer is None:
+                words.append(f"data.batch_size={max(1, config.data.batch_size * own // segment_len)}")
+            elif self.longer != "equal steps":
+                words += _equal_tokens(own / segment_len, config)
         # Without memory every window scores its last tokens: with the full loss a quarter, as `StateReuse` does, with
         # the half loss those that training scores.
         scored = segment_len - segment_len // 2 if self.loss == "half" else max(1, segment_len // 4)

@@ -1,7 +1,7 @@
 """What depends on the regime: the marks of earlier runs, and recurrence with another optimizer, memory or segment.
 
 Paper: none of it; its models are trained for longer than a reproduction of this size can.
-Runs: with and without recurrence, with Adam, with twice the memory, and with segments and memory half as long, each on
+Runs: with and without recurrence, with Adam, with twice the memory, and with segments and memory twice as long, each on
 as many tokens as the profile's own runs.
 Writes: the marks of each claim by regime, the losses, and the differences.
 """
@@ -20,7 +20,7 @@ from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import Section, Table, Text, cell, label, ours
 from experiments.report.verdicts import SIGNS
-from experiments.tables.arms import ADAM, Arm, Variant, kept, training
+from experiments.tables.arms import ADAM, Arm, Variant, kept, trainings
 from experiments.tables.comparisons import compare, comparisons_table
 from experiments.tables.length_sweep import OFF, ON, WINDOWS, Evaluations, evaluations, loss_cell, with_sweeps
 from txl_lightning.config.schemas import Config
@@ -36,14 +36,13 @@ EARLIER: dict[str, str] = yaml.safe_load(Path(__file__).with_name("regimes.yaml"
 LONGER_MEMORY = Variant(
     "memory twice as long", lambda config: (f"memory.mem_len={2 * config.memory.mem_len}",)
 )  # the arm without recurrence is the profile's own
-HALF_SEGMENTS = Variant("segments half as long", lambda config: (), segment=0.5)
+LONGER_SEGMENTS = Variant("segments twice as long", lambda config: (), segment=2.0)
 PAIRS = {  # by the key of the difference, with recurrence and without
     "own": (ON, OFF),
     "adam": (Arm(variant=ADAM), Arm(False, variant=ADAM)),
     "longer_memory": (Arm(variant=LONGER_MEMORY), OFF),
-    "half_segments": (Arm(variant=HALF_SEGMENTS), Arm(False, variant=HALF_SEGMENTS)),
+    "longer_segments": (Arm(variant=LONGER_SEGMENTS), Arm(False, variant=LONGER_SEGMENTS)),
 }
-N_SEEDS = 2
 
 
 def jobs(setup: Setup) -> list[Job]:
@@ -88,13 +87,10 @@ def with_marks(section: Section, claims: Sequence[Mapping[str, Any]]) -> Section
 
 
 def _runs(setup: Setup) -> dict[Arm, list[Job]]:
-    """Return the trainings of every arm, with the first two seeds; those with Adam unless it is the profile's own."""
+    """Return the trainings of every arm; those with Adam unless it is the profile's own optimizer."""
     own = setup.config.optimizer.name
     arms = kept(dict.fromkeys(arm for pair in PAIRS.values() for arm in pair), setup)
-    seeds = {arm: setup.profile.seeds if arm in (ON, OFF) else setup.profile.seeds[:N_SEEDS] for arm in arms}
-    return {
-        arm: [training(arm, seed, setup) for seed in seeds[arm]] for arm in arms if arm.variant != ADAM or own != "adam"
-    }
+    return {arm: trainings(arm, setup) for arm in arms if arm.variant != ADAM or own != "adam"}
 
 
 def _regime(config: Config) -> str:

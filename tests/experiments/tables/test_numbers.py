@@ -54,7 +54,7 @@ DIFFERENCES = """
     regime regime/own                                           +relative -relative init
     regime regime/adam                                          +relative/Adam -relative/Adam init
     regime regime/longer_memory                         +relative/memory_twice_as_long -relative init
-    regime regime/half_segments         +relative/segments_half_as_long -relative/segments_half_as_long init
+    regime regime/longer_segments       +relative/segments_twice_as_long -relative/segments_twice_as_long init
     beyond beyond/relative_memory                               +relative -relative init
     beyond memory_helps_with_rope/init                          +rope -rope init
     beyond memory_helps_without_an_encoding/init                +none -none init
@@ -376,7 +376,7 @@ def test_regime(tables: dict[str, Table], finished: Setup) -> None:
         ("own", ""),
         ("adam", "-Adam"),
         ("longer_memory", f"-{own}"),
-        ("half_segments", "-segments_half_as_long"),
+        ("longer_segments", "-segments_twice_as_long"),
     ):
         on, off = (losses(finished, arm)["init"] for arm in (f"{ON}{words}", OFF if own in words else f"{OFF}{words}"))
         config = composed(next(job.overrides for job in regime.jobs(finished) if job.name == f"{ON}{words}-seed1"))

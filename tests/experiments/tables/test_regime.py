@@ -23,14 +23,17 @@ def setup_of(profile: str, tmp_path: Path, *overrides: str) -> Setup:
 def test_every_regime_has_the_tokens_of_the_profile(tmp_path: Path) -> None:
     setup = setup_of("evening", tmp_path)
     runs = regime._runs(setup)
-    assert [len(arm_runs) for arm_runs in runs.values()] == [3, 3, 2, 2, 2, 2, 2]
+    assert [len(arm_runs) for arm_runs in runs.values()] == [3, 3, 3, 3, 3, 3, 3]
     configs = {arm: composed(arm_runs[0].overrides) for arm, arm_runs in runs.items()}
     own = configs[ON]
     for config in configs.values():
-        assert config.trainer.max_steps * config.data.segment_len == own.trainer.max_steps * own.data.segment_len
-    longer, half = (configs[Arm(variant=variant)] for variant in (regime.LONGER_MEMORY, regime.HALF_SEGMENTS))
-    assert longer.memory.mem_len == 2 * own.memory.mem_len
-    assert (half.memory.mem_len, half.data.segment_len) == (own.memory.mem_len // 2, own.data.segment_len // 2)
+        sizes = [(one.trainer.max_steps, one.data.batch_size * one.data.segment_len) for one in (config, own)]
+        assert sizes[0] == sizes[1]
+    memory, segments = (configs[Arm(variant=variant)] for variant in (regime.LONGER_MEMORY, regime.LONGER_SEGMENTS))
+    assert memory.memory.mem_len == 2 * own.memory.mem_len
+    assert (segments.memory.mem_len, segments.data.segment_len) == (2 * own.memory.mem_len, 2 * own.data.segment_len)
+    without = configs[Arm(False, variant=regime.LONGER_SEGMENTS)].evaluation
+    assert (without.ext_len, without.segment_len) == (3 * own.data.segment_len // 2, own.data.segment_len // 2)
 
 
 def test_adam_is_no_other_regime_where_it_is_the_profiles_own(tmp_path: Path) -> None:
