@@ -23,7 +23,7 @@ from experiments.claims import CLAIMS
 from experiments.engine.jobs import Job, composed
 from experiments.engine.plan import SECONDS_TO_SAVE, Plan, Stopwatch, make_plan
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.report.live import LiveReport
+from experiments.live import LiveReport
 from experiments.tables import (
     appendix_e,
     beyond,

@@ -11,12 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from experiments import live
 from experiments.claims import CLAIMS
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.plan import Plan, Stopwatch
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.report import live
-from experiments.report.live import LiveReport
+from experiments.live import LiveReport
 from experiments.report.sections import Section
 from tests.experiments.report.written import check_results
 from txl_lightning.errors import UserError
