@@ -24,7 +24,7 @@ from experiments.claims import CLAIMS
 from experiments.engine.jobs import Job, chosen_precision, composed
 from experiments.engine.plan import SECONDS_TO_SAVE, Plan, Stopwatch, make_plan
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.report.live import LiveReport
+from experiments.live import LiveReport
 from experiments.tables import (
     appendix_e,
     beyond,
@@ -161,10 +161,8 @@ def reproduce(setup: Setup) -> None:
         publish(setup, page)
     print(f"report: {page}")
     if state := results["progress"]:
-        left = (
-            f"{state['jobs'] - state['finished']} of {state['jobs']} jobs, about {clock(state['seconds_left'])}, left"
-        )
-        print(f"the time is over: {left}; continue with: {setup.again}")
+        jobs = f"{state['jobs'] - state['finished']} of {state['jobs']} jobs"
+        print(f"the time is over; left: {jobs}, about {clock(state['seconds_left'])}; continue with: {setup.again}")
 
 
 def plan(setup: Setup) -> Plan:

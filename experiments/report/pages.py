@@ -296,7 +296,7 @@ def introduction(results: Mapping[str, Any]) -> str:
     return (
         f"{len(trainings)} models were trained on {corpora}, the first with {trainings[0]['parameters']:,} parameters, "
         f"on {tokens:,} tokens each unless a table says otherwise. Optimizer: {settings['optimizer']}. "
-        f"It took {spent}."
+        f"It took {spent}{'' if results['finished'] else ' so far'}."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from experiments.paper import TABLE_6
 from experiments.report.sections import Number, Table, cell_text, decimal, percent
 from experiments.report.verdicts import SIGNS, mark_of
 from txl_lightning.reporting.canvas import COLOURS, new_figure, save_figure
@@ -88,6 +89,7 @@ def draw_overview(path: Path, table: Table) -> bool:
     if not rows:
         return False
     unit = next(column.unit for column in table.columns if column.key == "best")
+    ranks = sorted(row.ppl_best for row in TABLE_6)  # of all rows, whether they were run or not
     figure = new_figure(4.6, 0.9 + 0.42 * len(rows))
     axes = figure.add_subplot()
     for y, (title, loss, theirs) in enumerate(rows):
@@ -97,10 +99,8 @@ def draw_overview(path: Path, table: Table) -> bool:
         left, right = axes.get_yaxis_transform(), axes.get_yaxis_transform()
         name = f"{title}: {cell_text(Number(loss.value, loss.digits, loss.standard_error))}"
         axes.text(0.0, y - 0.22, name, transform=left, fontsize=9.5, va="center", bbox=PLAIN)
-        axes.text(
-            1.02, y + 0.1, f"{y + 1}.  {decimal(theirs.value, 2)}", transform=right, fontsize=9.5, va="center",
-            color=PAPER,
-        )  # fmt: skip
+        in_paper = f"{ranks.index(theirs.value) + 1}.  {decimal(theirs.value, 2)}"
+        axes.text(1.02, y + 0.1, in_paper, transform=right, fontsize=9.5, va="center", color=PAPER)
     axes.text(
         1.02, -0.85, "paper: rank, ppl", transform=axes.get_yaxis_transform(), fontsize=9.5, color=PAPER, ha="left"
     )

@@ -311,8 +311,8 @@ def cell_text(found: Cell, common: Sequence[str] = ()) -> str:
     if not isinstance(found, Number):
         return visible(found.text) if isinstance(found, Text) else ""
     values = [found.value] if found.standard_error is not None or not found.by_seed else list(found.by_seed.values())
-    ends = dict.fromkeys(decimal(value, found.digits) for value in (min(values), max(values)))
-    text = ("≥ " if found.at_least else "") + " to ".join(ends)
+    spread = dict.fromkeys(decimal(value, found.digits) for value in (min(values), max(values)))
+    text = ("≥ " if found.at_least else "") + " to ".join(spread)
     if found.standard_error is not None:
         text += f" ± {decimal(found.standard_error, found.digits)}"
     if ends := interval(found.low, found.high, found.digits):

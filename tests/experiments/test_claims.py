@@ -160,7 +160,7 @@ def test_claims_find_their_differences_by_key_and_others_are_left_out() -> None:
     other = replace(one, key="recurrence_helps_at_the_best_lengths/best", difference=Interval(-0.1, -0.15, -0.05))
     missing = Comparison("our_encoding_is_better/shaw", "shaw − ours", None, None, pending=3)
     first, second, third = claims.judged([section(one, other, missing, replace(one, key="of no claim"))])
-    stated = {name: getattr(claims.CLAIMS[0], name) for name in ("id", "short", "claim", "paper", "rule")}
+    stated = {name: getattr(claims.CLAIMS[0], name) for name in ("id", "short", "panel", "claim", "paper", "rule")}
     numbers = {
         "mark": "holds",
         "effect": 0.1,
