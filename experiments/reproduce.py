@@ -161,10 +161,8 @@ def reproduce(setup: Setup) -> None:
         publish(setup, page)
     print(f"report: {page}")
     if state := results["progress"]:
-        left = (
-            f"{state['jobs'] - state['finished']} of {state['jobs']} jobs, about {clock(state['seconds_left'])}, left"
-        )
-        print(f"the time is over: {left}; continue with: {setup.again}")
+        jobs = f"{state['jobs'] - state['finished']} of {state['jobs']} jobs"
+        print(f"the time is over; left: {jobs}, about {clock(state['seconds_left'])}; continue with: {setup.again}")
 
 
 def plan(setup: Setup) -> Plan:

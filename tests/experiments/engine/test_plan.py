@@ -121,6 +121,7 @@ def test_a_job_that_would_end_too_late_is_not_started(
 ) -> None:
     """A training of 100 seconds does not fit into 60, unless 60 of 100 steps were done before with the same key."""
     jobs = JOBS[1:]
+    monkeypatch.setattr(module.Progress, "pace", lambda progress: 1.0)
     monkeypatch.setattr(Plan, "seconds", lambda plan, job: 5.0 if job.command == "evaluate" or job.name == "b" else 100)
     for name, key in (("a", "key of a"), ("c", "another")):
         folder = tmp_path / "runs" / name

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-PARTIAL = {"effect": None, "low": None, "high": None, "relative": None, "relative_low": None, "relative_high": None}
+EMPTY = dict.fromkeys(("effect", "low", "high", "relative", "relative_low", "relative_high", "margin", "power"))
 
 
 def claim(mark: str | None, relative: float = 4.2, theirs: float | None = 2.7, **changes: Any) -> dict[str, Any]:
-    """Claim of one part named after its mark, with an effect of 0.1 bpc; with changes to both."""
+    """Return a claim of one part named after its mark, with an effect of 0.1 bpc; with changes to both."""
     part = {
         "effect": 0.1,
         "low": 0.05,
@@ -29,6 +29,7 @@ def claim(mark: str | None, relative: float = 4.2, theirs: float | None = 2.7, *
         "paper": "Table 6: numbers",
         "rule": "One minus other.",
         "evidence": "one − other: +0.100 bpc",
+        "smallest": 0.05,
         "state": "final",
         "part": "one − other",
         "parts": [{"key": "part", "title": f"one − other, {mark}", "pending": 0, **part}],
@@ -41,6 +42,6 @@ def claim(mark: str | None, relative: float = 4.2, theirs: float | None = 2.7, *
 
 
 def pending_claim() -> dict[str, Any]:
-    """Claim without any finished run; its part waits for two."""
-    empty = claim(None, **PARTIAL, margin=None, power=None) | {"state": "pending"}
-    return empty | {"parts": [{**part, "pending": 2} for part in empty["parts"]]}
+    """Return a claim without any finished run; its part waits for two."""
+    empty = claim(None) | EMPTY | {"state": "pending", "part": ""}
+    return empty | {"parts": [{**part, **EMPTY, "pending": 2} for part in empty["parts"]]}

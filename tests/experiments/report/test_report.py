@@ -125,7 +125,9 @@ def cell_words(cell: Cell) -> Iterator[str]:
     if isinstance(cell, Text):
         yield cell.text
     elif cell and cell.low is cell.high is None:
-        mean = f"{cell.value:,.{cell.digits}f}".replace("-", "−")
+        values = list((cell.by_seed or {}).values()) if cell.standard_error is None else []
+        ends = dict.fromkeys(f"{end(values):,.{cell.digits}f}" for end in (min, max) if values)
+        mean = " to ".join(ends) or f"{cell.value:,.{cell.digits}f}".replace("-", "−")
         if cell.standard_error is not None:
             mean += f" ± {cell.standard_error:,.{cell.digits}f}"
         yield ("≥ " if cell.at_least else "") + mean
