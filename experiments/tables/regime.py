@@ -8,7 +8,7 @@ Writes: the marks of each claim by regime, the losses, and the differences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "as many tokens."
         ),
         tables=(
-            _marks_table(composed(runs[ON][0].overrides), {}),
+            _marks_table(composed(runs[ON][0].overrides)),
             _losses_table(runs, found, unit),
             comparisons_table("regime", TITLE, unit, 3, differences),
         ),
@@ -98,22 +98,17 @@ def _regime(config: Config) -> str:
     return f"{config.optimizer.name.capitalize()}, {sizes}, memory {config.memory.mem_len}"
 
 
-def _marks_table(config: Config, marks: Mapping[str, str]) -> Table:
-    rows = {
-        name: dict(zip((claim.id for claim in PAPERS_CLAIMS), row.split(), strict=True))
-        for name, row in EARLIER.items()
-    }
+def _marks_table(config: Config) -> Table:
+    def mark_of(number: int) -> Callable[[tuple[str, list[str]]], str | None]:
+        return lambda row: row[1][number] if row[1] else None
+
+    rows = {regime: (regime, marks.split()) for regime, marks in EARLIER.items()}
+    columns = {ours(claim.id, f"{i + 1}"): mark_of(i) for i, claim in enumerate(PAPERS_CLAIMS)}
     return Table.filled(
         "regime",
         "Marks of the paper's claims by regime",
-        {**{name: (name, row) for name, row in rows.items()}, THIS_RUN: (f"{THIS_RUN}: {_regime(config)}", {})},
-        {
-            label("arm", "regime"): lambda row: row[0],
-            **{
-                ours(claim.id, f"{i}"): lambda row, id=claim.id: row[1].get(id)
-                for i, claim in enumerate(PAPERS_CLAIMS, 1)
-            },
-        },
+        {**rows, THIS_RUN: (f"{THIS_RUN}: {_regime(config)}", [])},
+        {label("arm", "regime"): lambda row: row[0], **columns},
         notes=(
             "; ".join(f"{i}: {claim.short}" for i, claim in enumerate(PAPERS_CLAIMS, 1)) + ".",
             "The earlier rows were judged by the rules of their time, on other versions of the text, with other seeds, "

@@ -59,13 +59,16 @@ def test_every_training_of_every_profile_composes_and_is_planned_once(profile: s
             assert config.evaluation.batch_size >= config.trainer.devices
     shared = next(job for job in found if job.name == "recurrence-relative-full_loss-seed1")
     pictures = set() if profile in ("gpu", "paper") else {"figures_5_to_7", "appendix_e"}  # of a published model
-    assert {"main_results", "table_6", "table_8", "table_10"} | pictures == set(shared.sections)
+    assert {"main_results", "table_6", "table_8", "table_10", "regime"} | pictures == set(shared.sections)
 
 
 def test_options_of_the_arms_are_refused_and_others_reach_their_arms(tmp_path: Path) -> None:
     default = Setup(PROFILES["laptop"], (), tmp_path)
     with_memory, without = (set(training(Arm(on), 1, default).overrides) for on in (True, False))
-    assert with_memory ^ without == {"memory=on", "memory=off"}
+    changed = {word.split("=")[0] for word in with_memory ^ without}
+    windows = {"evaluation.segment_len", "evaluation.ext_len", "evaluation.max_segments", "trainer.val_max_segments"}
+    recipe = {word.split("=")[0] for word in PROFILES["laptop"].recipes.get("no_recurrence", ())}
+    assert changed == {"memory"} | windows | recipe
     for word in ("seed=7", "memory=off", "encoding=shaw", "loss=half", "logger=csv", "trainer.devices=2"):
         with pytest.raises(OptionError, match="the experiments set it"):
             check_overrides((word,))
