@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.engine.jobs import Job, Outcomes, composed
+from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
