@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.claims import ClaimPart, Mark, mark_of
+from experiments.claims import ClaimPart, mark_of
 from experiments.report.sections import Number
 from experiments.tables.intervals import Array, Interval, SeedSpread, difference, pooled_spread
 from txl_lightning.files import write_text
@@ -22,10 +22,17 @@ RUNS, SEEDS = 0.003, ((3, 3), (2, 3), (2, 2))  # standard deviation between the 
 OTHERS, FEW = 10, 2  # other arms of the reproduction, and the seeds of each
 BLOCKS, TEXT = 33, 0.002  # blocks of test text; standard error of a difference by the choice of the text, nats
 INTERACTION = 0.005  # standard deviation of a run on a block, beside the run's and the block's own, nats
-WIDE = 3.0  # times the spread of the other arms
-LOSS = 1.4  # nats
+WIDE, LOSS = 3.0, 1.4  # times the spread of the other arms; nats
 REPETITIONS, RESAMPLES = 2000, 400
 SPREADS = {"": "equal", "compared": "tripled in one of the two arms", "other": "tripled in one other arm"}
+INTRODUCTION = f"""# Intervals and marks in a simulation
+
+`python -m experiments.simulation FILE`: {REPETITIONS:,} differences a row of two equally good arms, among {2 + OTHERS}
+arms. Spread between seeds {RUNS} nats, standard error by the choice of the text {TEXT} nats, {BLOCKS} blocks.
+Correlation: of two runs with one seed. Intervals of 95 % by three rules for the spread between seeds: pairs of seeds,
+the variance pooled over all arms, or Welch's with the variances of the two arms.
+"""
+MARKS = f"## How often each mark comes\n\nPooled variance; paper and truth in percent of a loss of {LOSS} nats.\n"
 Sides = tuple[Array, Array, list[list[float]]]
 
 
@@ -38,8 +45,11 @@ def paired(worse_SB: Array, better_SB: Array, others: list[list[float]]) -> tupl
 
 def pooled(worse_SB: Array, better_SB: Array, others: list[list[float]]) -> tuple[Array, Array, SeedSpread]:
     """Pool the variance between seeds over all arms of the reproduction, with Σ (S_arm - 1) degrees of freedom."""
-    arms = [worse_SB.mean(axis=1).tolist(), better_SB.mean(axis=1).tolist(), *others]
-    return worse_SB, better_SB, pooled_spread(arms)
+    return (
+        worse_SB,
+        better_SB,
+        pooled_spread([*(side.mean(axis=1).tolist() for side in (worse_SB, better_SB)), *others]),
+    )
 
 
 def welch(worse_SB: Array, better_SB: Array, others: list[list[float]]) -> tuple[Array, Array, SeedSpread]:
@@ -54,62 +64,46 @@ RULES: dict[str, Callable[..., tuple[Array, Array, SeedSpread]]] = {"paired": pa
 
 
 def draws(seeds: tuple[int, int], correlation: float, wide: str, repetitions: int, seed: int) -> Iterator[Sides]:
-    """Draw losses by seed and block of two arms that are equally good, and the mean losses of the other arms.
-
-    Args:
-        seeds: of the two arms.
-        correlation: of the losses of two runs with the same seed.
-        wide: arm with the larger spread, of `SPREADS`.
-        repetitions: number of draws.
-        seed: of the draws.
-    """
+    """Draw losses by seed and block of two equally good arms, and the other arms' mean losses; `wide`: of `SPREADS`."""
     random = np.random.default_rng(seed)
     own = (RUNS**2 - INTERACTION**2 / BLOCKS) ** 0.5  # with the interaction, a run's mean varies by RUNS
     for _ in range(repetitions):
         first, second = random.normal(0, own, (2, max(seeds)))
         second = correlation * first + (1 - correlation**2) ** 0.5 * second
-        first = first * (WIDE if wide == "compared" else 1.0)
+        first *= WIDE if wide == "compared" else 1.0
         text_B = random.normal(0, TEXT * BLOCKS**0.5, BLOCKS)
-        worse_SB, better_SB = (
-            offsets[:S, None] + random.normal(0, INTERACTION, (S, BLOCKS))
-            for S, offsets in zip(seeds, (first, second), strict=True)
-        )
+        worse_SB = first[: seeds[0], None] + text_B + random.normal(0, INTERACTION, (seeds[0], BLOCKS))
+        better_SB = second[: seeds[1], None] + random.normal(0, INTERACTION, (seeds[1], BLOCKS))
         others = random.normal(0, RUNS, (OTHERS, FEW))
         others[0] *= WIDE if wide == "other" else 1.0
-        yield worse_SB + text_B, better_SB, others.tolist()
+        yield worse_SB, better_SB, others.tolist()
 
 
 def intervals(rule: str, drawn: Iterator[Sides]) -> list[Interval]:
     """Return the interval that a rule gives for each draw; the truth is 0."""
-    weights_B = np.ones(BLOCKS)
     return [
-        difference(*sides, weights_B, spread, seed=i, resamples=RESAMPLES)
-        for i, (*sides, spread) in enumerate(RULES[rule](*draw) for draw in drawn)
+        difference(worse_SB, better_SB, np.ones(BLOCKS), spread, seed=i, resamples=RESAMPLES)
+        for i, (worse_SB, better_SB, spread) in enumerate(RULES[rule](*draw) for draw in drawn)
     ]
 
 
 def coverage(found: list[Interval]) -> tuple[float, float]:
     """Return how many intervals have the truth, in percent, and the mean of half their widths in nats."""
     ends = np.array([(one.low, one.high) for one in found])
-    covered = (ends[:, 0] <= 0) & (ends[:, 1] >= 0)
-    return 100 * float(covered.mean()), float(np.diff(ends).mean()) / 2
+    return 100 * float(((ends[:, 0] <= 0) & (ends[:, 1] >= 0)).mean()), float(np.diff(ends).mean()) / 2
 
 
-def marks(found: list[Interval], truth: float, paper: float) -> Counter[Mark]:
+def marks(found: list[Interval], truth: float, paper: float) -> Counter[str | None]:
     """Count the marks of intervals around a truth; truth and paper's effect in percent of the loss."""
-
-    def part(interval: Interval) -> ClaimPart:
-        percent = interval.mapped(lambda end: 100 * end / LOSS + truth)
-        cells = (Number(one.effect, 4, low=one.low, high=one.high) for one in (percent.times(LOSS / 100), percent))
-        return ClaimPart("", "", *cells, paper, "nats")
-
-    return Counter(mark_of(part(interval)) for interval in found)
+    percents = [interval.mapped(lambda nats: 100 * nats / LOSS + truth) for interval in found]
+    cells = ((Number(one.effect, 4, low=one.low, high=one.high) for one in (p.times(LOSS / 100), p)) for p in percents)
+    return Counter(mark_of(ClaimPart("", "", nats, percent, paper, "nats")) for nats, percent in cells)
 
 
 def report() -> str:
     """Return all results as Markdown."""
-    names = [f"{rule}: {what}" for rule in RULES for what in ("covered, %", "half width, nats")]
-    lines = [f"| seeds | correlation | spread | {' | '.join(names)} |", f"|{' --- |' * (3 + len(names))}"]
+    names = " | ".join(f"{rule}: {what}" for rule in RULES for what in ("covered, %", "half width, nats"))
+    lines = [INTRODUCTION, f"| seeds | correlation | spread | {names} |", f"|{' --- |' * 9}"]
     cases = [*product((0.0, 0.5, -0.5), [""]), *product([0.0], ["compared", "other"])]
     for seeds, (correlation, wide) in product(SEEDS, cases):
         case = [f"{seeds[0]} and {seeds[1]}", f"{correlation:g}", SPREADS[wide]]
@@ -117,21 +111,15 @@ def report() -> str:
             covered, half = coverage(intervals(rule, draws(seeds, correlation, wide, REPETITIONS, 1)))
             case += [f"{covered:.1f}", f"{half:.4f}"]
         lines.append(f"| {' | '.join(case)} |")
-    lines += [
-        "",
-        "## How often each mark comes",
-        "",
-        "| seeds | paper | truth | holds | does not hold | within noise |",
-    ]
-    lines.append(f"|{' --- |' * 6}")
+    lines += ["", MARKS, "| seeds | paper | truth | holds | does not hold | within noise |", f"|{' --- |' * 6}"]
     for seeds in SEEDS:
         found = intervals("pooled", draws(seeds, 0.0, "", REPETITIONS, 2))
         for paper, share in product((1.0, 0.3), (0.0, 0.5, 1.0)):
             counts = marks(found, share * paper, paper)
             shares = (f"{100 * counts[mark] / len(found):.1f} %" for mark in ("holds", "does not hold", "within noise"))
             lines.append(f"| {seeds[0]} and {seeds[1]} | {paper} % | {share * paper:g} % | {' | '.join(shares)} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    write_text(Path(sys.argv[1]), report() + "\n")
+    write_text(Path(sys.argv[1]), report())

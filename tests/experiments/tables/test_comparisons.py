@@ -9,9 +9,11 @@ import pytest
 
 from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import PROFILES, Setup
+from experiments.report.sections import Text
 from experiments.tables.arms import Arm, training
-from experiments.tables.comparisons import compare, compare_gains, comparisons_table, shared_blocks
+from experiments.tables.comparisons import Comparison, compare, compare_gains, comparisons_table, shared_blocks
 from experiments.tables.length_sweep import evaluations, sweep_job
+from experiments.tables.table_6 import differences
 from tests.experiments.tables.sample_outcomes import write_outcomes
 from txl_lightning.errors import UserError
 
@@ -123,3 +125,40 @@ def test_evaluations_are_those_that_are_finished(setup: Setup) -> None:
     assert {arm: [one.seed for one in read] for arm, read in found.items()} == {ON: [2]}
     with pytest.raises(Pending, match=runs[ON][0].name):
         Outcomes(setup.runs, setup.figures, finished=finished).metrics(runs[ON][0])
+
+
+def test_a_planned_difference_is_pending_until_both_sides_have_a_run(setup: Setup) -> None:
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+    write_losses(setup, runs, {ON: 0, OFF: 0})
+    trained = [run for arm_runs in runs.values() for run in arm_runs]
+    write_outcomes(setup, trained)
+    evaluated = {arm: [sweep_job(arm, run, setup) for run in arm_runs] for arm, arm_runs in runs.items()}
+    jobs = (*trained, *evaluated[ON], *evaluated[OFF])
+
+    def found(*evaluations_done: Job) -> list[Comparison]:
+        done = frozenset(job.name for job in (*trained, *evaluations_done))
+        outcomes = Outcomes(setup.runs, setup.figures, jobs, done)
+        losses = evaluations(runs, setup, outcomes)
+        return [compare("a", ON, OFF, "init", losses, outcomes), compare_gains("b", ON, OFF, losses, outcomes)]
+
+    none, one, all_of_them = found(evaluated[ON][0]), found(evaluated[ON][0], *evaluated[OFF]), found(*jobs)
+    assert [(it.difference, it.relative, it.tokens, it.pending) for it in none] == [(None, None, None, 3)] * 2
+    assert [(it.difference is None, it.tokens, it.pending) for it in one] == [(False, 2500, 1)] * 2
+    assert [it.pending for it in all_of_them] == [0, 0]
+    columns = [column.key for column in comparisons_table("t", "T", "bpc", 3, none).columns]
+    assert columns == ["arm", "difference", "relative", "pending", "paper"]
+    table = comparisons_table("t", "T", "bpc", 3, [*none, replace(all_of_them[0], key="c", untested="Nothing new.")])
+    assert [table.rows["a"][key] for key in ("difference", "relative", "untested")] == [None, None, None]
+    assert (table.number("a", "pending").value, table.rows["c"]["untested"]) == (3, Text("Nothing new."))
+    assert "pending" not in [column.key for column in comparisons_table("t", "T", "bpc", 3, all_of_them).columns]
+
+
+def test_the_best_lengths_are_not_tested_where_no_run_without_recurrence_chose_a_longer_one(setup: Setup) -> None:
+    runs = {arm: [training(arm, seed, setup) for seed in (1, 2)] for arm in (ON, OFF)}
+    write_losses(setup, runs, {ON: 0, OFF: 0})  # without recurrence 64 is best, which is training's
+    trained = [run for arm_runs in runs.values() for run in arm_runs]
+    write_outcomes(setup, trained)
+    evaluated = [sweep_job(arm, run, setup) for arm, arm_runs in runs.items() for run in arm_runs]
+    outcomes = Outcomes(setup.runs, setup.figures, (*trained, *evaluated))
+    found = {it.key: it.untested for it in differences(evaluations(runs, setup, outcomes), outcomes)}
+    assert {key for key, reason in found.items() if reason} == {"recurrence_helps_at_the_best_lengths/best"}
