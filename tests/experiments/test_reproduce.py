@@ -153,6 +153,7 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
     assert process.returncode == 130
     assert "continues from here" in errors
     assert not finished(broken)
+    assert (read(broken)["finished"], read(broken)["progress"]["stopped"]) == (False, True)
 
     process = begin(broken, tmp_path)  # kill -9 in the second
     wait_for(lambda: len(checkpoints(broken)) == 2)
@@ -165,7 +166,7 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
 
     capsys.readouterr()
     assert reproduce.main([*SMALL, "--directory", str(broken), *STEPS, *short_text(tmp_path)]) == 0
-    assert "1 of them finished before" in capsys.readouterr().err
+    assert "2 of them finished before" in capsys.readouterr().err  # a training and its evaluation
     assert all(finished(broken)[path] == ended for path, ended in before.items())
     logs = [path.read_text() for path in broken.glob("runs/*/log.txt")]
     assert sum(bool(re.search(r"resume=auto: .*\.ckpt", log)) for log in logs) == 2
