@@ -43,8 +43,9 @@ def with_influence(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Return the first option that differs, such as `seed=1, not 2`."""
-    name = next(name for name in (*now, *before) if now.get(name) != before.get(name))
+    """Return the first option that differs, such as `seed=1, not 2`; others may follow it, as `data.seed` does."""
+    names = sorted((*now, *before), key=lambda name: name.count("."))
+    name = next(name for name in names if now.get(name) != before.get(name))
     return f"{name}={before.get(name)}, not {now.get(name)}"
 
 
