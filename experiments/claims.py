@@ -252,6 +252,8 @@ def sentence(part: ClaimPart, n_parts: int, n_holding: int) -> str:
             digits += 1  # the end must be seen to lie below
         found, limit = shown(replace(difference, digits=digits), part.unit), decimal(half, digits, signed=True)
         words = f"There is no effect of even half the paper’s size: {found}, where half would be {limit}."
+    elif difference.value == 0 and difference.low is None and difference.high is None:
+        words = f"The run cannot tell: {found} in every run."
     elif difference.low is None and difference.high is None:
         words = f"The run cannot tell: {found}, and nothing was repeated that would show how much chance changes it."
     elif chance is not None:

@@ -56,7 +56,7 @@ def test_every_choice_of_every_group_composes_and_gives_a_model(choices: tuple[s
 
 def test_memory_follows_the_segment_unless_it_is_given() -> None:
     lengths = [composed(*words).memory.mem_len for words in (["data.segment_len=48"], ["memory.segments=3"])]
-    assert lengths == [48, 192]
+    assert lengths == [48, 96]
     assert composed("memory=on", "memory.mem_len=40").memory.mem_len == 40
     assert composed("memory=off", "memory.segments=3").memory.mem_len == 0
     with torch.device("meta"):

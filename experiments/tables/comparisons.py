@@ -7,6 +7,7 @@ needs have a key of their own.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -26,6 +27,7 @@ from experiments.tables.intervals import (
     difference,
     mean_over_seeds,
     pooled_spread,
+    residual_spread,
 )
 from experiments.tables.length_sweep import At, Evaluation, Evaluations, evaluation
 from txl_lightning.errors import UserError
@@ -100,14 +102,16 @@ def compare(
 ) -> Comparison:
     """Return how much lower the test loss of one arm is than that of another, on the tokens that all runs scored.
 
-    The variance between seeds is pooled over all arms of the reproduction, of the loss of all scored tokens, in nats².
+    Only seeds that both arms have are compared. The spread is `residual_spread` over all arms of the reproduction, of
+    the loss of all scored tokens, in nats².
     """
     title = f"{_versus(worse, better)}, {'training’s lengths' if at == 'init' else 'best lengths'}"
     planned_only = _without_result(key, title, (worse, better), found, outcomes, paper)
-    if not (worse in found and better in found):
+    runs = _of_shared_seeds((worse, better), found)
+    if not runs[0]:
         return planned_only
-    (worse_SB, better_SB), weights_B = shared_blocks(*([run.losses(at) for run in found[a]] for a in (worse, better)))
-    spread = pooled_spread(_by_arm(outcomes, lambda run: float(run.test(at)["nll"])))
+    (worse_SB, better_SB), weights_B = shared_blocks(*([run.losses(at) for run in side] for side in runs))
+    spread = residual_spread(_by_text(outcomes, lambda run: float(run.test(at)["nll"])))
     nats = difference(worse_SB, better_SB, weights_B, spread)
     return _with_result(planned_only, nats, (worse_SB, better_SB), weights_B, outcomes)
 
@@ -127,12 +131,15 @@ def compare_gains(
     arms = (arm,) if other is None else (arm, other)
     title = f"gain of longer attention: {arm.title if other is None else _versus(arm, other)}"
     planned_only = _without_result(key, title, arms, found, outcomes, paper)
-    if not all(side in found for side in arms):
+    runs = _of_shared_seeds(arms, found)
+    if not runs[0]:
         return planned_only
-    files = [[run.losses(at) for run in found[side]] for side in arms for at in ("init", "best")]
-    losses_SB, weights_B = shared_blocks(*files)
-    gains_SB = [_gains(found[side], *losses_SB[2 * i : 2 * i + 2]) for i, side in enumerate(arms)]
-    spread = pooled_spread([gains for gains in _by_arm(outcomes, gain) if any(gains)])
+    losses_SB, weights_B = shared_blocks(
+        *([run.losses(at) for run in side] for side in runs for at in ("init", "best"))
+    )
+    gains_SB = [_gains(side, *losses_SB[2 * i : 2 * i + 2]) for i, side in enumerate(runs)]
+    gains = [list(by_seed.values()) for text in _by_text(outcomes, gain) for by_seed in text]
+    spread = pooled_spread([of_arm for of_arm in gains if any(of_arm)])
     if other is None:
         nats = mean_over_seeds(gains_SB[0], weights_B, spread)
     else:
@@ -215,13 +222,24 @@ def _versus(one: Arm, other: Arm) -> str:
     return f"{' − '.join(sides)} ({', '.join(shared)})"
 
 
-def _by_arm(outcomes: Outcomes, value: Callable[[Evaluation], float]) -> list[list[float]]:
-    """Return a value of every finished evaluation of the reproduction, a list for each arm."""
-    found: dict[str, list[float]] = {}
+def _of_shared_seeds(arms: Sequence[Arm], found: Evaluations) -> list[list[Evaluation]]:
+    """Finished evaluations of each arm, of the seeds that all of them have."""
+    by_seed = [{run.seed: run for run in found.get(arm, ())} for arm in arms]
+    seeds = sorted(set.intersection(*(set(runs) for runs in by_seed)))
+    return [[runs[seed] for seed in seeds] for runs in by_seed]
+
+
+def _by_text(outcomes: Outcomes, value: Callable[[Evaluation], float]) -> list[list[dict[int, float]]]:
+    """Return a value of every finished evaluation of the reproduction: by seed, for each arm of each text."""
+    seeds, found = (
+        {job.name: job.seed or 0 for job in outcomes.jobs},
+        defaultdict[str, dict[str, dict[int, float]]](dict),
+    )
     for job in outcomes.jobs:
         if job.command == "evaluate" and outcomes.has(job):
-            found.setdefault(job.arm, []).append(value(evaluation(job, outcomes)))
-    return list(found.values())
+            run = evaluation(job, outcomes, seeds[job.needs[0]])
+            found[run.found["corpus"]["sha256"]].setdefault(job.arm, {})[run.seed] = value(run)
+    return [list(arms.values()) for arms in found.values()]
 
 
 def _read(path: Path) -> tuple[NDArray[np.int64], Array]:

@@ -1,13 +1,14 @@
 """95 % intervals of differences between arms: seeds and blocks of text vary together.
 
 The loss of seed s of an arm on block b of the test split is L[s, b]. Two sources of chance move a mean loss: which
-seeds were run, and which text was scored. All runs are scored on the same blocks, so the text is common to both sides
-of a difference, and only its influence on the difference counts.
+seeds were run, and which text was scored. Both are common to the two sides of a difference: arms are compared over the
+seeds that both have, which read the same text in training, on the blocks that both scored. Only the influence on the
+difference counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -64,60 +65,79 @@ def pooled_spread(arms: Sequence[Sequence[float]]) -> SeedSpread:
         variance = Σ_arm Σ_s (L_s - mean_arm)² / freedom,     freedom = Σ_arm (S_arm - 1)
 
     Two or three seeds say little of their own variance. All arms together say enough if the seed moves them alike, the
-    assumption of an analysis of variance. `experiments/simulation.py` compares this rule with others.
+    assumption of an analysis of variance.
     """
-    deviations = [np.asarray(values) - np.mean(values) for values in arms if len(values) > 1]
-    freedom = sum(len(part) - 1 for part in deviations)
-    if not freedom:
-        return SeedSpread(0.0, 0)
-    return SeedSpread(float(sum((part**2).sum() for part in deviations)) / freedom, freedom)
+    return residual_spread([[dict(enumerate(values))] for values in arms])
 
 
-def difference(
-    worse_SB: Array,
-    better_SB: Array,
-    weights_B: Array,
-    spread: SeedSpread,
-    *,
-    seed: int = 1,
-    resamples: int = RESAMPLES,
-) -> Interval:
+def residual_spread(texts: Sequence[Sequence[Mapping[int, float]]]) -> SeedSpread:
+    """Pool what arm and seed leave unexplained, over all runs of each text (a randomized block design).
+
+        variance = Σ (L_as - α_a - β_s)² / freedom,     freedom = Σ_text (runs - rank of the arms and seeds)
+
+    α and β are fitted by least squares in each text. Runs of one seed read the same part of the text, which moves them
+    alike: β is larger than the rest, and cancels in a difference of arms over the seeds that both have.
+    `experiments/simulation.py` compares this rule with others.
+
+    Args:
+        texts: for each text its arms, each a loss by seed.
+    """
+    total, freedom = 0.0, 0
+    for arms in texts:
+        seeds = sorted({seed for by_seed in arms for seed in by_seed}) if len(arms) > 1 else []
+        runs = [(i, seed, loss) for i, by_seed in enumerate(arms) for seed, loss in by_seed.items()]
+        rows = [[*(arm == i for arm in range(len(arms))), *(one == seed for one in seeds)] for i, seed, _ in runs]
+        losses = np.array([loss for *_, loss in runs])
+        design, losses = np.array(rows, dtype=np.float64), losses - losses.mean()
+        effects, _, rank, _ = np.linalg.lstsq(design, losses)
+        total += float(((losses - design @ effects) ** 2).sum())
+        freedom += len(runs) - int(rank)
+    return SeedSpread(total / freedom, freedom) if freedom else SeedSpread(0.0, 0)
+
+
+def difference(worse_SB: Array, better_SB: Array, weights_B: Array, spread: SeedSpread, **options: int) -> Interval:
     """Return the mean loss of one arm minus that of another, with a 95 % interval over seeds and blocks together.
 
-        effect  = Σ_b w_b (mean_s worse[s, b] - mean_s better[s, b]) / Σ_b w_b
+        effect  = Σ_b w_b mean_s (worse[s, b] - better[s, b]) / Σ_b w_b
         effect* = (the same over blocks drawn with replacement) + sigma · t,     t ~ Student(spread.freedom)
-        sigma²  = spread.variance · (1 / S_worse + 1 / S_better)
+        sigma²  = 2 · spread.variance / S
 
     The ends are quantiles of effect*. Blocks are resampled, t is integrated. Seeds are too few to resample (an interval
     from three covers the truth four times in five): their share has the Student distribution, exact for normally
     distributed seeds.
 
     Args:
-        worse_SB: mean loss of each block in nats, a row per seed.
-        better_SB: the same of the other arm.
+        worse_SB: mean loss of each block in nats, a row for each of S seeds.
+        better_SB: the same of the other arm, of the same seeds in the same order.
         weights_B: tokens of each block.
-        spread: between seeds, of all arms.
-        seed: of the resampling.
-        resamples: of the blocks.
+        spread: of `residual_spread`.
+        options: as of `mean_over_seeds`.
 
     Returns:
-        The difference; without ends where chance cannot be told: no arm has two seeds, or the text is a single block.
+        The difference; without ends where chance cannot be told: nothing was repeated, or the text is a single block.
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    if worse_SB.shape[1:] != better_SB.shape[1:] or worse_SB.shape[1] != len(weights_B):
+    if worse_SB.shape != better_SB.shape or worse_SB.shape[1] != len(weights_B):
         raise ValueError(f"blocks of {worse_SB.shape}, {better_SB.shape} and {weights_B.shape} do not fit")
-    difference_B = worse_SB.mean(axis=0) - better_SB.mean(axis=0)
-    share = SeedSpread(spread.variance * (1 / len(worse_SB) + 1 / len(better_SB)), spread.freedom)
-    by_chance = _of_seeds_in_blocks(worse_SB) + _of_seeds_in_blocks(better_SB)
-    return _resampled(difference_B, weights_B, share, by_chance, seed, resamples)
+    return mean_over_seeds(worse_SB - better_SB, weights_B, SeedSpread(2 * spread.variance, spread.freedom), **options)
 
 
-def mean_over_seeds(values_SB: Array, weights_B: Array, spread: SeedSpread, *, seed: int = 1) -> Interval:
-    """Return the mean of a value that each run has by itself, such as a gain, with its interval as in `difference`."""
+def mean_over_seeds(
+    values_SB: Array, weights_B: Array, spread: SeedSpread, seed: int = 1, resamples: int = RESAMPLES
+) -> Interval:
+    """Return the mean of a value that each run has by itself, such as a gain, with its interval as in `difference`.
+
+    Args:
+        values_SB: value of each block, a row per seed.
+        weights_B: tokens of each block.
+        spread: of one run's value.
+        seed: of the resampling.
+        resamples: of the blocks.
+    """
     share = SeedSpread(spread.variance / len(values_SB), spread.freedom)
-    return _resampled(values_SB.mean(axis=0), weights_B, share, _of_seeds_in_blocks(values_SB), seed, RESAMPLES)
+    return _resampled(values_SB.mean(axis=0), weights_B, share, _of_seeds_in_blocks(values_SB), seed, resamples)
 
 
 def of_repeats(values: Sequence[float] | Array) -> Interval:

@@ -15,6 +15,7 @@ from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import assemble
 from experiments.report.sections import Section, Table
 from experiments.reproduce import SECTIONS
+from experiments.tables.length_sweep import OFF, ON
 from tests.experiments.tables.sample_outcomes import World, draw_figures, small_corpus, write_outcomes
 
 
@@ -30,7 +31,10 @@ def outcomes_of(setup: Setup, world: World | None = None) -> Outcomes:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     folder = tmp_path_factory.mktemp("reproduction")
-    setup = Setup(replace(PROFILES["laptop"], leave_out=()), small_corpus(folder), folder / "report")
+    seeds_of = {f"{OFF.key}-longer_segments_equal_tokens": (1, 2)}
+    seeds_of |= {f"shuffled_lines-{arm.key}": (1, 2, 3, 4) for arm in (ON, OFF)}
+    profile = replace(PROFILES["laptop"], leave_out=(), seeds_others=(1, 2, 3), seeds_of=seeds_of)
+    setup = Setup(profile, small_corpus(folder), folder / "report")
     outcomes_of(setup, World())
     return setup
 

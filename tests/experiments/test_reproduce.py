@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from experiments import claims, reproduce
-from experiments.engine.plan import COMMANDS_WITH_LOGGER, training_progress
+from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.length_sweep import OFF, ON
 from tests import wandb_files

@@ -1,4 +1,4 @@
-"""Simulated intervals and marks, with few repetitions: the pooled rule covers the truth as often as it says."""
+"""Simulated intervals and marks, with few repetitions: the rule of the report covers the truth as often as it says."""
 
 import re
 
@@ -9,11 +9,11 @@ from experiments.simulation import coverage, draws, intervals, marks
 
 
 def test_the_rule_covers_the_truth_and_marks_come_as_often_as_they_should() -> None:
-    found = intervals("pooled", draws((2, 3), 0.0, "", 700, 3))
+    found = intervals("residual", draws((3, 3), 0.02, "", 700, 3))
     covered, half = coverage(found)
     assert covered == pytest.approx(95, abs=2)
-    # Student's 97.5 % quantile with 13 degrees of freedom times the standard error of seeds (2 and 3) and text.
-    assert half == pytest.approx(2.16 * (0.003**2 * 5 / 6 + 0.002**2) ** 0.5, rel=0.05)
+    # Student's 97.5 % quantile with 26 runs less 12 arms and 2 seeds times the standard error of 3 pairs and the text.
+    assert half == pytest.approx(2.18 * (0.003**2 * 2 / 3 + 0.002**2) ** 0.5, rel=0.05)
     none, half_of_it, whole = (marks(found, truth, 1.0) for truth in (0.0, 0.5, 1.0))
     assert none["holds"] / 700 == pytest.approx(0.025, abs=0.02)  # a wrong sign
     assert half_of_it["does not hold"] / 700 <= 0.025 + 0.02  # an effect that is just half of the paper's
@@ -23,5 +23,5 @@ def test_the_rule_covers_the_truth_and_marks_come_as_often_as_they_should() -> N
 def test_the_result_has_a_row_for_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "REPETITIONS", 2)
     rows = [line for line in simulation.report().splitlines() if re.match(r"\| \d and \d ", line)]
-    assert len(rows) == 3 * 5 + 3 * 6
-    assert all(len(row.split("|")) in (11, 8) for row in rows)
+    assert len(rows) == 3 * 4 + 3 * 6
+    assert all(len(row.split("|")) in (13, 8) for row in rows)

@@ -62,8 +62,8 @@ def test_corpora_and_settings(results: dict[str, Any], finished: Setup) -> None:
     first = json.loads((finished.runs / "recurrence-relative-full_loss-seed1" / "metrics.json").read_text())
     settings = dict(results["settings"])
     assert settings["model"].endswith(f": {first['parameters']:,} parameters")
-    assert settings["training"] == f"{first['steps']:,} steps of 16 streams × 64 tokens"
-    assert settings["memory"] == "64 tokens in training (0 without recurrence)"
+    assert settings["training"] == f"{first['steps']:,} steps of 32 streams × 32 tokens"
+    assert settings["memory"] == "32 tokens in training (0 without recurrence)"
     assert settings["evaluation"].startswith("64 streams")
     assert settings["overrides"].startswith("data=file data.path=")
     assert settings["optimizer"].startswith("muon, learning rate ")
@@ -78,7 +78,7 @@ def test_what_is_written_follows_the_schema_and_is_shown(
     assert read_sections(written) == sections
     assert written["claims"] == judged(sections)
     figures = [figure for section in sections for figure in section.figures]
-    assert page.count("![") == len(figures) + 2 == 14  # the first are of the arms and of the claims
+    assert page.count("![") == len(figures) + 2 == 17  # the first are of the arms and of the claims
     (loss,) = (table for section in sections for table in section.tables if table.id == "table_7")
     cell = loss.number("recurrence-relative-full_loss", "loss")
     assert list(cell.by_seed or {}) == ["1", "2", "3", "4"]

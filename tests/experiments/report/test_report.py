@@ -193,7 +193,7 @@ def test_figures_are_inside_with_their_words(
     images = [attributes for tag, attributes in page.tags if tag == "img"]
     figures = [figure for section in hostile["sections"] for figure in section.figures]
     assert [image["alt"] for image in images[2:]] == [figure.alt for figure in figures]
-    assert len(figures) == 12
+    assert len(figures) == 15
     assert all((image["src"] or "").startswith("data:image/svg+xml;b") for image in images[:2])  # arms and claims
     curves = figures[0]
     source = base64.b64encode((directory / curves.png).read_bytes()).decode()

@@ -100,9 +100,9 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
             valid["sweep"]["unclamped"] = [{"attention_length": n, **scored(3 + random_.random())} for n in far]
     memory = any(word.startswith("memory_at_evaluation=") for word in job.overrides)
     alone = scored(2.9 + random_.random()) if memory else None
-    return {
-        "evaluation.json": {"valid": valid, "test": {"tokens": 1, "selected": selected, "memory_at_evaluation": alone}}
-    }
+    test = {"tokens": 1, "selected": selected, "memory_at_evaluation": alone}
+    corpus = CORPUS | ({"sha256": "cd" * 32} if "shuffled_lines" in job.name else {})
+    return {"evaluation.json": {"corpus": corpus, "valid": valid, "test": test}}
 
 
 POSITIONS = 12_345

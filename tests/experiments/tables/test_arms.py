@@ -82,11 +82,11 @@ def test_without_memory_validation_is_in_windows_of_the_segment_over_as_many_tok
 
 def test_segments_of_another_length_read_as_many_tokens_in_training(tmp_path: Path) -> None:
     plain = config_of(Arm(False), tmp_path)
-    arms = {Arm(variant=HALF): (16, 2.0), Arm(False, longer="equal tokens"): (44, 32 / 44)}
-    arms[Arm(False, longer="equal steps")] = (44, 1.0)
-    for arm, (segment_len, share) in arms.items():
+    arms = {Arm(variant=HALF): (16, 1.0, 2.0), Arm(False, longer="equal tokens"): (44, 32 / 44, 1.0)}
+    arms[Arm(False, longer="equal steps")] = (44, 1.0, 1.0)
+    for arm, (segment_len, share, streams) in arms.items():
         config = config_of(arm, tmp_path)
-        assert config.data.segment_len == segment_len
+        assert (config.data.segment_len, config.data.batch_size) == (segment_len, streams * plain.data.batch_size)
         assert config.trainer.max_steps == round(plain.trainer.max_steps * share)
         assert config.memory.mem_len == (segment_len if arm.recurrence else 0)
 

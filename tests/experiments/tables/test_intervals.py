@@ -13,6 +13,7 @@ from experiments.tables.intervals import (
     mean_over_seeds,
     of_repeats,
     pooled_spread,
+    residual_spread,
     student,
 )
 
@@ -44,31 +45,26 @@ class NaiveSpread(NamedTuple):
     freedom: int
 
 
-def naive_interval(
-    worse_SB: np.ndarray, better_SB: np.ndarray | None, spread: NaiveSpread
-) -> tuple[float, float, float]:
-    """Low end, effect and high end of a difference of losses of equally long blocks, by drawing from its definition.
+def naive_interval(values_SB: np.ndarray, spread: NaiveSpread) -> tuple[float, float, float]:
+    """Low end, mean and high end of a value by seed and block of equal length, by drawing from its definition.
 
-    Blocks are drawn with replacement, seeds as normally distributed with the spread of all arms. Without `better_SB`
-    it is the interval of the mean of one arm.
+    Blocks are drawn with replacement, seeds as normally distributed with the spread of all arms.
     """
-    random, n_draws, n_blocks = np.random.default_rng(3), 40_000, worse_SB.shape[1]
-    sides = [worse_SB] if better_SB is None else [worse_SB, better_SB]
-    variance = sum(spread.variance / len(side) for side in sides)
-    interaction = 0.0
-    for side in sides:
-        S, B = side.shape
-        if S > 1:
-            rest = [side[s, b] - side[:, b].mean() - side[s].mean() + side.mean() for s in range(S) for b in range(B)]
-            interaction += sum(x * x for x in rest) / ((S - 1) * (B - 1)) / S
-    blocks = worse_SB.mean(axis=0) - (0.0 if better_SB is None else better_SB.mean(axis=0))
+    random, n_draws, (S, B) = np.random.default_rng(3), 40_000, values_SB.shape
+    interaction, blocks = 0.0, values_SB.mean(axis=0)
+    if S > 1:
+        rest = [
+            v - values_SB[:, b].mean() - values_SB[s].mean() + values_SB.mean()
+            for (s, b), v in np.ndenumerate(values_SB)
+        ]
+        interaction = sum(x * x for x in rest) / ((S - 1) * (B - 1)) / S
     text = max(0.0, 1 - interaction / np.var(blocks, ddof=1)) ** 0.5
-    if n_blocks < 30:
-        quantile = np.quantile(random.standard_t(n_blocks - 1, 400_000), 0.975)
-        text *= (n_blocks / (n_blocks - 1)) ** 0.5 * quantile / 1.96
+    if B < 30:
+        quantile = np.quantile(random.standard_t(B - 1, 400_000), 0.975)
+        text *= (B / (B - 1)) ** 0.5 * quantile / 1.96
     effect = blocks.mean()
-    drawn = effect + text * (random.choice(blocks - effect, (n_draws, n_blocks)).mean(axis=1))
-    drawn += variance**0.5 * random.standard_t(spread.freedom, n_draws)
+    drawn = effect + text * (random.choice(blocks - effect, (n_draws, B)).mean(axis=1))
+    drawn += (spread.variance / S) ** 0.5 * random.standard_t(spread.freedom, n_draws)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(effect), float(high)
 
@@ -83,7 +79,9 @@ def test_intervals_cover_the_truth(S: int, B: int, simulations: int) -> None:
     covered = 0
     for i in range(simulations):
         worse, better, others = simulated(random, S, B)
-        spread = pooled_spread([*others, worse.mean(axis=1).tolist(), better.mean(axis=1).tolist()])
+        spread = residual_spread(
+            [[dict(enumerate(runs)) for runs in (worse.mean(axis=1), better.mean(axis=1), *others)]]
+        )
         found = difference(worse, better, weights, spread, seed=i, resamples=400)
         assert found.low is not None
         assert found.high is not None
@@ -91,18 +89,18 @@ def test_intervals_cover_the_truth(S: int, B: int, simulations: int) -> None:
     assert abs(covered / simulations - 0.95) <= (0.02 if simulations > 1000 else 0.04) + 1e-9
 
 
-@pytest.mark.parametrize("S_other", [3, 2])
+@pytest.mark.parametrize("S", [3, 1])
 @pytest.mark.parametrize("n_blocks", [41, 5])
-def test_intervals_are_those_of_their_definition(S_other: int, n_blocks: int) -> None:
-    random = np.random.default_rng([S_other, n_blocks])
+def test_intervals_are_those_of_their_definition(S: int, n_blocks: int) -> None:
+    random = np.random.default_rng([S, n_blocks])
     text = random.normal(2, 0.3, n_blocks)
 
     def runs(count: int, offset: float) -> np.ndarray:
         return text + random.normal(offset, 0.05, (count, n_blocks)) + random.normal(0, 0.02, (count, 1))
 
-    worse, better = runs(3, 0.05) + random.normal(0, 0.05, n_blocks), runs(S_other, 0.0)
+    worse, better = runs(S, 0.05) + random.normal(0, 0.05, n_blocks), runs(S, 0.0)
     found = difference(worse, better, np.full(n_blocks, 1000.0), SeedSpread(4e-4, 7))
-    low, effect, high = naive_interval(worse, better, NaiveSpread(4e-4, 7))
+    low, effect, high = naive_interval(worse - better, NaiveSpread(8e-4, 7))
     assert found.effect == pytest.approx(effect)
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.04 * (high - low))
 
@@ -110,6 +108,21 @@ def test_intervals_are_those_of_their_definition(S_other: int, n_blocks: int) ->
 def test_the_spread_is_pooled_over_arms() -> None:
     """Sums of squares 0.5, 8 and none, from 1, 2 and 0 degrees of freedom."""
     assert pooled_spread([[1.0, 2.0], [4.0, 8.0, 6.0], [5.0]]) == SeedSpread(pytest.approx(8.5 / 3), 3)
+
+
+def test_what_moves_all_runs_of_a_seed_is_no_spread() -> None:
+    """Two arms: deviations of (1, -1, 0) and its opposite, each halved, from 2 degrees of freedom; a third arm fits."""
+    seed = {1: 10.0, 2: -7.0, 3: 40.0}
+    one = {s: 5 + seed[s] + d for s, d in ((1, 1.0), (2, -1.0), (3, 0.0))}
+    other = {s: 2 + seed[s] for s in seed}
+    assert residual_spread([[one, other]]) == SeedSpread(pytest.approx(0.5), 2)
+    assert residual_spread([[one, other, {2: 4.0}]]) == SeedSpread(pytest.approx(0.5), 2)
+    elsewhere = [
+        {1: 3.0, 2: 5.0},
+        {1: 1.0, 2: 1.0},
+    ]  # another text has seed effects of its own: 0.5 four times, squared
+    assert residual_spread([[one, other], elsewhere]) == SeedSpread(pytest.approx(2 / 3), 3)
+    assert residual_spread([]) == residual_spread([[{1: 1.0}, {1: 2.0}]]) == SeedSpread(0.0, 0)
 
 
 def test_long_blocks_move_an_interval_more() -> None:
@@ -124,10 +137,10 @@ def test_long_blocks_move_an_interval_more() -> None:
 
 
 def test_the_share_of_the_seeds_is_students_exactly() -> None:
-    """Where the text changes nothing: effect ± t · √(variance · (1/S + 1/S')), and √(variance / S) for a mean."""
-    worse, better = np.full((2, 40), 2.03), np.full((3, 40), 2.0)
+    """Where the text changes nothing: effect ± t · √(2 · variance / S), and √(variance / S) for a mean."""
+    worse, better = np.full((3, 40), 2.03), np.full((3, 40), 2.0)
     spread = SeedSpread(3e-4, 6)
-    found, half = difference(worse, better, np.ones(40), spread), student(6) * math.sqrt(3e-4 * 5 / 6)
+    found, half = difference(worse, better, np.ones(40), spread), student(6) * math.sqrt(2e-4)
     assert (found.effect, found.low, found.high) == pytest.approx((0.03, 0.03 - half, 0.03 + half), rel=1e-5)
     alone = mean_over_seeds(np.zeros((3, 40)), np.ones(40), spread)
     assert (alone.low, alone.high) == pytest.approx((-student(6) * 1e-2, student(6) * 1e-2), rel=1e-4)
