@@ -251,7 +251,7 @@ def sentence(part: ClaimPart, n_parts: int, n_holding: int) -> str:
         while digits < 6 and difference.high is not None and round(half, digits) == round(difference.high, digits):
             digits += 1  # the end must be seen to lie below
         found, limit = shown(replace(difference, digits=digits), part.unit), decimal(half, digits, signed=True)
-        words = f"There is no effect of even half the paper’s size: {found}, where half would be {limit}."
+        words = f"The interval ends below half of the paper’s effect: {found}; half is {limit}."
     elif difference.value == 0 and difference.low is None and difference.high is None:
         words = f"The run cannot tell: {found} in every run."
     elif difference.low is None and difference.high is None:

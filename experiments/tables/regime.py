@@ -129,6 +129,8 @@ def _losses_table(runs: Mapping[Arm, list[Job]], found: Evaluations, unit: str) 
             label("arm", "regime"): lambda pair: _regime(composed(runs[pair[0]][0].overrides)),
             ours("on", "with recurrence", unit): lambda pair: loss(pair[0]),
             ours("off", "without", unit): lambda pair: loss(pair[1]),
-            ours("lr", "learning rate"): lambda pair: cell(composed(runs[pair[0]][0].overrides).optimizer.lr, 4),
+            ours("lr", "learning rate, with recurrence"): lambda pair: cell(
+                composed(runs[pair[0]][0].overrides).optimizer.lr, 4
+            ),
         },
     )

@@ -97,11 +97,12 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         here=(
             f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps, segments "
             f"of {metrics['evaluation']['segment_len']}. Every row is scored on {scored} tokens of the "
-            "test split, and a difference rests on the tokens that both of its rows share. "
-            "Attention length: how many tokens a token attends to, itself included. Rows without "
-            f"recurrence are scored in {WINDOWS}, at training's length too (init). "
-            f"The best length is chosen on {_validation_words(setup)}, which the validation columns are of. The "
-            "paper's table is of validation."
+            "test split. A difference rests on the tokens and seeds that both of its rows have, so it can differ from the "
+            "difference of their means. Init: at training's lengths, where a token with recurrence sees the memory and "
+            "its segment so far. Best: at the attention length chosen on "
+            f"{_validation_words(setup)}, which the validation columns are of; every token then sees as many, itself "
+            f"included. Rows without recurrence are scored in {WINDOWS}, at training's length too. The "
+            "paper's numbers are of validation."
         ),
         tables=(*tables, comparisons_table("table_6", TITLE, unit, 3, differences(found, outcomes))),
         figures=(_lengths_figure(found, metrics, outcomes), _learning_curves(all_runs, metrics, outcomes)),

@@ -118,9 +118,9 @@ def test_a_sentence_says_what_was_found_instead_of_the_claim() -> None:
     small, noise = part(-0.009, 0.001, paper=0.42), part(-0.003, 0.011, "c", paper=0.08)
     against = part(-0.03, -0.01)
     assert said(part(0.1, 0.3)) == ""
-    half = "There is no effect of even half the paper’s size: −0.004 bpc [−0.009, +0.001], where half would be +0.021."
+    half = "The interval ends below half of the paper’s effect: −0.004 bpc [−0.009, +0.001]; half is +0.021."
     assert said(small) == half
-    assert "−0.0040 bpc [−0.0090, +0.0010], where half would be +0.0011." in said(part(-0.009, 0.001, paper=0.0215))
+    assert "−0.0040 bpc [−0.0090, +0.0010]; half is +0.0011." in said(part(-0.009, 0.001, paper=0.0215))
     assert said(against) == "The effect has the opposite sign: −0.020 bpc [−0.030, −0.010]."
     chance = round(100 * (power(noise) or 0))
     unclear = f"The run cannot tell: +0.004 bpc [−0.003, +0.011]; the chance to see the paper’s effect was {chance} %."

@@ -12,8 +12,8 @@ def test_the_rule_covers_the_truth_and_marks_come_as_often_as_they_should() -> N
     found = intervals("residual", draws((3, 3), 0.02, "", 700, 3))
     covered, half = coverage(found)
     assert covered == pytest.approx(95, abs=2)
-    # Student's 97.5 % quantile with 26 runs less 12 arms and 2 seeds times the standard error of 3 pairs and the text.
-    assert half == pytest.approx(2.18 * (0.003**2 * 2 / 3 + 0.002**2) ** 0.5, rel=0.05)
+    # Of three pairs by Student's 97.5 % quantile with 26 runs less 12 arms and 2 seeds, of the text by the normal one.
+    assert half == pytest.approx(((2.18 * 0.003) ** 2 * 2 / 3 + (1.96 * 0.002) ** 2) ** 0.5, rel=0.05)
     none, half_of_it, whole = (marks(found, truth, 1.0) for truth in (0.0, 0.5, 1.0))
     assert none["holds"] / 700 == pytest.approx(0.025, abs=0.02)  # a wrong sign
     assert half_of_it["does not hold"] / 700 <= 0.025 + 0.02  # an effect that is just half of the paper's

@@ -33,7 +33,9 @@ def write_losses(setup: Setup, runs: dict[Arm, list[Job]], starts: dict[Arm, int
             folder.mkdir(parents=True)
             rows = {n: {"attention_length": n, "losses": f"{n}.npz", "nll": 1.0 + (run.seed or 0)} for n in (64, 128)}
             selected = {"init": rows[64], "best": rows[128 if arm == ON else 64]}
-            (folder / "evaluation.json").write_text(json.dumps({"test": {"selected": selected}}))
+            (folder / "evaluation.json").write_text(
+                json.dumps({"corpus": {"sha256": "ab"}, "test": {"selected": selected}})
+            )
             positions = np.arange(2500)[starts[arm] :]
             for n in rows:
                 nll = (positions >= 1000) + (run.seed or 0) + (0.5 if n == 128 else 0.0)
