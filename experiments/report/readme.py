@@ -76,7 +76,7 @@ def _run(results: Mapping[str, Any]) -> list[str]:
         "\n".join(f'<img src="{LAPTOP}/{file}" width="460" alt="{alt}">' for file, alt in pictures),
         pipe_table(["", "", "claim of the paper", "effect here [95 % interval]", "in the paper"], rows),
         " · ".join(f"{sign} {mark}" for mark, sign in SIGNS.items() if mark != "pending"),
-        "Effects are in percent, positive if the claim is right; those of losses are of the loss that should be higher. "
+        "Effects are in percent, positive if the claim is right; of losses: of the loss that should be higher. "
         "A claim of several parts shows the part that supports it least.",
         *(["\n".join(why)] if why else []),
         f"[Report]({LAPTOP}/report.md) with all tables, and Figures 3 to 7 (1 and 2 are drawings of the model) · "

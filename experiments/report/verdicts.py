@@ -16,9 +16,9 @@ RULE = (
     "hold if one part does not, and is not tested if this run cannot tell."
 )
 COLUMNS = (
-    "A claim’s row shows the part that supports it least. Percent of losses: of the loss that should be higher. Margin: "
-    "how far the interval would have to move to change the mark. Power: the chance to see the paper’s effect in percent, "
-    "if it is true, with an interval of this width. So far: some runs are still to come."
+    "A claim’s row shows the part that supports it least. Percent of losses: of the loss that should be higher. "
+    "Margin: how far the interval would have to move to change the mark. Power: the chance to see the paper’s effect "
+    "in percent, if it is true, with an interval of this width. So far: some runs are still to come."
 )
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "not tested": "–", "pending": "…"}
 VERBS = {

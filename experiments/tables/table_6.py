@@ -97,8 +97,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         here=(
             f"{metrics['corpus']['name']}, {metrics['parameters']:,} parameters, {metrics['steps']:,} steps, segments "
             f"of {metrics['evaluation']['segment_len']}. Every row is scored on {scored} tokens of the "
-            "test split. A difference rests on the tokens and seeds that both of its rows have, so it can differ from the "
-            "difference of their means. Init: at training's lengths, where a token with recurrence sees the memory and "
+            "test split. A difference rests on the tokens and seeds that both of its rows have, so it can differ from "
+            "that of their means. Init: at training's lengths, where a token with recurrence sees the memory and "
             "its segment so far. Best: at the attention length chosen on "
             f"{_validation_words(setup)}, which the validation columns are of; every token then sees as many, itself "
             f"included. Rows without recurrence are scored in {WINDOWS}, at training's length too. The "
