@@ -211,19 +211,19 @@ def estimate(setup: Setup, found: list[Job]) -> float:
 
 
 @pytest.mark.slow
-def test_the_evening_has_every_row_with_three_seeds_and_fits_into_three_hours(tmp_path: Path) -> None:
+def test_the_evening_has_every_row_with_two_seeds_or_three_and_fits_into_two_hours(tmp_path: Path) -> None:
     setup, found = planned("evening", tmp_path)
     arms: dict[str, list[int | None]] = {}
     for job in found:
         if job.command == "train":
             arms.setdefault(job.arm, []).append(job.seed)
-    assert set(map(tuple, arms.values())) == {(1, 2, 3)}
+    assert set(map(tuple, arms.values())) == {(1, 2), (1, 2, 3)}
     rows = [Arm(row.recurrence, row.encoding, row.loss) for row in TABLE_6]
     rows += [Arm(False, loss=loss, longer=length) for loss in ("full", "half") for length in LENGTHS]
     rows += [Arm(baseline="lstm"), Arm(baseline="qrnn"), Arm(False, "absolute"), Arm(False, "al_rfou")]
     assert set(arms) > {arm.title for arm in rows}
     assert sum("shuffled lines" in title for title in arms) == len(TABLE_7)
-    assert estimate(setup, found) / 2 < 3  # two jobs at once
+    assert estimate(setup, found) / 2 < 2  # two jobs at once
 
 
 @pytest.mark.parametrize("profile", [pytest.param(name, marks=pytest.mark.slow) for name in ("gpu", "paper")])
