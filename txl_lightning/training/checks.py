@@ -139,14 +139,14 @@ def check_same_on_all_ranks(config: Config, ranks: Ranks) -> None:
     """Check that all ranks were started with equal options; otherwise they would train different models.
 
     Raises:
-        OptionError: this rank has another option than rank 0; names the first one.
+        OptionError: this rank has another option than rank 0; names the outermost.
         UserError: another rank has.
     """
     ours, theirs = flat(plain(config)), flat(ranks.first(plain(config)))
     different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
     failed = ranks.largest(bool(different))
     if different:
-        name = different[0]
+        name = min(different, key=lambda name: name.count("."))  # others may follow it, as `data.seed` does `seed`
         raise OptionError(name, ours.get(name), f"must be {theirs.get(name)}, as on rank 0 (this is rank {ranks.rank})")
     if failed:
         raise UserError("another rank was started with different options")
