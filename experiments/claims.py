@@ -187,26 +187,20 @@ def verdict(parts: Sequence[ClaimPart]) -> dict[str, Any]:
 
     Returns:
         `mark`; `state`: final, "so far" if runs are missing, or pending if no part has a value; `effect`, `low` and
-        `high` of the deciding part in `unit`, positive as the claim says, and the `smallest` effect that this run could
-        have seen: half the width of the interval, and not less than the step of a grid; the same in percent as
-        `relative`, `relative_low` and `relative_high`, and the paper's effect as `relative_paper`; its `margin` and
-        `power`; its title as `part`; all `parts`, their number `n_parts`, and `n_holding` of them that hold; a
+        `high` of the deciding part in `unit`, positive as the claim says; the same in percent as `relative`,
+        `relative_low` and `relative_high`, and the paper's effect as `relative_paper`; its `margin` and `power`; its
+        title as `part`; all `parts`, their number `n_parts`, and `n_holding` of them that hold; a
         `sentence` if the claim does not hold; all parts in words as `evidence`. An end is None where nothing was
         repeated, or where it is open; all numbers of a part are None while it has no value.
     """
     rows = [_row(part) for part in parts]
     found = [(part, row) for part, row in zip(parts, rows, strict=True) if row["mark"]]
     weakest, row = min(found, key=_support, default=(None, dict.fromkeys(OF_DECIDING_PART)))
-    difference = weakest and weakest.difference
-    smallest = None
-    if difference and difference.low is not None and difference.high is not None:
-        smallest = max((difference.high - difference.low) / 2, difference.step or 0.0)
     n_holding = sum(row["mark"] == "holds" for row in rows)
     state = "so far" if len(found) < len(rows) or any(part.pending for part in parts) else "final"
     return {
         **{name: row[name] for name in OF_DECIDING_PART},
         "state": state if found else "pending",
-        "smallest": smallest,
         "part": weakest.title if weakest else "",
         "parts": rows,
         "n_parts": len(rows),

@@ -122,9 +122,8 @@ def test_a_step_is_divided_into_kinds_of_operations(tmp_path: Path, monkeypatch:
     found = step_profiles(tmp_path, 1, {"tiny": 1})["shares"]
     assert list(found) == ["tiny, float32", "tiny, bf16"]
     for shares in found.values():
-        kept = shares.pop(KEPT)
+        assert shares.pop(KEPT) > 0  # timed apart from the step, so that it may be more than a tiny step
         assert sum(shares.values()) == pytest.approx(1.0)
-        assert 0 < kept < 1
         assert min(shares[kind] for kind in ("products", "softmax", "random numbers", "clipping, Adam")) > 0
     assert (kind_of("aten::add_"), kind_of("_SoftmaxBackward")) == ("element-wise, norms, sums", OTHER)
 

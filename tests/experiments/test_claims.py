@@ -45,17 +45,8 @@ def test_the_interval_beside_zero_and_half_of_the_papers_effect_is_the_mark(
 def test_an_effect_without_an_interval_is_no_evidence() -> None:
     alone = ClaimPart("claim/a", "a − b", Number(0.5, 3), Number(5.0, 1), None, None)
     found = verdict([alone])
-    assert [found[key] for key in ("mark", "low", "high", "smallest")] == ["within noise", None, None, None]
+    assert [found[key] for key in ("mark", "low", "high")] == ["within noise", None, None]
     assert found["evidence"] == "a − b: +0.500"
-
-
-def test_the_smallest_visible_effect_is_at_least_a_step_of_the_grid() -> None:
-    same = ClaimPart(
-        "claim/a", "a − b", Number(64, 0, low=64, high=64, step=32), Number(50.0, 1, low=50, high=50), 75.0, "tokens"
-    )
-    assert verdict([same])["smallest"] == 32
-    wide = replace(same, difference=replace(same.difference, low=0, high=128))
-    assert verdict([wide])["smallest"] == 64
 
 
 def test_an_open_end_neither_supports_nor_refutes() -> None:
@@ -65,7 +56,7 @@ def test_an_open_end_neither_supports_nor_refutes() -> None:
     unclear = replace(above, difference=replace(above.difference, low=-1), relative=replace(above.relative, low=-1.0))
     assert mark_of(unclear) == "within noise"
     found = verdict([below])
-    assert [found[key] for key in ("low", "high", "smallest", "relative_low")] == [None, -32, None, None]
+    assert [found[key] for key in ("low", "high", "relative_low")] == [None, -32, None]
     assert found["evidence"] == "a − b: −64 tokens [−∞, −32]"
 
 
@@ -73,7 +64,6 @@ def test_the_part_that_supports_a_claim_least_decides() -> None:
     good, better, unclear, bad = part(0.1, 0.3), part(0.2, 0.4, "c"), part(-0.1, 0.3, "d"), part(-0.3, -0.1, "e")
     assert verdict([better, good])["mark"] == "holds"
     assert verdict([better, good])["effect"] == pytest.approx(0.2)
-    assert verdict([better, good])["smallest"] == pytest.approx(0.1)
     assert (verdict([good, unclear])["mark"], verdict([good, unclear])["part"]) == ("within noise", "d")
     assert (verdict([good, unclear, bad])["mark"], verdict([unclear, bad])["part"]) == ("does not hold", "e")
     assert verdict([good, bad])["evidence"] == "a − b: +0.200 bpc [+0.100, +0.300]; e: −0.200 bpc [−0.300, −0.100]"
@@ -178,7 +168,6 @@ def test_claims_find_their_differences_by_key_and_others_are_left_out() -> None:
         **stated,
         **numbers,
         "state": "final",
-        "smallest": pytest.approx(0.055),
         "part": "off − on",
         "parts": [{**numbers, "key": "recurrence_helps/init", "title": "off − on", "pending": 0}],
         "n_parts": 1,

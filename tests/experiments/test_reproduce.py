@@ -73,6 +73,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
 
     ended = {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/job.json")}
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TXL_DATA", raising=False)
     assert reproduce.main(words) == 0
     assert f"{len(ended)} of them finished before" in capsys.readouterr().err
     assert ended == {path: path.stat().st_mtime_ns for path in directory.glob("runs/*/job.json")}

@@ -29,7 +29,6 @@ def claim(mark: str | None, relative: float = 4.2, theirs: float | None = 2.7, *
         "paper": "Table 6: numbers",
         "rule": "One minus other.",
         "evidence": "one − other: +0.100 bpc",
-        "smallest": 0.05,
         "state": "final",
         "part": "one − other",
         "parts": [{"key": "part", "title": f"one − other, {mark}", "pending": 0, **part}],
