@@ -32,6 +32,9 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
     "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
+    "forget gate": replace(RELATIVE, forget_gate=True),
+    "forget gate, no encoding": replace(RELATIVE, encoding="none", forget_gate=True, pre_norm=True),
+    "forget gate, no memory": replace(RELATIVE, encoding="none", forget_gate=True, mem_len=0),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -55,7 +58,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp", "memory of zeros"),
-    *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+    *("forget gate, no encoding", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
 )
 
 

@@ -22,6 +22,8 @@ ARMS = {
     "alibi": {"encoding": "alibi", "n_head": 3},
     "none": {"encoding": "none"},
     "relative, QK-norm": {"qk_norm": True},
+    "none, forget gate": {"encoding": "none", "forget_gate": True},
+    "relative, forget gate": {"forget_gate": True, "pre_norm": True},
 }
 
 

@@ -29,7 +29,7 @@ COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("mem_len", "compressed_len", "ext_len"), LENGTH),
+    **dict.fromkeys(("mem_len", "compressed_len", "ext_len", "forget_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -121,6 +121,10 @@ class TransformerXLConfig(Architecture):
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
         qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
+        forget_gate: a gate of every head and token by which keys before it are forgotten (Lin et al. 2025): a further
+            term (c), which `terms` does not switch (`Attention`).
+        forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,
+            in geometric steps. 0 begins with gates of 1/2; None means `mem_len`, in a config of a run also the segment.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         encoding: name of a registered position encoding (`model.encodings`).
@@ -160,6 +164,8 @@ class TransformerXLConfig(Architecture):
     init_std: float = 0.02
     untie_biases: bool = False
     qk_norm: bool = False
+    forget_gate: bool = False
+    forget_len: int | None = None
     terms: str = "abcd"
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)

@@ -48,7 +48,7 @@ COLUMNS = {
     "in the memory (%)": "{in_memory:.1%}",
 }
 MOST_PRINTED = 3
-SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
+SCORES = {"a": "(a) content", "b": "(b) content and position", "c": "(c) forgetting", "d": "(d) position"}
 MOST_LABELLED_HEADS = 48
 LEAST_HEIGHT, MOST_HEIGHT = 3.4, 18.0  # inches
 MOST_COLUMNS = 256
@@ -92,7 +92,8 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         require(head in text.weights, "heads", head, allowed)
     maps = attention_maps(model, streams, evaluation.max_segments)
     sizes = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
-    terms, (n_rows, reach), H = model.config.active_terms, maps.by_distance[ALL_TERMS].shape, model.config.n_head
+    terms: str = model.layers[0].attention.terms  # type: ignore[assignment, union-attr]
+    (n_rows, reach), H = maps.by_distance[ALL_TERMS].shape, model.config.n_head
     heads = [
         {"layer": row // H + 1, "head": row % H + 1, **{name: float(of[row]) for name, of in maps.averages.items()}}
         for row in range(n_rows)
@@ -140,7 +141,8 @@ def write_report(
 
     Args:
         results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d; centred a_centred, …).
+        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d, with a forget gate c;
+            centred a_centred, …).
         text: attention of Figure 6.
         options: options of the command; logger `wandb` gets the figures as images, and the table.
         directory: folder for the files.

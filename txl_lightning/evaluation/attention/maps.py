@@ -7,6 +7,8 @@ Single terms are not unique: a constant m added to q and taken from u and v chan
 (a) and (c), and between (b) and (d). The centred split chooses m so that the mean query of each head is zero:
 
     (a) (q_i - m)·k_j    (c) (u + m)·k_j    (b) (q_i - m)·r_{i-j}    (d) (v + m)·r_{i-j},    m = mean of q_i
+
+Forgetting, D_ij of `model.forget_gate`, is a part of (c) in both splits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ALL_TERMS = "all"
-SINGLE_TERMS = "abd"  # (c) does not depend on the query: the paper shows no softmax of (c) alone
+SINGLE_TERMS = "abd"  # u·k does not depend on the query: the paper shows no softmax of (c) alone
 
 Array = NDArray[np.float64]
 MARKED_SHARE = 0.2  # of the context, for each target
@@ -50,7 +52,7 @@ class AttentionMaps:
     """Averages over queries, one row per head, layer by layer (R = N·H rows).
 
     Args:
-        by_distance: for `all` terms, each single term and, of a model with all four terms, each single term of the
+        by_distance: for `all` terms, each shown term and, of an encoding with all four terms, each shown term of the
             centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
             tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
@@ -61,6 +63,11 @@ class AttentionMaps:
     by_distance: dict[str, Array]
     averages: dict[str, Array]
     queries: int
+
+
+def shown_terms(config: TransformerXLConfig) -> str:
+    """Return the terms whose softmax alone is shown, where the model has them: with a forget gate also (c)."""
+    return "abcd" if config.forget_gate else SINGLE_TERMS
 
 
 def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
@@ -99,9 +106,10 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     most = longest - (reach - config.mem_len)
     allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.active_terms)]
+    shown, (layer, *_) = shown_terms(config), model.layers
+    names = [ALL_TERMS, *(term for term in shown if term in layer.attention.terms)]
     centres = set(config.active_terms) == set("abcd")
-    names += [term + CENTRED for term in SINGLE_TERMS if centres]
+    names += [term + CENTRED for term in shown if centres]
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
     sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
     entropy_NH, in_memory_NH, mean_NHE = zeros(), zeros(), zeros(config.d_head)
@@ -204,7 +212,8 @@ def centred_logits(attention: Attention, inputs: AttentionInputs, mean_HE: Tenso
         mean_HE if bias is None else bias + mean_HE for bias in (inputs.positions.u_HE, inputs.positions.v_HE)
     )
     positions = inputs.positions._replace(u_HE=u_HE, v_HE=v_HE).of_terms(terms)
-    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms)
+    forget_HBK = attention.forget_logits(inputs.memory_BMD, inputs.hidden_BTD)
+    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms, forget_HBK)
     return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
 
