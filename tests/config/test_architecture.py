@@ -21,7 +21,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("init_std", 0.0, {}, "must be a number > 0"),
     *(("terms", terms, {}, "must be letters of abcd, each at most once") for terms in ("abce", "aa", "A")),
     *((name, "x", {}, "must be one of ") for name in ("tie_projections", "norm", "feed_forward", "encoding")),
-    *((name, "x", {}, "must be one of ") for name in ("memory_start", "memory_reset", "compression")),
+    *((name, "x", {}, "must be one of ") for name in ("memory_start", "memory_reset", "compression", "attention_gate")),
     ("compression_loss", "mse", COMPRESSIVE, "must be one of reconstruction, autoencoding, none"),
     ("cell", "gru", {}, "must be one of lstm, qrnn"),
     *(("cutoffs", cutoffs, {}, "must be ascending integers >= 1") for cutoffs in ((5, 5), (0, 5))),

@@ -35,6 +35,9 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "forget gate": replace(RELATIVE, forget_gate=True),
     "forget gate, no encoding": replace(RELATIVE, encoding="none", forget_gate=True, pre_norm=True),
     "forget gate, no memory": replace(RELATIVE, encoding="none", forget_gate=True, mem_len=0),
+    "head gate": replace(RELATIVE, attention_gate="head"),
+    "element gate, no memory": replace(RELATIVE, attention_gate="element", mem_len=0),
+    "rope, pre-norm, element gate": replace(RELATIVE, encoding="rope", pre_norm=True, attention_gate="element"),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -58,7 +61,8 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp", "memory of zeros"),
-    *("forget gate, no encoding", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate"),
+    *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
 )
 
 

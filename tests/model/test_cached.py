@@ -23,6 +23,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
     "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
     "relative, forget gate": {"forget_gate": True},
+    "relative, head gate": {"attention_gate": "head"},
+    "shaw, pre-norm, element gate": {**ENCODINGS["shaw"], "pre_norm": True, "attention_gate": "element"},
     "none, pre-norm, forget gate": {**ENCODINGS["none"], "pre_norm": True, "forget_gate": True},
 }
 LENGTHS: list[dict[str, Any]] = [
@@ -186,7 +188,7 @@ def test_in_inference_mode():
     "options",
     [
         *({"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}),
-        {"encoding": "none", "forget_gate": True},
+        {"encoding": "none", "forget_gate": True, "attention_gate": "element"},
     ],
     ids=str,
 )

@@ -22,7 +22,11 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
     assert model.config.mem_len == 4
 
 
-@pytest.mark.parametrize("options", [{}, {"pre_norm": True, "final_norm": True, "qk_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pre_norm": True, "final_norm": True, "qk_norm": True, "attention_gate": "element"}],
+    ids=str,
+)
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
 def test_fused_attention_computes_the_same(encoding: str, options: dict[str, bool]) -> None:
     model, stream = tiny_model(encoding=encoding, table_len=9, **options), random_stream(2, 12)

@@ -28,6 +28,7 @@ OPTIONS = (
     "trainer.log_every_n_steps=7",
     "resume=auto",
 )
+GATES = ("model.forget_gate=true", "model.attention_gate=element")
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
@@ -74,13 +75,13 @@ def uninterrupted(processes: int, steps: int, *more: str) -> Path:
     ("processes", "steps", "events", "more"),
     [
         (1, 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)], ()),  # step 30 validates, step 56 ends an epoch
-        pytest.param(1, 64, [(11, KILL), (40, TERM)], ("model.forget_gate=true",), marks=pytest.mark.slow),
+        pytest.param(1, 64, [(11, KILL), (40, TERM)], GATES, marks=pytest.mark.slow),
         pytest.param(1, 200, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)], (), marks=pytest.mark.slow),
         pytest.param(1, 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], (), marks=pytest.mark.slow),
         # the ranks by turns
         pytest.param(2, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], (), marks=pytest.mark.slow),
     ],
-    ids=["in short", "forget gate", "killed", "stopped", "killed and stopped, 2 processes"],
+    ids=["in short", "gates", "killed", "stopped", "killed and stopped, 2 processes"],
 )
 def test_an_interrupted_run_equals_an_uninterrupted_one_bit_for_bit(
     tmp_path: Path, processes: int, steps: int, events: list[tuple[int, int]], more: tuple[str, ...]

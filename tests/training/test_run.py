@@ -205,13 +205,15 @@ ARMS = {
     ],
     "two terms": ["model.terms=bd"],
     "forget gate": ["encoding=none", "model.forget_gate=true", "optimizer=muon"],
+    "head gate": ["model.attention_gate=head"],
+    "element gate": ["model.attention_gate=element", "memory=off", "optimizer=muon"],
     "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
     "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
     "qrnn": ["model=qrnn", "model.d_model=32"],
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "forget gate", "adaptive softmax", "lstm", "qrnn")
+COVERING = ("shaw", "al-rfou", "characters", "forget gate", "head gate", "adaptive softmax", "lstm", "qrnn")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in COVERING else pytest.mark.slow) for n in ARMS])

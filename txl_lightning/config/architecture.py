@@ -39,6 +39,7 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     "cell": _one_of("lstm", "qrnn"),
     "norm": _one_of("layer", "rms"),
     "feed_forward": _one_of("relu", "swiglu", "geglu"),
+    "attention_gate": _one_of("none", "head", "element"),
     "tie_projections": _one_of("all_but_first", "all", "none"),
     "compression": _one_of(*COMPRESSIONS),
     "compression_loss": _one_of("reconstruction", "autoencoding", "none"),
@@ -125,6 +126,8 @@ class TransformerXLConfig(Architecture):
             term (c), which `terms` does not switch (`Attention`).
         forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,
             in geometric steps. 0 begins with gates of 1/2; None means `mem_len`, in a config of a run also the segment.
+        attention_gate: what one gate of attention's output multiplies (Qiu et al. 2025): a `head` of a token, an
+            `element` of a head, or `none` for no gates.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         encoding: name of a registered position encoding (`model.encodings`).
@@ -166,6 +169,7 @@ class TransformerXLConfig(Architecture):
     qk_norm: bool = False
     forget_gate: bool = False
     forget_len: int | None = None
+    attention_gate: str = "none"
     terms: str = "abcd"
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)

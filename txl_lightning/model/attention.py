@@ -39,6 +39,11 @@ class Attention(nn.Module):
     The softmax does not see c_i. What is left depends on the key alone, as u·k_j does: it is a part of term (c) that
     reads the text, and is computed from one running sum per segment.
 
+    With `attention_gate` the heads' outputs are multiplied by gates before the output projection (Qiu et al. 2025); each
+    gate is for one head of a token, or for one of its E elements:
+
+        Y_i ⊙ σ(x_i W_g)
+
     Args:
         config: sizes, terms and dropout.
 
@@ -61,6 +66,9 @@ class Attention(nn.Module):
         self.key_norm = nn.RMSNorm(*norm) if self.n_key and config.qk_norm else None
         self.forget = nn.Linear(config.d_model, config.n_head) if config.forget_gate else None
         self.forget_len = config.mem_len if config.forget_len is None else config.forget_len
+        widths = {"none": 0, "head": config.n_head, "element": width}
+        n_gates = widths[config.attention_gate]
+        self.gate = nn.Linear(config.d_model, n_gates, bias=False) if n_gates else None
         self.dropout = Dropout(config.attention_dropout)
         self.kernel = "eager"
 
@@ -95,7 +103,8 @@ class Attention(nn.Module):
         """
         q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
         forget_HBK = self.forget_logits(memory_BMD, hidden_BTD)
-        return self.combine_heads(self.attend(q_HBTE, kv_PHBKE, positions, visible, self.kernel, forget_HBK))
+        heads_HBTE = self.attend(q_HBTE, kv_PHBKE, positions, visible, self.kernel, forget_HBK)
+        return self.combine_heads(heads_HBTE, hidden_BTD)
 
     def project(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"] | None = None
@@ -184,9 +193,19 @@ class Attention(nn.Module):
             return positions.table_HSE
         return self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, -1)).transpose(0, 1).contiguous()
 
-    def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
-        """Concatenate the heads of every token and project them to the output."""
-        return self.output(heads_HBTE.permute(1, 2, 0, 3).flatten(2))
+    def combine_heads(
+        self, heads_HBTE: Float[Tensor, "H B T E"], hidden_BTD: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
+        """Concatenate the heads of every token, after their gates, and project them to the output.
+
+        Args:
+            heads_HBTE: of `attend`.
+            hidden_BTD: input of the layer at the same tokens, which gates read.
+        """
+        heads_BTHE = heads_HBTE.permute(1, 2, 0, 3)
+        if self.gate is not None:
+            heads_BTHE = heads_BTHE * self.gate(hidden_BTD).sigmoid().unflatten(-1, (self.n_head, -1))
+        return self.output(heads_BTHE.flatten(2))
 
     def logits(
         self,

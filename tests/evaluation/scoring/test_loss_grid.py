@@ -33,6 +33,7 @@ EXACT = {
     "rope": lambda: attention("rope", mem_len=4, interpolation=2.0, qk_norm=True),
     "forget gate": lambda: attention("none", mem_len=4, forget_gate=True),
     "relative forget gate": lambda: attention("relative", mem_len=0, forget_gate=True),
+    "element gate": lambda: attention("relative", mem_len=4, attention_gate="element"),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

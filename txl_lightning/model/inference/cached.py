@@ -265,7 +265,7 @@ class CachedTransformerXL(ScoringModel):
             q_HBTE, kv_PHBTE = attention.project(segment_BTD, past_BTD)
             kv_PHBKE, forget_HBK = memory.write(n, kv_PHBTE, attention.forget_logits(past_BTD, segment_BTD))
             heads_HBTE = attention.attend(q_HBTE, kv_PHBKE, positions[n], of_queries, forget_HBK=forget_HBK)
-            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
+            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE, segment_BTD))
         memory.advance(T, config.mem_len, config.ext_len, first_BT)
         return model.final_norm(hidden_BTD), memory
 

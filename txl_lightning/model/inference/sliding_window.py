@@ -91,7 +91,8 @@ class SlidingWindow:
         hidden_BLD = model.encoding.embed(model.embedding(window_BL), model.config.clamp_len)
         for n, layer in enumerate(layers):
             input_BLD = model.encoding.layer_input(n, hidden_BLD)
-            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(layer.attention_input(input_BLD))
+            window_BLD = layer.attention_input(input_BLD)
+            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(window_BLD)
             heads_HBLE = F.scaled_dot_product_attention(q_HBLE, k_HBLE, v_HBLE, is_causal=True)
-            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE))
+            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE, window_BLD))
         return model.final_norm(hidden_BLD)
