@@ -24,6 +24,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
     "relative, forget gate": {"forget_gate": True},
     "relative, head gate": {"attention_gate": "head"},
+    "relative, sink": {"sink": True},
+    "none, forget gate, sink": {**ENCODINGS["none"], "forget_gate": True, "sink": True},
     "shaw, pre-norm, element gate": {**ENCODINGS["shaw"], "pre_norm": True, "attention_gate": "element"},
     "none, pre-norm, forget gate": {**ENCODINGS["none"], "pre_norm": True, "forget_gate": True},
 }
@@ -188,7 +190,7 @@ def test_in_inference_mode():
     "options",
     [
         *({"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}),
-        {"encoding": "none", "forget_gate": True, "attention_gate": "element"},
+        {"encoding": "none", "forget_gate": True, "attention_gate": "element", "sink": True},
     ],
     ids=str,
 )

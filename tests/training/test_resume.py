@@ -28,7 +28,7 @@ OPTIONS = (
     "trainer.log_every_n_steps=7",
     "resume=auto",
 )
-GATES = ("model.forget_gate=true", "model.attention_gate=element")
+GATES = ("model.forget_gate=true", "model.attention_gate=element", "model.sink=true")
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 

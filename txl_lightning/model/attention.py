@@ -44,6 +44,10 @@ class Attention(nn.Module):
 
         Y_i ⊙ σ(x_i W_g)
 
+    With `sink` every head has a trained logit s without a value (the `sinks` of gpt-oss):
+
+        P_ij = exp A_ij / (exp s + Σ_k exp A_ik)
+
     Args:
         config: sizes, terms and dropout.
 
@@ -69,6 +73,7 @@ class Attention(nn.Module):
         widths = {"none": 0, "head": config.n_head, "element": width}
         n_gates = widths[config.attention_gate]
         self.gate = nn.Linear(config.d_model, n_gates, bias=False) if n_gates else None
+        self.sink = nn.Parameter(torch.empty(config.n_head)) if config.sink else None
         self.dropout = Dropout(config.attention_dropout)
         self.kernel = "eager"
 
@@ -185,7 +190,7 @@ class Attention(nn.Module):
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
         distances = DistanceFactors(position, self.distance_vectors(positions), bias_HS)
         bias_HBK = forgetting(forget_HBK) if forget_HBK is not None and "c" in terms else None
-        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK)
+        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK, self.sink)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
@@ -234,6 +239,10 @@ class Attention(nn.Module):
         forget_HBK = self.forget_logits(memory_BMD, hidden_BTD)
         factors = self.factors(q_HBTE, kv_PHBKE, positions.of_terms(terms), visible, terms, forget_HBK)
         return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
+
+    def probabilities(self, logits_HBTK: Float[Tensor, "H B T K"]) -> Float[Tensor, "H B T K"]:
+        """Return the softmax of `logits` over the keys; with a sink a query's probabilities add up to less than 1."""
+        return eager.softmax(logits_HBTK.flatten(0, 1), self.sink).unflatten(0, logits_HBTK.shape[:2])
 
 
 def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:

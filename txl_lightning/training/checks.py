@@ -129,6 +129,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             "trains on GPUs only; eager trains on the CPU": accelerator == "gpu",
             "has at most 32 bits a number; eager has 64": precision != "64-true",
             "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
+            "has no sinks: model.sink=true needs eager": not getattr(config.model, "sink", False),
             "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
         }
         rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]

@@ -31,6 +31,7 @@ KINDS = {
     "absolute": {"encoding": "absolute"},
     "no (d)": {"terms": "abc"},
     "forget gate": {"forget_gate": True},
+    "sink": {"sink": True},
     "forget gate, no encoding": {"encoding": "none", "forget_gate": True},
     "modern recipe": {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
 }
@@ -48,7 +49,10 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         with watched(model, lambda *seen, caught=caught: caught.append(seen)):
             _, memory = model(segment.tokens, memory)
         for n, attention, inputs in caught:
-            weights = attention.logits(*inputs, terms=terms).softmax(-1)
+            logits = attention.logits(*inputs, terms=terms)
+            sink = torch.tensor([]) if attention.sink is None or terms else attention.sink[:, None, None, None]
+            column = sink.expand(*logits.shape[:3], -1) if sink.numel() else logits[..., :0]
+            weights = torch.cat([logits, column], dim=-1).softmax(-1)[..., : logits.shape[-1]]
             M = inputs.memory_BMD.shape[1]
             for h in range(weights.shape[0]):
                 for b in range(weights.shape[1]):
@@ -65,9 +69,11 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         averages["rows"].append([x / sum(near) for x in near])
         entropies = [-sum(p * math.log2(p) for p in row.values() if p) for row, *_ in of_head]
         in_memory = sum(p for row, i, _ in of_head for d, p in row.items() if d > i) / len(of_head)
+        total = sum(mean.values())
         values = {
-            "beyond": 1 - sum(near), "entropy_bits": sum(entropies) / len(of_head), "in_memory": in_memory,
-            "in_segment": 1 - in_memory, "mean_distance": sum(d * p for d, p in mean.items()),
+            "beyond": total - sum(near), "entropy_bits": sum(entropies) / len(of_head), "in_memory": in_memory,
+            "in_segment": total - in_memory, "mean_distance": sum(d * p for d, p in mean.items()) / total,
+            **({"on_sink": 1 - total} if model.config.sink else {}),
         }  # fmt: skip
         for name, value in values.items():
             averages.setdefault(name, []).append(value)

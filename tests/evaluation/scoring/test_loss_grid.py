@@ -34,6 +34,7 @@ EXACT = {
     "forget gate": lambda: attention("none", mem_len=4, forget_gate=True),
     "relative forget gate": lambda: attention("relative", mem_len=0, forget_gate=True),
     "element gate": lambda: attention("relative", mem_len=4, attention_gate="element"),
+    "sink": lambda: attention("relative", mem_len=4, sink=True),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

@@ -46,6 +46,7 @@ COLUMNS = {
     "mean distance (tokens)": "{mean_distance:.1f}",
     "in the segment (%)": "{in_segment:.1%}",
     "in the memory (%)": "{in_memory:.1%}",
+    "on the sink (%)": "{on_sink:.1%}",
 }
 MOST_PRINTED = 3
 SCORES = {"a": "(a) content", "b": "(b) content and position", "c": "(c) forgetting", "d": "(d) position"}
@@ -150,12 +151,12 @@ def write_report(
     Returns:
         Lines to print: the heads with the largest and the smallest mean distance, and notes.
     """
-    heads, header = results["heads"], list(COLUMNS)
+    heads, header = results["heads"], list(_cells(results["heads"][0]))
     with (directory / "heads.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(heads[0]))
         writer.writeheader()
         writer.writerows(heads)
-    rows, notes = [_cells(head) for head in heads], _notes(results)
+    rows, notes = [list(_cells(head).values()) for head in heads], _notes(results)
     write_text(directory / "attention.md", "\n".join([markdown_table(header, rows), *notes]) + "\n")
 
     figures = _draw(results, maps, text, directory)
@@ -171,12 +172,14 @@ def write_report(
     if len(heads) > 2 * MOST_PRINTED:
         title = [f"The {MOST_PRINTED} heads with the largest and the smallest mean distance, of {len(heads)}:"]
         ranked = sorted(heads, key=lambda head: -head["mean_distance"])
-        rows = [_cells(head) for head in (*ranked[:MOST_PRINTED], *ranked[-MOST_PRINTED:])]
+        rows = [list(_cells(head).values()) for head in (*ranked[:MOST_PRINTED], *ranked[-MOST_PRINTED:])]
     return [*title, *markdown_table(header, rows).splitlines(), "", *notes]
 
 
-def _cells(head: dict[str, Any]) -> list[str]:
-    return [cell.format(**head).removesuffix("%") for cell in COLUMNS.values()]
+def _cells(head: dict[str, Any]) -> dict[str, str]:
+    """Return the cells of a head by column; only a model with sinks has theirs."""
+    known = {name: cell for name, cell in COLUMNS.items() if "on_sink" in head or "on_sink" not in cell}
+    return {name: cell.format(**head).removesuffix("%") for name, cell in known.items()}
 
 
 def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> dict[str, str]:

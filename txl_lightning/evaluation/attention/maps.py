@@ -56,7 +56,8 @@ class AttentionMaps:
             centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
             tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
-            the memory. beyond: share at distances >= L, which are not in the rows.
+            the memory. beyond: share at distances >= L, which are not in the rows. With a sink also on_sink: its share;
+            mean_distance is then that of the attention on keys, and the entropy the sum over keys alone.
         queries: number of queries averaged.
     """
 
@@ -150,7 +151,8 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
                 logits_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED))
             else:
                 logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
-            weights_HBTK = logits_HBTK.softmax(-1)[:, :, first:] * enough_BT[:, :, None]
+            softmax = attention.probabilities if name == ALL_TERMS else partial(torch.softmax, dim=-1)
+            weights_HBTK = softmax(logits_HBTK)[:, :, first:] * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = with_distances(weights_HTK, n_memory + first).sum(dim=1)
             sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
@@ -169,12 +171,14 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
     means, in_memory = {name: mean(sums) for name, sums in sums_NHS.items()}, mean(in_memory_NH)
     within, all_terms = {name: rows[:, :reach] for name, rows in means.items()}, means[ALL_TERMS]
+    on_sink = 1 - all_terms.sum(axis=1) if config.sink else np.zeros(len(all_terms))
     averages = {
         "entropy_bits": mean(entropy_NH) / np.log(2),
-        "mean_distance": all_terms @ np.arange(all_terms.shape[1]),
-        "in_segment": 1 - in_memory,
+        "mean_distance": all_terms @ np.arange(all_terms.shape[1]) / (1 - on_sink),
+        "in_segment": 1 - on_sink - in_memory,
         "in_memory": in_memory,
         "beyond": all_terms[:, reach:].sum(axis=1),
+        **({"on_sink": on_sink} if config.sink else {}),
     }
     by_distance = {name: rows / rows.sum(axis=1, keepdims=True) for name, rows in within.items()}
     return AttentionMaps(by_distance, averages, queries)
@@ -304,7 +308,8 @@ def text_attention(
     weights: dict[str, Array] = {}
 
     def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        weights_HQC = attention.logits(*inputs)[:, 0].softmax(-1)[:, -n_targets:, :n_context].double().cpu().numpy()
+        weights_HTK = attention.probabilities(attention.logits(*inputs))[:, 0]
+        weights_HQC = weights_HTK[:, -n_targets:, :n_context].double().cpu().numpy()
         weights.update({f"{n + 1}:{h}": weights_QC for h, weights_QC in enumerate(weights_HQC, 1)})
 
     with watched(view, see):

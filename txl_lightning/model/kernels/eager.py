@@ -20,7 +20,7 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
 
     X = H·B matrices are multiplied at once. With a bias of the keys the sum has its type, at least float32.
     """
-    query, keys, _, distances, visible, bias_HBK = factors
+    query, keys, _, distances, visible, bias_HBK, _ = factors
     (H, B, K, E), T = keys.shape, visible.mask_TK.shape[-2]
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
@@ -40,16 +40,29 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     return (content_XTK.unflatten(0, (H, B)) + by_key[:, None]).flatten(0, 1)
 
 
+def softmax(logits_XTK: Float[Tensor, "X T K"], sink_H: Float[Tensor, " H"] | None = None) -> Float[Tensor, "X T K"]:
+    """Return exp A_ij / (exp s + Σ_k exp A_ik) with the sink s of the head, or without exp s."""
+    if sink_H is None:
+        return torch.softmax(logits_XTK, dim=-1)
+    sink_XT1 = of_matrices(sink_H, logits_XTK).expand(-1, logits_XTK.shape[1], -1).to(logits_XTK.dtype)
+    return torch.softmax(torch.cat([logits_XTK, sink_XT1], dim=-1), dim=-1)[..., :-1]
+
+
+def of_matrices(x_H: Float[Tensor, " H"], like_XTK: Float[Tensor, "X T K"]) -> Float[Tensor, "X 1 1"]:
+    """Repeat a number of every head for its streams: X = H·B."""
+    return x_H.repeat_interleave(len(like_XTK) // len(x_H))[:, None, None]
+
+
 def weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H B K E"]) -> Float[Tensor, "H B T E"]:
     """Return the sum of the values, weighted by the probabilities, which get their type."""
     return torch.bmm(probabilities_XTK.to(values.dtype), values.flatten(0, 1)).unflatten(0, values.shape[:2])
 
 
 def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    """Return dropout(softmax(logits)) · values."""
+    """Return dropout(softmax(logits)) · values, with the sinks in the softmax."""
     logits_XTK = logits(factors)
     with torch.autocast("cuda", enabled=False):  # it would keep all probabilities in float32
-        probabilities_XTK = dropout(torch.softmax(logits_XTK, dim=-1))
+        probabilities_XTK = dropout(softmax(logits_XTK, factors.sink_H))
     return weighted(probabilities_XTK, factors.values)
 
 
@@ -68,6 +81,7 @@ class Factors(NamedTuple):
         distances: terms (b) and (d), computed by the kernel for as many queries and keys as it needs.
         visible: keys that each query may attend to.
         bias_HBK: bias of every key for all queries, term (c), at least in float32; None for none.
+        sink_H: logits that join the sum of the softmax and have no value (`softmax`); None for none.
     """
 
     query: Tensor | None
@@ -76,12 +90,13 @@ class Factors(NamedTuple):
     distances: DistanceFactors
     visible: VisibleKeys
     bias_HBK: Tensor | None = None
+    sink_H: Tensor | None = None
 
     @property
     def is_fusable(self) -> bool:
-        """Whether torch's fused kernel computes this attention: it has a query, and one type for all addends."""
+        """Whether torch's fused kernel computes this: with a query, one type of all addends, and no sinks."""
         one_type = self.bias_HBK is None or self.bias_HBK.dtype == self.values.dtype
-        return self.query is not None and one_type
+        return self.query is not None and one_type and self.sink_H is None
 
     def by_key(self) -> Float[Tensor, "H B_or_1 T_or_1 K"] | None:
         """Return all addends by key but the mask, as they broadcast: terms (b) and (d), and the bias; None for none."""
@@ -103,6 +118,7 @@ class Factors(NamedTuple):
             self.distances._replace(rows=_rows(self.distances.rows, heads, queries)).part(n_keys, heads),
             self.visible.part(queries, n_keys),
             None if self.bias_HBK is None else self.bias_HBK[heads, :, :n_keys],
+            None if self.sink_H is None else self.sink_H[heads],
         )
 
 
