@@ -245,6 +245,11 @@ class TransformerXLConfig(Architecture):
         """Chosen terms that the encoding has, in alphabetical order."""
         return "".join(term for term in self.kind.terms if term in self.terms)
 
+    @property
+    def logit_terms(self) -> str:
+        """Terms of the logits: the active ones, and with a forget gate (c)."""
+        return "".join(sorted({*self.active_terms, *("c" if self.forget_gate else "")}))
+
 
 _NAMES = [f.name for f in fields(TransformerXLConfig)]
 LENGTHS = frozenset(_NAMES[_NAMES.index("mem_len") :])  # may differ between training and evaluation

@@ -60,7 +60,7 @@ class Attention(nn.Module):
         self.n_head, self.d_head, terms = config.n_head, config.d_head, set(config.active_terms)
         width = config.n_head * config.d_head
         self.n_query, self.n_key = int(bool(set("ab") & terms)), int(bool(set("ac") & terms))
-        self.terms = "".join(sorted(terms | {"c"})) if config.forget_gate else config.active_terms
+        self.terms = config.logit_terms
         self.qkv = nn.Linear(config.d_model, (self.n_query + self.n_key + 1) * width, bias=False)
         projects = config.kind.projects and bool(set("bd") & terms)
         self.position = nn.Linear(config.d_model, width, bias=False) if projects else None

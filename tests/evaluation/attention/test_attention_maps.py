@@ -85,9 +85,8 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
-    forgets = model.config.forget_gate
-    shown = "abcd" if forgets else "abd"
-    present = [term for term in shown if term in model.config.active_terms or (term == "c" and forgets)]
+    shown = "abcd" if model.config.forget_gate else "abd"
+    present = [term for term in shown if term in model.config.logit_terms]
     centred = [f"{term}_centred" for term in shown] if model.config.active_terms == "abcd" else []
     assert list(maps.by_distance) == ["all", *present, *centred]
     for name, rows in maps.by_distance.items():

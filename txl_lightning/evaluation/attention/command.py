@@ -93,8 +93,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         require(head in text.weights, "heads", head, allowed)
     maps = attention_maps(model, streams, evaluation.max_segments)
     sizes = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
-    terms: str = model.layers[0].attention.terms  # type: ignore[assignment, union-attr]
-    (n_rows, reach), H = maps.by_distance[ALL_TERMS].shape, model.config.n_head
+    terms, (n_rows, reach), H = model.config.logit_terms, maps.by_distance[ALL_TERMS].shape, model.config.n_head
     heads = [
         {"layer": row // H + 1, "head": row % H + 1, **{name: float(of[row]) for name, of in maps.averages.items()}}
         for row in range(n_rows)

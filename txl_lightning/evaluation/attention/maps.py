@@ -107,8 +107,8 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     most = longest - (reach - config.mem_len)
     allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    shown, (layer, *_) = shown_terms(config), model.layers
-    names = [ALL_TERMS, *(term for term in shown if term in layer.attention.terms)]
+    shown = shown_terms(config)
+    names = [ALL_TERMS, *(term for term in shown if term in config.logit_terms)]
     centres = set(config.active_terms) == set("abcd")
     names += [term + CENTRED for term in shown if centres]
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
