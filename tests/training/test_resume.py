@@ -76,7 +76,9 @@ def uninterrupted(processes: int, steps: int, *more: str) -> Path:
     [
         (1, 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)], ()),  # step 30 validates, step 56 ends an epoch
         pytest.param(1, 64, [(11, KILL), (40, TERM)], GATES, marks=pytest.mark.slow),
-        pytest.param(1, 200, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)], (), marks=pytest.mark.slow),
+        pytest.param(
+            1, 200, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)], (), marks=pytest.mark.slow
+        ),
         pytest.param(1, 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], (), marks=pytest.mark.slow),
         # the ranks by turns
         pytest.param(2, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], (), marks=pytest.mark.slow),

@@ -128,8 +128,8 @@ class TransformerXLConfig(Architecture):
             in geometric steps. 0 begins with gates of 1/2; None means `mem_len`, in a config of a run also the segment.
         attention_gate: what one gate of attention's output multiplies (Qiu et al. 2025): a `head` of a token, an
             `element` of a head, or `none` for no gates.
-        sink: a trained logit of every head that joins the sum of the softmax and has no value, so that a query may attend
-            to nothing.
+        sink: a trained logit of every head that joins the sum of the softmax and has no value: a query may attend to
+            nothing.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         encoding: name of a registered position encoding (`model.encodings`).

@@ -39,14 +39,16 @@ class Attention(nn.Module):
     The softmax does not see c_i. What is left depends on the key alone, as u·k_j does: it is a part of term (c) that
     reads the text, and is computed from one running sum per segment.
 
-    With `attention_gate` the heads' outputs are multiplied by gates before the output projection (Qiu et al. 2025); each
-    gate is for one head of a token, or for one of its E elements:
+    With `attention_gate` the heads' outputs are multiplied by gates before the output projection (Qiu et al. 2025), one
+    for each head of a token, or for each of its E elements:
 
         Y_i ⊙ σ(x_i W_g)
 
     With `sink` every head has a trained logit s without a value (the `sinks` of gpt-oss):
 
         P_ij = exp A_ij / (exp s + Σ_k exp A_ik)
+
+    It does see c_i: the logit of query i, whose keys keep c_K - c_j, is s + c_K - c_i.
 
     Args:
         config: sizes, terms and dropout.
@@ -190,7 +192,10 @@ class Attention(nn.Module):
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
         distances = DistanceFactors(position, self.distance_vectors(positions), bias_HS)
         bias_HBK = forgetting(forget_HBK) if forget_HBK is not None and "c" in terms else None
-        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK, self.sink)
+        sink_HBT = None if self.sink is None else self.sink[:, None, None]
+        if sink_HBT is not None and bias_HBK is not None:
+            sink_HBT = sink_HBT + bias_HBK[..., -visible.mask_TK.shape[-2] :]
+        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK, sink_HBT)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
@@ -235,14 +240,25 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        forget_HBK = self.forget_logits(memory_BMD, hidden_BTD)
-        factors = self.factors(q_HBTE, kv_PHBKE, positions.of_terms(terms), visible, terms, forget_HBK)
+        factors = self._all_factors(hidden_BTD, memory_BMD, positions.of_terms(terms), visible, terms)
         return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
-    def probabilities(self, logits_HBTK: Float[Tensor, "H B T K"]) -> Float[Tensor, "H B T K"]:
+    def probabilities(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "H B T K"]:
         """Return the softmax of `logits` over the keys; with a sink a query's probabilities add up to less than 1."""
-        return eager.softmax(logits_HBTK.flatten(0, 1), self.sink).unflatten(0, logits_HBTK.shape[:2])
+        factors = self._all_factors(hidden_BTD, memory_BMD, positions, visible, self.terms)
+        return eager.softmax(eager.logits(factors), factors.sink_HBT).unflatten(0, factors.keys.shape[:2])
+
+    def _all_factors(
+        self, hidden_BTD: Tensor, memory_BMD: Tensor, positions: LayerPositions, visible: VisibleKeys, terms: str
+    ) -> Factors:
+        projected = self.project(hidden_BTD, memory_BMD)
+        return self.factors(*projected, positions, visible, terms, self.forget_logits(memory_BMD, hidden_BTD))
 
 
 def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:

@@ -310,6 +310,5 @@ def key_usage(
         visible: keys that the queries may attend to.
     """
     inputs = layer.attention_input(hidden_BTD), layer.attention_input(memory_BMD)
-    logits_HBTK: Tensor = layer.attention.logits(*inputs, positions, visible)
-    usage_BK: Tensor = layer.attention.probabilities(logits_HBTK).mean(dim=(0, 2))
-    return usage_BK
+    probabilities_HBTK: Tensor = layer.attention.probabilities(*inputs, positions, visible)
+    return probabilities_HBTK.mean(dim=(0, 2))

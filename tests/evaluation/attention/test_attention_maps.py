@@ -50,9 +50,10 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
             _, memory = model(segment.tokens, memory)
         for n, attention, inputs in caught:
             logits = attention.logits(*inputs, terms=terms)
-            sink = torch.tensor([]) if attention.sink is None or terms else attention.sink[:, None, None, None]
-            column = sink.expand(*logits.shape[:3], -1) if sink.numel() else logits[..., :0]
-            weights = torch.cat([logits, column], dim=-1).softmax(-1)[..., : logits.shape[-1]]
+            weights = logits.softmax(-1)
+            if attention.sink is not None and terms is None:
+                sink = attention.sink[:, None, None, None].expand(*logits.shape[:3], 1)
+                weights = torch.cat([logits, sink], dim=-1).softmax(-1)[..., :-1]
             M = inputs.memory_BMD.shape[1]
             for h in range(weights.shape[0]):
                 for b in range(weights.shape[1]):

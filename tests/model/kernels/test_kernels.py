@@ -59,7 +59,7 @@ class Problem:
             "r_HSE": random(has_rows, self.H, S, self.E),
             "bias_HS": random(self.table and "d" in self.terms, self.H, S),
             "bias_HBK": random(self.biased, self.H, self.B, S - 1),
-            "sink_H": random(self.sink, self.H),
+            "sink_HBT": random(self.sink, self.H, *((self.B, self.T) if self.biased else (1, 1))),
         }
 
     def visible(self, like: Tensor) -> VisibleKeys:
@@ -101,6 +101,7 @@ PROBLEMS = [
     Problem("a", T=1, M=40, filled=40, biased=True),
     Problem("ac", T=40, M=24, filled=3, attention_len=9, documents=True, biased=True),
     *(Problem(terms, sink=True) for terms in ("abcd", "c", "")),
+    Problem("abd", biased=True, sink=True),
     Problem("a", T=1, M=40, filled=40, biased=True, sink=True),
 ]
 WAYS = {  # kernel, whether it has gradients, constants of `cpu`

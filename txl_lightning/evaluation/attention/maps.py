@@ -147,12 +147,13 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     def add_weights(n: int, attention: Attention, inputs: AttentionInputs, first: int, enough_BT: Tensor) -> None:
         n_memory = inputs.memory_BMD.shape[1]
         for name in names:
-            if name.endswith(CENTRED):
-                logits_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED))
+            if name == ALL_TERMS:
+                weights_HBTK = attention.probabilities(*inputs)
+            elif name.endswith(CENTRED):
+                weights_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED)).softmax(-1)
             else:
-                logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
-            softmax = attention.probabilities if name == ALL_TERMS else partial(torch.softmax, dim=-1)
-            weights_HBTK = softmax(logits_HBTK)[:, :, first:] * enough_BT[:, :, None]
+                weights_HBTK = attention.logits(*inputs, terms=name).softmax(-1)
+            weights_HBTK = weights_HBTK[:, :, first:] * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = with_distances(weights_HTK, n_memory + first).sum(dim=1)
             sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
@@ -308,7 +309,7 @@ def text_attention(
     weights: dict[str, Array] = {}
 
     def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        weights_HTK = attention.probabilities(attention.logits(*inputs))[:, 0]
+        weights_HTK = attention.probabilities(*inputs)[:, 0]
         weights_HQC = weights_HTK[:, -n_targets:, :n_context].double().cpu().numpy()
         weights.update({f"{n + 1}:{h}": weights_QC for h, weights_QC in enumerate(weights_HQC, 1)})
 

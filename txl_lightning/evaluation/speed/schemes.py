@@ -108,7 +108,7 @@ def make_schemes(
 
 
 def vanilla_of(model: TransformerXL, n_layer: int | None = None) -> TransformerXL:
-    """Return the vanilla counterpart of a Transformer-XL: equal sizes, absolute sinusoids, no memory, forgetting or sinks.
+    """Return the vanilla counterpart of a Transformer-XL: equal sizes, absolute sinusoids; no memory, forgetting, sink.
 
     Weights that both models have are copied.
     """

@@ -25,13 +25,15 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
     addend_HBTK = mask_TK.expand(H, B, T, K) if bias_HBK is None else bias_HBK[:, :, None] + mask_TK
+    addend_XTK = addend_HBTK.flatten(0, 1)
     if query is None:
-        content_XTK = addend_HBTK.flatten(0, 1).clone()
-    elif addend_HBTK.dtype == keys.dtype:
-        rows_XTE = query.expand(H, B, T, E).flatten(0, 1)
-        content_XTK = torch.baddbmm(addend_HBTK.flatten(0, 1), rows_XTE, keys.flatten(0, 1).mT)
+        content_XTK = addend_XTK.clone()
     else:
-        content_XTK = torch.bmm(query.expand(H, B, T, E).flatten(0, 1), keys.flatten(0, 1).mT) + addend_HBTK.flatten(0, 1)
+        rows_XTE, keys_XEK = query.expand(H, B, T, E).flatten(0, 1), keys.flatten(0, 1).mT
+        if addend_XTK.dtype == keys.dtype:
+            content_XTK = torch.baddbmm(addend_XTK, rows_XTE, keys_XEK)
+        else:
+            content_XTK = addend_XTK.add_(torch.bmm(rows_XTE, keys_XEK))
     by_key = distances.by_key(T)
     if by_key is None:
         return content_XTK
@@ -40,17 +42,18 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     return (content_XTK.unflatten(0, (H, B)) + by_key[:, None]).flatten(0, 1)
 
 
-def softmax(logits_XTK: Float[Tensor, "X T K"], sink_H: Float[Tensor, " H"] | None = None) -> Float[Tensor, "X T K"]:
-    """Return exp A_ij / (exp s + Σ_k exp A_ik) with the sink s of the head, or without exp s."""
-    if sink_H is None:
+def softmax(logits_XTK: Float[Tensor, "X T K"], sink_HBT: Tensor | None = None) -> Float[Tensor, "X T K"]:
+    """Return exp A_ij / (exp s_i + Σ_k exp A_ik) with the sinks s of `Factors`, or without exp s_i."""
+    if sink_HBT is None:
         return torch.softmax(logits_XTK, dim=-1)
-    sink_XT1 = of_matrices(sink_H, logits_XTK).expand(-1, logits_XTK.shape[1], -1).to(logits_XTK.dtype)
+    sink_XT1 = of_queries(sink_HBT, logits_XTK).to(logits_XTK.dtype)
     return torch.softmax(torch.cat([logits_XTK, sink_XT1], dim=-1), dim=-1)[..., :-1]
 
 
-def of_matrices(x_H: Float[Tensor, " H"], like_XTK: Float[Tensor, "X T K"]) -> Float[Tensor, "X 1 1"]:
-    """Repeat a number of every head for its streams: X = H·B."""
-    return x_H.repeat_interleave(len(like_XTK) // len(x_H))[:, None, None]
+def of_queries(sink_HBT: Tensor, logits_XTK: Float[Tensor, "X T K"]) -> Float[Tensor, "X T 1"]:
+    """Repeat sinks for the streams and queries of the logits, X = H·B, where these have size 1."""
+    H, (X, T, _) = len(sink_HBT), logits_XTK.shape
+    return sink_HBT.expand(H, X // H, T).flatten(0, 1)[..., None]
 
 
 def weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H B K E"]) -> Float[Tensor, "H B T E"]:
@@ -62,7 +65,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return dropout(softmax(logits)) · values, with the sinks in the softmax."""
     logits_XTK = logits(factors)
     with torch.autocast("cuda", enabled=False):  # it would keep all probabilities in float32
-        probabilities_XTK = dropout(softmax(logits_XTK, factors.sink_H))
+        probabilities_XTK = dropout(softmax(logits_XTK, factors.sink_HBT))
     return weighted(probabilities_XTK, factors.values)
 
 
@@ -81,7 +84,8 @@ class Factors(NamedTuple):
         distances: terms (b) and (d), computed by the kernel for as many queries and keys as it needs.
         visible: keys that each query may attend to.
         bias_HBK: bias of every key for all queries, term (c), at least in float32; None for none.
-        sink_H: logits that join the sum of the softmax and have no value (`softmax`); None for none.
+        sink_HBT: logits that join the sum of each query's softmax and have no value (`softmax`), [H, B, T]; streams and
+            tokens have size 1 if they are all alike. None for none.
     """
 
     query: Tensor | None
@@ -90,13 +94,13 @@ class Factors(NamedTuple):
     distances: DistanceFactors
     visible: VisibleKeys
     bias_HBK: Tensor | None = None
-    sink_H: Tensor | None = None
+    sink_HBT: Tensor | None = None
 
     @property
     def is_fusable(self) -> bool:
         """Whether torch's fused kernel computes this: with a query, one type of all addends, and no sinks."""
         one_type = self.bias_HBK is None or self.bias_HBK.dtype == self.values.dtype
-        return self.query is not None and one_type and self.sink_H is None
+        return self.query is not None and one_type and self.sink_HBT is None
 
     def by_key(self) -> Float[Tensor, "H B_or_1 T_or_1 K"] | None:
         """Return all addends by key but the mask, as they broadcast: terms (b) and (d), and the bias; None for none."""
@@ -118,7 +122,7 @@ class Factors(NamedTuple):
             self.distances._replace(rows=_rows(self.distances.rows, heads, queries)).part(n_keys, heads),
             self.visible.part(queries, n_keys),
             None if self.bias_HBK is None else self.bias_HBK[heads, :, :n_keys],
-            None if self.sink_H is None else self.sink_H[heads],
+            _rows(self.sink_HBT, heads, queries),
         )
 
 
