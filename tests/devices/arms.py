@@ -32,6 +32,14 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
     "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
+    "forget gate": replace(RELATIVE, forget_gate=True),
+    "forget gate, no encoding": replace(RELATIVE, encoding="none", forget_gate=True, pre_norm=True),
+    "forget gate, no memory": replace(RELATIVE, encoding="none", forget_gate=True, mem_len=0),
+    "head gate": replace(RELATIVE, attention_gate="head"),
+    "element gate, no memory": replace(RELATIVE, attention_gate="element", mem_len=0),
+    "rope, pre-norm, element gate": replace(RELATIVE, encoding="rope", pre_norm=True, attention_gate="element"),
+    "sink": replace(RELATIVE, sink=True, attention_dropout=0.1),
+    "none, sink, no memory": replace(RELATIVE, encoding="none", sink=True, mem_len=0),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -47,6 +55,9 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "compressive, autoencoding": replace(
         RELATIVE, compression="conv", compression_rate=2, compressed_len=3, compression_loss="autoencoding"
     ),
+    "compressive, forget gate, sink": replace(
+        RELATIVE, compression="most_used", compression_rate=2, compressed_len=3, forget_gate=True, sink=True
+    ),
     "lstm": RECURRENT,
     "qrnn": replace(RECURRENT, cell="qrnn"),
     "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),
@@ -55,6 +66,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp", "memory of zeros"),
+    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate", "sink"),
     *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
 )
 

@@ -119,6 +119,9 @@ UNEQUAL = {
     "absolute": lambda: tiny_model(encoding="absolute", mem_len=8),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
+    "element gate": lambda: tiny_model(mem_len=30, attention_gate="element"),
+    "sink": lambda: tiny_model(mem_len=30, sink=True),
+    "forget gate": lambda: tiny_model(encoding="none", mem_len=30, forget_gate=True),
     "lstm": MODELS["lstm"],
 }
 

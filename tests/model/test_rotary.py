@@ -22,6 +22,12 @@ ARMS = {
     "alibi": {"encoding": "alibi", "n_head": 3},
     "none": {"encoding": "none"},
     "relative, QK-norm": {"qk_norm": True},
+    "none, forget gate": {"encoding": "none", "forget_gate": True},
+    "relative, forget gate": {"forget_gate": True, "pre_norm": True},
+    "relative, element gate": {"attention_gate": "element", "pre_norm": True},
+    "alibi, sink": {"encoding": "alibi", "sink": True},
+    "none, forget gate, sink": {"encoding": "none", "forget_gate": True, "sink": True},
+    "rope, head gate": {"encoding": "rope", "d_head": 4, "attention_gate": "head"},
 }
 
 
@@ -60,7 +66,7 @@ def test_attention_of_a_segment_and_its_memory_is_llamas() -> None:
     seen: list[Tensor] = []
     attention.register_forward_hook(lambda _, given, output: seen.append(output))
     model(stream[:, 5:], memory)
-    torch.testing.assert_close(seen[0], attention.combine_heads(heads), **EXACT)
+    torch.testing.assert_close(seen[0], attention.combine_heads(heads, hidden), **EXACT)
 
 
 def test_interpolation_gives_a_longer_attention_the_angles_of_training() -> None:

@@ -22,7 +22,11 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
     assert model.config.mem_len == 4
 
 
-@pytest.mark.parametrize("options", [{}, {"pre_norm": True, "final_norm": True, "qk_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pre_norm": True, "final_norm": True, "qk_norm": True, "attention_gate": "element"}],
+    ids=str,
+)
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
 def test_fused_attention_computes_the_same(encoding: str, options: dict[str, bool]) -> None:
     model, stream = tiny_model(encoding=encoding, table_len=9, **options), random_stream(2, 12)
@@ -36,6 +40,9 @@ def test_fused_attention_has_no_position_terms() -> None:
         SlidingWindow(tiny_model(), 6, fused=True)
     with pytest.raises(OptionError, match="fused=True: is not possible with encoding=rope"):
         SlidingWindow(tiny_model(encoding="rope", d_head=4), 6, fused=True)
+    for part in ("forget_gate", "sink"):
+        with pytest.raises(OptionError, match=f"fused=True: is not possible with {part}=true"):
+            SlidingWindow(tiny_model(encoding="absolute", **{part: True}), 6, fused=True)
     with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
         SlidingWindow(tiny_model(encoding="absolute", memory_reset="document"), 4, fused=True)
     with pytest.raises(OptionError, match="attention_len=0: must be"):

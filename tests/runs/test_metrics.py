@@ -67,7 +67,13 @@ def counted(model: TransformerXL | RecurrentLanguageModel) -> int:
 
 
 @pytest.mark.parametrize("mem_len", [0, 8, 24])
-@pytest.mark.parametrize("options", [{}, {"terms": "ab"}, {"terms": "ac"}, {"encoding": "absolute"}, {"d_embed": 6}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"terms": "ab"}, {"terms": "ac"}, {"encoding": "absolute"}, {"d_embed": 6}),
+        *({"forget_gate": True}, {"attention_gate": "head"}, {"attention_gate": "element"}),
+    ],
+)
 def test_products_are_those_that_torch_counts_without_hidden_keys(mem_len: int, options: dict[str, object]) -> None:
     model = TransformerXL(TransformerXLConfig(**{**SIZES, "mem_len": mem_len, "memory_start": "zeros", **options}))
     terms = model.config.active_terms

@@ -31,6 +31,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
+    "forget gate": ("encoding=none", "model.forget_gate=true"),
+    "sink": ("model.sink=true",),
+    "element gate": ("model.attention_gate=element", "model.pre_norm=true"),
     "compressive": ("memory=compressive", "memory.rate=2"),
 }
 

@@ -28,6 +28,7 @@ OPTIONS = (
     "trainer.log_every_n_steps=7",
     "resume=auto",
 )
+GATES = ("model.forget_gate=true", "model.attention_gate=element", "model.sink=true")
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 
@@ -61,30 +62,33 @@ def _csv(path: Path) -> list[dict[str, str]]:
 
 
 @cache
-def uninterrupted(processes: int, steps: int) -> Path:
+def uninterrupted(processes: int, steps: int, *more: str) -> Path:
     """Train without interruption, once for all tests."""
     directory = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    done = complete(directory, *OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}")
+    done = complete(directory, *OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}", *more)
     assert done.returncode == 0, done.stderr
     return directory
 
 
 @pytest.mark.parametrize(
-    ("processes", "steps", "events"),
+    ("processes", "steps", "events", "more"),
     [
-        (1, 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)]),  # step 30 validates, step 56 ends an epoch
-        pytest.param(1, 200, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)], marks=pytest.mark.slow),
-        pytest.param(1, 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], marks=pytest.mark.slow),
+        (1, 64, [(11, KILL), (30, TERM), (56, TERM), (61, KILL)], ()),  # step 30 validates, step 56 ends an epoch
+        pytest.param(1, 64, [(11, KILL), (40, TERM)], GATES, marks=pytest.mark.slow),
+        pytest.param(
+            1, 200, [(11, KILL), (60, KILL), (61, KILL), (120, KILL), (173, KILL)], (), marks=pytest.mark.slow
+        ),
+        pytest.param(1, 200, [(33, TERM), (60, INT), (112, TERM), (168, INT)], (), marks=pytest.mark.slow),
         # the ranks by turns
-        pytest.param(2, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], marks=pytest.mark.slow),
+        pytest.param(2, 200, [(27, KILL), (90, KILL), (112, INT), (141, TERM)], (), marks=pytest.mark.slow),
     ],
-    ids=["in short", "killed", "stopped", "killed and stopped, 2 processes"],
+    ids=["in short", "gates", "killed", "stopped", "killed and stopped, 2 processes"],
 )
 def test_an_interrupted_run_equals_an_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, processes: int, steps: int, events: list[tuple[int, int]]
+    tmp_path: Path, processes: int, steps: int, events: list[tuple[int, int]], more: tuple[str, ...]
 ) -> None:
-    options = (*OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}")
+    options = (*OPTIONS, f"trainer.devices={processes}", f"trainer.max_steps={steps}", *more)
     for i, (at, number) in enumerate(events):
         broken = complete(tmp_path, *options, at=at, signal=number, rank=i % processes)
         if number == KILL:
@@ -95,7 +99,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_bit_for_bit(
         assert not (tmp_path / "run/metrics.json").exists()
     done = complete(tmp_path, *options)
     assert done.returncode == 0, done.stderr
-    whole = uninterrupted(processes, steps)
+    whole = uninterrupted(processes, steps, *more)
     expected = dict(recorded_losses(whole / "run"))
     losses = recorded_losses(tmp_path / "run")
     assert len(expected) == steps

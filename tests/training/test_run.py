@@ -103,6 +103,7 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("trainer.attention=fast", "trainer.attention=fast: must be one of eager, flex, auto"),
         ("trainer.attention=flex", "trainer.attention=flex: trains on GPUs only"),
         (f"{FLEX} trainer.precision=64-true", "trainer.attention=flex: has at most 32 bits a number"),
+        (f"{FLEX} model.sink=true", "trainer.attention=flex: has no sinks: model.sink=true needs eager"),
         (f"{FLEX} model.attention_dropout=0.1", "trainer.attention=flex: has no dropout of attention probabilities"),
         (f"{FLEX} memory.reset=document", "memory.reset=document needs eager"),
         ("data=text8 data.fractions=[0.8,0.1,0.1]", r"data.fractions=\[0.8, 0.1, 0.1\]: needs data=file"),
@@ -158,6 +159,7 @@ def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: s
         ("memory.rate=2", ["memory.rate=2 has no effect: only memory=compressive compresses states"]),
         ("encoding=shaw encoding.table_len=9", []),
         ("encoding.table_len=9", ["encoding.table_len=9 has no effect: encoding=relative has no table"]),
+        ("model.forget_len=9", ["model.forget_len=9 has no effect: only model.forget_gate=true reads it"]),
         ("model=lstm encoding=rope", ["encoding=rope has no effect: model=lstm has no attention"]),
         ("model=lstm memory.start=zeros", ["memory.start=zeros has no effect: model=lstm has no attention"]),
         ("data=enwik8 data.newlines=kept", []),
@@ -203,13 +205,17 @@ ARMS = {
         "optimizer.warmup_steps=3",
     ],
     "two terms": ["model.terms=bd"],
+    "forget gate": ["encoding=none", "model.forget_gate=true", "optimizer=muon"],
+    "sink": ["model.sink=true", "model.attention_dropout=0.1", "optimizer=muon"],
+    "head gate": ["model.attention_gate=head"],
+    "element gate": ["model.attention_gate=element", "memory=off", "optimizer=muon"],
     "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
     "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
     "qrnn": ["model=qrnn", "model.d_model=32"],
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "adaptive softmax", "lstm", "qrnn")
+COVERING = ("shaw", "al-rfou", "characters", "forget gate", "sink", "head gate", "adaptive softmax", "lstm", "qrnn")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in COVERING else pytest.mark.slow) for n in ARMS])

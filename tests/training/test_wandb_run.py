@@ -126,6 +126,11 @@ def test_a_resumed_run_continues_its_curves(directory: Path, run: Path) -> None:
         (("memory=off", "encoding=al_rfou", "loss=half"), ["al_rfou", "no recurrence", "half loss"]),
         (("model.terms=ab",), ["relative", "recurrence", "full loss", "terms ab"]),
         (("encoding=absolute", "model.terms=ab"), ["absolute", "recurrence", "full loss"]),
+        (("encoding=none", "model.forget_gate=true"), ["none", "recurrence", "full loss", "forget gate"]),
+        (
+            ("model.attention_gate=head", "model.sink=true"),
+            ["relative", "recurrence", "full loss", "head gate", "sink"],
+        ),
         (("model=lstm", "optimizer.lr=1e-3"), ["lstm", "full loss"]),
     ],
 )

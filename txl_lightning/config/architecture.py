@@ -29,7 +29,7 @@ COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("mem_len", "compressed_len", "ext_len"), LENGTH),
+    **dict.fromkeys(("mem_len", "compressed_len", "ext_len", "forget_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -39,6 +39,7 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     "cell": _one_of("lstm", "qrnn"),
     "norm": _one_of("layer", "rms"),
     "feed_forward": _one_of("relu", "swiglu", "geglu"),
+    "attention_gate": _one_of("none", "head", "element"),
     "tie_projections": _one_of("all_but_first", "all", "none"),
     "compression": _one_of(*COMPRESSIONS),
     "compression_loss": _one_of("reconstruction", "autoencoding", "none"),
@@ -121,6 +122,14 @@ class TransformerXLConfig(Architecture):
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
         qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
+        forget_gate: a gate of every head and token by which keys before it are forgotten (Lin et al. 2025): a further
+            term (c), which `terms` does not switch (`Attention`).
+        forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,
+            in geometric steps. 0 begins with gates of 1/2; None means `mem_len`, in a config of a run also the segment.
+        attention_gate: what one gate of attention's output multiplies (Qiu et al. 2025): a `head` of a token, an
+            `element` of a head, or `none` for no gates.
+        sink: a trained logit of every head that joins the sum of the softmax and has no value: a query may attend to
+            nothing.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         encoding: name of a registered position encoding (`model.encodings`).
@@ -160,6 +169,10 @@ class TransformerXLConfig(Architecture):
     init_std: float = 0.02
     untie_biases: bool = False
     qk_norm: bool = False
+    forget_gate: bool = False
+    forget_len: int | None = None
+    attention_gate: str = "none"
+    sink: bool = False
     terms: str = "abcd"
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)
@@ -231,6 +244,11 @@ class TransformerXLConfig(Architecture):
     def active_terms(self) -> str:
         """Chosen terms that the encoding has, in alphabetical order."""
         return "".join(term for term in self.kind.terms if term in self.terms)
+
+    @property
+    def logit_terms(self) -> str:
+        """Terms of the logits: the active ones, and with a forget gate (c)."""
+        return "".join(sorted({*self.active_terms, *("c" if self.forget_gate else "")}))
 
 
 _NAMES = [f.name for f in fields(TransformerXLConfig)]

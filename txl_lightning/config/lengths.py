@@ -27,6 +27,12 @@ def table_len(config: Config) -> int | None:
     return positions + memory_slots(config) if table == "distances" else positions
 
 
+def forget_len(config: Config) -> int | None:
+    """Return the most tokens over which a forget gate starts to forget: as given, or the most keys of a query."""
+    given: int | None = getattr(config.model, "forget_len", None)
+    return longest_trained_distance(config) + 1 if given is None else given
+
+
 def memory_slots(config: Config) -> int:
     """Return the states per layer of training's memory: mem_len, and compressed_len of a compressed memory."""
     return config.memory.mem_len + config.memory.compressed_len

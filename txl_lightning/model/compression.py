@@ -254,7 +254,8 @@ def reconstruction_loss(
 
         attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V)        L = mean (attn(h, old) - attn(h, new))²
 
-    Attention is by content alone: no positions, u, dropout or output projection. The layer's weights are detached.
+    Attention is by content alone: no positions, u, gates, sinks, dropout or output projection. The layer's weights are
+    detached.
 
     Args:
         attention: of the layer.
@@ -309,5 +310,5 @@ def key_usage(
         visible: keys that the queries may attend to.
     """
     inputs = layer.attention_input(hidden_BTD), layer.attention_input(memory_BMD)
-    logits_HBTK: Tensor = layer.attention.logits(*inputs, positions, visible)
-    return logits_HBTK.softmax(dim=-1).mean(dim=(0, 2))
+    probabilities_HBTK: Tensor = layer.attention.probabilities(*inputs, positions, visible)
+    return probabilities_HBTK.mean(dim=(0, 2))

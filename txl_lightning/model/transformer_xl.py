@@ -107,6 +107,8 @@ class TransformerXL(ScoringModel, nn.Module):
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         initialize(self, config.init_std)
         self.encoding.initialize()
+        for layer in self.layers:
+            layer.attention.initialize()
         # Last, so that all other parameters are drawn as without it.
         self.compressor = None if config.compression is None else Compressor(config, self.layers)
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.config.encoding_kinds import VARIABLE
-from txl_lightning.config.lengths import table_len
+from txl_lightning.config.lengths import forget_len, table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
@@ -39,7 +39,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             no_states = f"is for a Transformer-XL: {config.model.name} has no states to compress"
             require(memory.compression is None, "compression", memory.compression, no_states)
         else:
-            values["table_len"] = table_len(config)
+            values |= {"table_len": table_len(config), "forget_len": forget_len(config)}
         return kind(vocab_size=vocab_size, **values)
     except OptionError as error:
         option = OPTIONS.get(error.option, f"model.{error.option}")

@@ -129,6 +129,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             "trains on GPUs only; eager trains on the CPU": accelerator == "gpu",
             "has at most 32 bits a number; eager has 64": precision != "64-true",
             "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
+            "has no sinks: model.sink=true needs eager": not getattr(config.model, "sink", False),
             "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
         }
         rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
@@ -161,6 +162,7 @@ def options_without_effect(config: Config) -> list[str]:
     recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in (None, "auto")
     no_attention = f"model={config.model.name} has no attention"
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
+    no_gate = None if getattr(config.model, "forget_gate", False) else "only model.forget_gate=true reads it"
     no_compression = None if memory.compression else "only memory=compressive compresses states"
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
     other_corpus = None if data.name == "enwik8" else "it is for data=enwik8"
@@ -170,6 +172,7 @@ def options_without_effect(config: Config) -> list[str]:
         # option, value, default, why it is not read (None if it is)
         ("encoding", encoding.name, "relative", no_attention if recurrent else None),
         ("encoding.table_len", encoding.table_len, None, no_table),
+        ("model.forget_len", getattr(config.model, "forget_len", None), None, no_gate),
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),

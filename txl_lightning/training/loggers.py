@@ -252,7 +252,13 @@ def arm(config: Config) -> list[str]:
         words[1] = f"compressive memory ({config.memory.compression} {config.memory.rate}:1)"
     has_position_terms = kind_named(config.encoding.name).terms != "a"
     fewer_terms = has_position_terms and config.model.terms != "abcd"
-    return [*words, f"terms {config.model.terms or 'none'}"] if fewer_terms else words
+    parts = {
+        f"terms {config.model.terms or 'none'}": fewer_terms,
+        "forget gate": config.model.forget_gate,
+        f"{config.model.attention_gate} gate": config.model.attention_gate != "none",
+        "sink": config.model.sink,
+    }
+    return [*words, *(part for part, is_on in parts.items() if is_on)]
 
 
 def run_name(config: Config) -> str:

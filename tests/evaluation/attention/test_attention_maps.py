@@ -30,6 +30,9 @@ KINDS = {
     "shaw, untied, pre-norm": {"encoding": "shaw", "table_len": 5, "pre_norm": True},
     "absolute": {"encoding": "absolute"},
     "no (d)": {"terms": "abc"},
+    "forget gate": {"forget_gate": True},
+    "sink": {"sink": True},
+    "forget gate, no encoding": {"encoding": "none", "forget_gate": True},
     "modern recipe": {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
 }
 SEGMENT, STREAMS = 3, 2
@@ -46,7 +49,11 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         with watched(model, lambda *seen, caught=caught: caught.append(seen)):
             _, memory = model(segment.tokens, memory)
         for n, attention, inputs in caught:
-            weights = attention.logits(*inputs, terms=terms).softmax(-1)
+            logits = attention.logits(*inputs, terms=terms)
+            weights = logits.softmax(-1)
+            if attention.sink is not None and terms is None:
+                sink = attention.sink[:, None, None, None].expand(*logits.shape[:3], 1)
+                weights = torch.cat([logits, sink], dim=-1).softmax(-1)[..., :-1]
             M = inputs.memory_BMD.shape[1]
             for h in range(weights.shape[0]):
                 for b in range(weights.shape[1]):
@@ -63,9 +70,11 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         averages["rows"].append([x / sum(near) for x in near])
         entropies = [-sum(p * math.log2(p) for p in row.values() if p) for row, *_ in of_head]
         in_memory = sum(p for row, i, _ in of_head for d, p in row.items() if d > i) / len(of_head)
+        total = sum(mean.values())
         values = {
-            "beyond": 1 - sum(near), "entropy_bits": sum(entropies) / len(of_head), "in_memory": in_memory,
-            "in_segment": 1 - in_memory, "mean_distance": sum(d * p for d, p in mean.items()),
+            "beyond": total - sum(near), "entropy_bits": sum(entropies) / len(of_head), "in_memory": in_memory,
+            "in_segment": total - in_memory, "mean_distance": sum(d * p for d, p in mean.items()) / total,
+            **({"on_sink": 1 - total} if model.config.sink else {}),
         }  # fmt: skip
         for name, value in values.items():
             averages.setdefault(name, []).append(value)
@@ -77,8 +86,9 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
-    present = [term for term in "abd" if term in model.config.active_terms]
-    centred = [f"{term}_centred" for term in "abd"] if model.config.active_terms == "abcd" else []
+    shown = "abcd" if model.config.forget_gate else "abd"
+    present = [term for term in shown if term in model.config.logit_terms]
+    centred = [f"{term}_centred" for term in shown] if model.config.active_terms == "abcd" else []
     assert list(maps.by_distance) == ["all", *present, *centred]
     for name, rows in maps.by_distance.items():
         if name in centred:
@@ -95,7 +105,9 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["relative", "extended context", "shaw, untied, pre-norm", "modern recipe"])
+@pytest.mark.parametrize(
+    "kind", ["relative", "extended context", "shaw, untied, pre-norm", "modern recipe", "forget gate"]
+)
 def test_the_centred_split_has_queries_of_mean_zero_and_the_same_sum(kind: str) -> None:
     """The rows again from queries, keys and distances written out, with the mean over the queries that count."""
     model = tiny_model(**KINDS[kind])
@@ -130,6 +142,10 @@ def test_the_centred_split_has_queries_of_mean_zero_and_the_same_sum(kind: str) 
                 "c": torch.einsum("he,hbke->hbk", positions.u_HE + mean_HE, k)[:, :, None] * scale,
                 "d": torch.einsum("he,htke->htk", own_v + mean_HE, r_HTKE)[:, None] * scale + bias,
             }
+            if attention.forget is not None:
+                gates = attention.forget(torch.cat([inputs.memory_BMD, inputs.hidden_BTD], dim=1)).sigmoid()
+                c_HBK = gates.log().cumsum(dim=1).permute(2, 0, 1)
+                parts["c"] = parts["c"] + (c_HBK[:, :, -1:] - c_HBK)[:, :, None]
             hidden = inputs.visible.mask_TK != 0
             whole = attention.logits(*inputs)
             difference = (sum(parts.values()) - whole).masked_fill(hidden, 0)

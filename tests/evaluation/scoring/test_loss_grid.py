@@ -31,6 +31,10 @@ EXACT = {
     "alibi": lambda: attention("alibi", mem_len=4, clamp_len=7),
     "none": lambda: attention("none", mem_len=4),
     "rope": lambda: attention("rope", mem_len=4, interpolation=2.0, qk_norm=True),
+    "forget gate": lambda: attention("none", mem_len=4, forget_gate=True),
+    "relative forget gate": lambda: attention("relative", mem_len=0, forget_gate=True),
+    "element gate": lambda: attention("relative", mem_len=4, attention_gate="element"),
+    "sink": lambda: attention("relative", mem_len=4, sink=True),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

@@ -46,9 +46,10 @@ COLUMNS = {
     "mean distance (tokens)": "{mean_distance:.1f}",
     "in the segment (%)": "{in_segment:.1%}",
     "in the memory (%)": "{in_memory:.1%}",
+    "on the sink (%)": "{on_sink:.1%}",
 }
 MOST_PRINTED = 3
-SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
+SCORES = {"a": "(a) content", "b": "(b) content and position", "c": "(c) forgetting", "d": "(d) position"}
 MOST_LABELLED_HEADS = 48
 LEAST_HEIGHT, MOST_HEIGHT = 3.4, 18.0  # inches
 MOST_COLUMNS = 256
@@ -92,7 +93,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         require(head in text.weights, "heads", head, allowed)
     maps = attention_maps(model, streams, evaluation.max_segments)
     sizes = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
-    terms, (n_rows, reach), H = model.config.active_terms, maps.by_distance[ALL_TERMS].shape, model.config.n_head
+    terms, (n_rows, reach), H = model.config.logit_terms, maps.by_distance[ALL_TERMS].shape, model.config.n_head
     heads = [
         {"layer": row // H + 1, "head": row % H + 1, **{name: float(of[row]) for name, of in maps.averages.items()}}
         for row in range(n_rows)
@@ -140,7 +141,8 @@ def write_report(
 
     Args:
         results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d; centred a_centred, …).
+        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d, with a forget gate c;
+            centred a_centred, …).
         text: attention of Figure 6.
         options: options of the command; logger `wandb` gets the figures as images, and the table.
         directory: folder for the files.
@@ -148,12 +150,12 @@ def write_report(
     Returns:
         Lines to print: the heads with the largest and the smallest mean distance, and notes.
     """
-    heads, header = results["heads"], list(COLUMNS)
+    heads, header = results["heads"], list(_cells(results["heads"][0]))
     with (directory / "heads.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(heads[0]))
         writer.writeheader()
         writer.writerows(heads)
-    rows, notes = [_cells(head) for head in heads], _notes(results)
+    rows, notes = [list(_cells(head).values()) for head in heads], _notes(results)
     write_text(directory / "attention.md", "\n".join([markdown_table(header, rows), *notes]) + "\n")
 
     figures = _draw(results, maps, text, directory)
@@ -169,12 +171,14 @@ def write_report(
     if len(heads) > 2 * MOST_PRINTED:
         title = [f"The {MOST_PRINTED} heads with the largest and the smallest mean distance, of {len(heads)}:"]
         ranked = sorted(heads, key=lambda head: -head["mean_distance"])
-        rows = [_cells(head) for head in (*ranked[:MOST_PRINTED], *ranked[-MOST_PRINTED:])]
+        rows = [list(_cells(head).values()) for head in (*ranked[:MOST_PRINTED], *ranked[-MOST_PRINTED:])]
     return [*title, *markdown_table(header, rows).splitlines(), "", *notes]
 
 
-def _cells(head: dict[str, Any]) -> list[str]:
-    return [cell.format(**head).removesuffix("%") for cell in COLUMNS.values()]
+def _cells(head: dict[str, Any]) -> dict[str, str]:
+    """Return the cells of a head by column; only a model with sinks has theirs."""
+    known = {name: cell for name, cell in COLUMNS.items() if "on_sink" in head or "on_sink" not in cell}
+    return {name: cell.format(**head).removesuffix("%") for name, cell in known.items()}
 
 
 def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> dict[str, str]:

@@ -7,6 +7,8 @@ Single terms are not unique: a constant m added to q and taken from u and v chan
 (a) and (c), and between (b) and (d). The centred split chooses m so that the mean query of each head is zero:
 
     (a) (q_i - m)·k_j    (c) (u + m)·k_j    (b) (q_i - m)·r_{i-j}    (d) (v + m)·r_{i-j},    m = mean of q_i
+
+Forgetting, D_ij of `model.forget_gate`, is a part of (c) in both splits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from txl_lightning.model.positions import VisibleKeys
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ALL_TERMS = "all"
-SINGLE_TERMS = "abd"  # (c) does not depend on the query: the paper shows no softmax of (c) alone
+SINGLE_TERMS = "abd"  # u·k does not depend on the query: the paper shows no softmax of (c) alone
 
 Array = NDArray[np.float64]
 MARKED_SHARE = 0.2  # of the context, for each target
@@ -50,17 +52,23 @@ class AttentionMaps:
     """Averages over queries, one row per head, layer by layer (R = N·H rows).
 
     Args:
-        by_distance: for `all` terms, each single term and, of a model with all four terms, each single term of the
+        by_distance: for `all` terms, each shown term and, of an encoding with all four terms, each shown term of the
             centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
             tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
-            the memory. beyond: share at distances >= L, which are not in the rows.
+            the memory. beyond: share at distances >= L, which are not in the rows. With a sink also on_sink: its share;
+            mean_distance is then that of the attention on keys, and the entropy the sum over keys alone.
         queries: number of queries averaged.
     """
 
     by_distance: dict[str, Array]
     averages: dict[str, Array]
     queries: int
+
+
+def shown_terms(config: TransformerXLConfig) -> str:
+    """Return the terms whose softmax alone is shown, where the model has them: with a forget gate also (c)."""
+    return "abcd" if config.forget_gate else SINGLE_TERMS
 
 
 def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
@@ -99,9 +107,10 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     most = longest - (reach - config.mem_len)
     allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
     require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.active_terms)]
+    shown = shown_terms(config)
+    names = [ALL_TERMS, *(term for term in shown if term in config.logit_terms)]
     centres = set(config.active_terms) == set("abcd")
-    names += [term + CENTRED for term in SINGLE_TERMS if centres]
+    names += [term + CENTRED for term in shown if centres]
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
     sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
     entropy_NH, in_memory_NH, mean_NHE = zeros(), zeros(), zeros(config.d_head)
@@ -138,11 +147,13 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     def add_weights(n: int, attention: Attention, inputs: AttentionInputs, first: int, enough_BT: Tensor) -> None:
         n_memory = inputs.memory_BMD.shape[1]
         for name in names:
-            if name.endswith(CENTRED):
-                logits_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED))
+            if name == ALL_TERMS:
+                weights_HBTK = attention.probabilities(*inputs)
+            elif name.endswith(CENTRED):
+                weights_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED)).softmax(-1)
             else:
-                logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
-            weights_HBTK = logits_HBTK.softmax(-1)[:, :, first:] * enough_BT[:, :, None]
+                weights_HBTK = attention.logits(*inputs, terms=name).softmax(-1)
+            weights_HBTK = weights_HBTK[:, :, first:] * enough_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
             of_distance_HS = with_distances(weights_HTK, n_memory + first).sum(dim=1)
             sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
@@ -161,12 +172,14 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
     means, in_memory = {name: mean(sums) for name, sums in sums_NHS.items()}, mean(in_memory_NH)
     within, all_terms = {name: rows[:, :reach] for name, rows in means.items()}, means[ALL_TERMS]
+    on_sink = 1 - all_terms.sum(axis=1) if config.sink else np.zeros(len(all_terms))
     averages = {
         "entropy_bits": mean(entropy_NH) / np.log(2),
-        "mean_distance": all_terms @ np.arange(all_terms.shape[1]),
-        "in_segment": 1 - in_memory,
+        "mean_distance": all_terms @ np.arange(all_terms.shape[1]) / (1 - on_sink),
+        "in_segment": 1 - on_sink - in_memory,
         "in_memory": in_memory,
         "beyond": all_terms[:, reach:].sum(axis=1),
+        **({"on_sink": on_sink} if config.sink else {}),
     }
     by_distance = {name: rows / rows.sum(axis=1, keepdims=True) for name, rows in within.items()}
     return AttentionMaps(by_distance, averages, queries)
@@ -204,7 +217,8 @@ def centred_logits(attention: Attention, inputs: AttentionInputs, mean_HE: Tenso
         mean_HE if bias is None else bias + mean_HE for bias in (inputs.positions.u_HE, inputs.positions.v_HE)
     )
     positions = inputs.positions._replace(u_HE=u_HE, v_HE=v_HE).of_terms(terms)
-    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms)
+    forget_HBK = attention.forget_logits(inputs.memory_BMD, inputs.hidden_BTD)
+    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms, forget_HBK)
     return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
 
@@ -295,7 +309,8 @@ def text_attention(
     weights: dict[str, Array] = {}
 
     def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        weights_HQC = attention.logits(*inputs)[:, 0].softmax(-1)[:, -n_targets:, :n_context].double().cpu().numpy()
+        weights_HTK = attention.probabilities(*inputs)[:, 0]
+        weights_HQC = weights_HTK[:, -n_targets:, :n_context].double().cpu().numpy()
         weights.update({f"{n + 1}:{h}": weights_QC for h, weights_QC in enumerate(weights_HQC, 1)})
 
     with watched(view, see):

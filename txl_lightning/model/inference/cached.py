@@ -45,12 +45,12 @@ def can_cache(model: object) -> TypeGuard[TransformerXL]:
 
 @dataclass
 class KeyValueMemory:
-    """Keys and values of the last `mem_len` tokens, in place of the hidden states of `Memory`.
+    """Keys, values and logits of forget gates of the last `mem_len` tokens, in place of the states of `Memory`.
 
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
 
-    The keys and values of a segment are written after the memory, so that attention reads both as one view;
+    What a segment's states are projected to is written after the memory, so that attention reads both as one view;
     then the window moves. At the end of the buffer the memory is moved to its front. Moves are so rare
     that their cost per token is negligible.
 
@@ -62,6 +62,7 @@ class KeyValueMemory:
             places; None once the memory was given to a model.
         batch_size: B, streams.
         made_by: object whose memory this is.
+        forget_NXC1: logits of the forget gates, in the same places; None for none.
         begin: first place of the window.
         filled: number of states that it holds.
         in_document_B: how many of them belong to each stream's present document (see `Memory`).
@@ -70,6 +71,7 @@ class KeyValueMemory:
     buffer_NPXCE: Tensor | None
     batch_size: int
     made_by: object
+    forget_NXC1: Tensor | None = None
     begin: int = 0
     filled: int = 0
     in_document_B: Int[Tensor, " B"] | None = None
@@ -91,8 +93,9 @@ class KeyValueMemory:
         Raises:
             ValueError: the memory was spent before.
         """
-        window = self._buffer()[..., self.begin : self.begin + self.filled, :]
-        return replace(self, buffer_NPXCE=window.clone(), begin=0)
+        of_memory = (..., slice(self.begin, self.begin + self.filled), slice(None))
+        forget_NXM1 = None if self.forget_NXC1 is None else self.forget_NXC1[of_memory].clone()
+        return replace(self, buffer_NPXCE=self._buffer()[of_memory].clone(), forget_NXC1=forget_NXM1, begin=0)
 
     @torch.no_grad()
     def make_room(self, T: int) -> None:
@@ -101,17 +104,26 @@ class KeyValueMemory:
         capacity = buffer.shape[3]
         if self.begin + needed <= capacity:
             return
-        longer = buffer
-        if capacity < REUSE * needed:
-            longer = buffer.new_empty((*buffer.shape[:3], int(GROWTH * needed), buffer.shape[4]))
-        for old, new in zip(buffer, longer, strict=True):
-            window = old[:, :, self.begin : self.begin + self.filled]
-            new[:, :, : self.filled] = window.clone() if longer is buffer else window  # source and target may overlap
-        self.buffer_NPXCE, self.begin = longer, 0
+        length = int(GROWTH * needed) if capacity < REUSE * needed else capacity
+        self.buffer_NPXCE = self._moved(buffer, length)
+        self.forget_NXC1 = None if self.forget_NXC1 is None else self._moved(self.forget_NXC1, length)
+        self.begin = 0
+
+    def _moved(self, buffer: Tensor, length: int) -> Tensor:
+        """Return a buffer of this length, the same one if it has it, with the memory at its front."""
+        moved = buffer
+        if buffer.shape[-2] != length:
+            moved = buffer.new_empty((*buffer.shape[:-2], length, buffer.shape[-1]))
+        for old, new in zip(buffer, moved, strict=True):
+            window = old[..., self.begin : self.begin + self.filled, :]
+            new[..., : self.filled, :] = window.clone() if moved is buffer else window  # source and target may overlap
+        return moved
 
     @torch.no_grad()
-    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
-        """Write a segment's keys and values of layer n after the memory; return all K = M + T as a view.
+    def write(
+        self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"], forget_HBT: Float[Tensor, "H B T"] | None = None
+    ) -> tuple[Float[Tensor, "P H B K E"], Float[Tensor, "H B K"] | None]:
+        """Write a segment's projections of layer n after the memory; return those of all K = M + T as views.
 
         Raises:
             ValueError: they have another type than the memory.
@@ -119,9 +131,14 @@ class KeyValueMemory:
         buffer, (P, H, B, T, E) = self._buffer(), kv_PHBTE.shape
         if kv_PHBTE.dtype != buffer.dtype:
             raise ValueError(f"keys and values of {kv_PHBTE.dtype} given to a memory of {buffer.dtype}")
-        window = buffer[n, :, :, self.begin : self.begin + self.filled + T].view(P, H, B, self.filled + T, E)
-        window[:, :, :, self.filled :] = kv_PHBTE
-        return window
+        window = slice(self.begin, self.begin + self.filled + T)
+        kv_PHBKE = buffer[n, :, :, window].view(P, H, B, self.filled + T, E)
+        kv_PHBKE[:, :, :, self.filled :] = kv_PHBTE
+        if self.forget_NXC1 is None or forget_HBT is None:
+            return kv_PHBKE, None
+        forget_HBK = self.forget_NXC1[n, :, window].view(H, B, self.filled + T)
+        forget_HBK[:, :, self.filled :] = forget_HBT
+        return kv_PHBKE, forget_HBK
 
     def advance(self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None) -> None:
         """Add the T written tokens but the last `ext_len` to the memory, and keep its last `mem_len` tokens."""
@@ -185,13 +202,16 @@ class CachedTransformerXL(ScoringModel):
         self._weights.check()
         zero_11D = self.model.embedding.tables[0].new_zeros(1, 1, self.config.d_model)
         layers: Any = self.model.layers
-        kv_NPHE = torch.stack(
-            [layer.attention.project(layer.attention_input(zero_11D))[1][:, :, 0, 0] for layer in layers]
-        )
+        inputs = [(layer.attention, layer.attention_input(zero_11D)) for layer in layers]
+        kv_NPHE = torch.stack([attention.project(input_11D)[1][:, :, 0, 0] for attention, input_11D in inputs])
         length = self.config.mem_len if self.config.memory_start == "zeros" else 0
         N, P, H, E = kv_NPHE.shape
         buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
         memory = KeyValueMemory(buffer.contiguous(), batch_size, made_by=self, filled=length)
+        if self.config.forget_gate:
+            forget_NH11 = torch.stack([attention.forget_logits(input_11D) for attention, input_11D in inputs])
+            forget_NXC = forget_NH11.expand(N, H, batch_size, length).flatten(1, 2)
+            memory.forget_NXC1 = forget_NXC[..., None].contiguous()
         if self.config.memory_reset == "document":
             memory.in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=buffer.device)
         return memory
@@ -241,9 +261,11 @@ class CachedTransformerXL(ScoringModel):
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
             attention, of_queries = layer.attention, visible._replace(mask_TK=mask_TK[..., T - Q :, :])
-            q_HBTE, kv_PHBTE = attention.project(layer.attention_input(queries_BTD), layer.attention_input(before_BTD))
-            heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
-            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
+            segment_BTD, past_BTD = layer.attention_input(queries_BTD), layer.attention_input(before_BTD)
+            q_HBTE, kv_PHBTE = attention.project(segment_BTD, past_BTD)
+            kv_PHBKE, forget_HBK = memory.write(n, kv_PHBTE, attention.forget_logits(past_BTD, segment_BTD))
+            heads_HBTE = attention.attend(q_HBTE, kv_PHBKE, positions[n], of_queries, forget_HBK=forget_HBK)
+            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE, segment_BTD))
         memory.advance(T, config.mem_len, config.ext_len, first_BT)
         return model.final_norm(hidden_BTD), memory
 

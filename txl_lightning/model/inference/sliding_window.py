@@ -26,7 +26,7 @@ class SlidingWindow:
         attention_len: L, tokens of a window, the one before the prediction included.
         fused: use torch's scaled_dot_product_attention, which never holds all logits: the same function,
             faster. Only for encodings whose logits have term (a) alone, unrotated, such as `absolute` and `al_rfou`,
-            and without resets.
+            without resets, forget gates and sinks.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
@@ -36,6 +36,9 @@ class SlidingWindow:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
         has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
+        for part in ("forget_gate", "sink"):
+            has_part = getattr(model.config, part)
+            require(not (fused and has_part), "fused", fused, f"is not possible with {part}=true")
         resets = model.config.memory_reset == "document"
         require(not (fused and resets), "fused", fused, "is not possible with memory_reset=document")
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
@@ -89,7 +92,8 @@ class SlidingWindow:
         hidden_BLD = model.encoding.embed(model.embedding(window_BL), model.config.clamp_len)
         for n, layer in enumerate(layers):
             input_BLD = model.encoding.layer_input(n, hidden_BLD)
-            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(layer.attention_input(input_BLD))
+            window_BLD = layer.attention_input(input_BLD)
+            q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(window_BLD)
             heads_HBLE = F.scaled_dot_product_attention(q_HBLE, k_HBLE, v_HBLE, is_causal=True)
-            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE))
+            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE, window_BLD))
         return model.final_norm(hidden_BLD)

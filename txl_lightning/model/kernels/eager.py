@@ -16,19 +16,24 @@ from txl_lightning.model.positions import VisibleKeys, relative_shift
 
 
 def logits(factors: Factors) -> Float[Tensor, "X T K"]:
-    """Return A_ij / sqrt(E) = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E), and -inf where key j is hidden.
+    """Return A_ij / sqrt(E) = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E) + bias_j, and -inf where key j is hidden.
 
-    X = H·B matrices are multiplied at once.
+    X = H·B matrices are multiplied at once. With a bias of the keys the sum has its type, at least float32.
     """
-    query, keys, _, distances, visible = factors
+    query, keys, _, distances, visible, bias_HBK, _ = factors
     (H, B, K, E), T = keys.shape, visible.mask_TK.shape[-2]
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
-    mask_XTK = mask_TK.expand(H, B, T, K).flatten(0, 1)
+    addend_HBTK = mask_TK.expand(H, B, T, K) if bias_HBK is None else bias_HBK[:, :, None] + mask_TK
+    addend_XTK = addend_HBTK.flatten(0, 1)
     if query is None:
-        content_XTK = mask_XTK.clone()
+        content_XTK = addend_XTK.clone()
     else:
-        content_XTK = torch.baddbmm(mask_XTK, query.expand(H, B, T, E).flatten(0, 1), keys.flatten(0, 1).mT)
+        rows_XTE, keys_XEK = query.expand(H, B, T, E).flatten(0, 1), keys.flatten(0, 1).mT
+        if addend_XTK.dtype == keys.dtype:
+            content_XTK = torch.baddbmm(addend_XTK, rows_XTE, keys_XEK)
+        else:
+            content_XTK = addend_XTK.add_(torch.bmm(rows_XTE, keys_XEK))
     by_key = distances.by_key(T)
     if by_key is None:
         return content_XTK
@@ -37,26 +42,40 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     return (content_XTK.unflatten(0, (H, B)) + by_key[:, None]).flatten(0, 1)
 
 
+def softmax(logits_XTK: Float[Tensor, "X T K"], sink_HBT: Tensor | None = None) -> Float[Tensor, "X T K"]:
+    """Return exp A_ij / (exp s_i + Σ_k exp A_ik) with the sinks s of `Factors`, or without exp s_i."""
+    if sink_HBT is None:
+        return torch.softmax(logits_XTK, dim=-1)
+    sink_XT1 = of_queries(sink_HBT, logits_XTK).to(logits_XTK.dtype)
+    return torch.softmax(torch.cat([logits_XTK, sink_XT1], dim=-1), dim=-1)[..., :-1]
+
+
+def of_queries(sink_HBT: Tensor, logits_XTK: Float[Tensor, "X T K"]) -> Float[Tensor, "X T 1"]:
+    """Repeat sinks for the streams and queries of the logits, X = H·B, where these have size 1."""
+    H, (X, T, _) = len(sink_HBT), logits_XTK.shape
+    return sink_HBT.expand(H, X // H, T).flatten(0, 1)[..., None]
+
+
 def weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H B K E"]) -> Float[Tensor, "H B T E"]:
-    """Return the sum of the values, weighted by the probabilities."""
-    return torch.bmm(probabilities_XTK, values.flatten(0, 1)).unflatten(0, values.shape[:2])
+    """Return the sum of the values, weighted by the probabilities, which get their type."""
+    return torch.bmm(probabilities_XTK.to(values.dtype), values.flatten(0, 1)).unflatten(0, values.shape[:2])
 
 
 def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    """Return dropout(softmax(logits)) · values."""
+    """Return dropout(softmax(logits)) · values, with the sinks in the softmax."""
     logits_XTK = logits(factors)
     with torch.autocast("cuda", enabled=False):  # it would keep all probabilities in float32
-        probabilities_XTK = dropout(torch.softmax(logits_XTK, dim=-1))
+        probabilities_XTK = dropout(softmax(logits_XTK, factors.sink_HBT))
     return weighted(probabilities_XTK, factors.values)
 
 
 class Factors(NamedTuple):
     """Input of a kernel, which returns Σ_j softmax_j(logits_i) v_j.
 
-        logits_ij = query_i·keys_j + distances_{i-j},    -inf where key j is hidden from query i
+        logits_ij = query_i·keys_j + distances_{i-j} + bias_j,    -inf where key j is hidden from query i
 
-    A further addend, such as a bias of every key, is one more field: `part` keeps its share, and `logits`,
-    `fused.bias_of` and `flex.attend` add it.
+    A further addend is one more field, as the bias of the keys is: `part` keeps its share, and `logits` and `by_key`
+    add it.
 
     Args:
         query: (q_i + u) / sqrt(E), terms (a) and (c), [H, B, T, E]; B and T are 1 without (a). None without both.
@@ -64,6 +83,9 @@ class Factors(NamedTuple):
         values: v_j, [H, B, K, E].
         distances: terms (b) and (d), computed by the kernel for as many queries and keys as it needs.
         visible: keys that each query may attend to.
+        bias_HBK: bias of every key for all queries, term (c), at least in float32; None for none.
+        sink_HBT: logits that join the sum of each query's softmax and have no value (`softmax`), [H, B, T]; streams and
+            tokens have size 1 if they are all alike. None for none.
     """
 
     query: Tensor | None
@@ -71,6 +93,23 @@ class Factors(NamedTuple):
     values: Tensor
     distances: DistanceFactors
     visible: VisibleKeys
+    bias_HBK: Tensor | None = None
+    sink_HBT: Tensor | None = None
+
+    @property
+    def is_fusable(self) -> bool:
+        """Whether torch's fused kernel computes this: with a query, one type of all addends, and no sinks."""
+        one_type = self.bias_HBK is None or self.bias_HBK.dtype == self.values.dtype
+        return self.query is not None and one_type and self.sink_HBT is None
+
+    def by_key(self) -> Float[Tensor, "H B_or_1 T_or_1 K"] | None:
+        """Return all addends by key but the mask, as they broadcast: terms (b) and (d), and the bias; None for none."""
+        H, T = self.values.shape[0], self.visible.mask_TK.shape[-2]
+        by_key = self.distances.by_key(T)
+        by_key = by_key if by_key is None else by_key.unflatten(0, (H, -1))
+        if self.bias_HBK is None:
+            return by_key
+        return self.bias_HBK[:, :, None] if by_key is None else by_key + self.bias_HBK[:, :, None]
 
     def part(self, queries: slice, heads: slice) -> Factors:
         """Keep some queries and heads, and the keys up to that of the last of these queries."""
@@ -82,6 +121,8 @@ class Factors(NamedTuple):
             self.values[heads, :, :n_keys],
             self.distances._replace(rows=_rows(self.distances.rows, heads, queries)).part(n_keys, heads),
             self.visible.part(queries, n_keys),
+            None if self.bias_HBK is None else self.bias_HBK[heads, :, :n_keys],
+            _rows(self.sink_HBT, heads, queries),
         )
 
 

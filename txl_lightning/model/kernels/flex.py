@@ -18,20 +18,21 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return what `eager.attend` returns, compiled on a GPU and by plain operations on the CPU.
 
     Raises:
-        OptionError: with dropout, with a mask for each stream, or with gradients on the CPU: flex_attention has none of
+        OptionError: with dropout, sinks, a mask for each stream, or gradients on the CPU: flex_attention has none of
             them; on a GPU with heads of less than 16, which its kernels do not have.
     """
-    query, keys, values, distances, visible = factors
+    query, keys, values, _, visible, _, sink_HBT = factors
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
     one_mask = "has one mask for all streams; memory_reset=document needs eager"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
     no_dropout = "has no dropout of attention probabilities; use eager"
     require(not (dropout.training and dropout.p), "attention", "flex", no_dropout)
+    require(sink_HBT is None, "attention", "flex", "has no sinks; model.sink=true needs eager")
     require(not values.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use eager")
     query = values.new_zeros(H, B, T, E) if query is None else query.to(values.dtype).expand(H, B, T, E)
-    by_key, add_by_key = distances.by_key(T), None
+    by_key, add_by_key = factors.by_key(), None
     if by_key is not None:
-        by_key_HBTK = by_key.unflatten(0, (H, -1)).expand(H, B, T, K)
+        by_key_HBTK = by_key.expand(H, B, T, K)
         add_by_key = lambda logit, b, h, i, j: logit + by_key_HBTK[h, b, i, j]  # noqa: E731
     on_cpu = values.device.type == "cpu"
     differentiated = torch.is_grad_enabled() and any(

@@ -31,14 +31,12 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
 
 
 def bias_of(factors: Factors) -> Float[Tensor, "H B T K"]:
-    """Return what is added to the content logits: terms (b) and (d), and the mask."""
-    _, _, values, distances, visible = factors
+    """Return what is added to the content logits: `Factors.by_key`, and the mask."""
+    values, visible, by_key = factors.values, factors.visible, factors.by_key()
     (H, B), mask_TK = values.shape[:2], visible.mask_TK
-    by_key = distances.by_key(mask_TK.shape[-2])
-    by_key = by_key if by_key is None else by_key.unflatten(0, (H, -1))
     if by_key is None:
         bias = mask_TK.to(values.dtype)  # autocast would convert it for every head and stream
-    elif mask_TK.ndim == 3:
+    elif mask_TK.ndim == 3 or factors.bias_HBK is not None:
         bias = by_key + mask_TK.to(by_key.dtype)  # a sum of two types copies the larger, here all logits
     else:
         bias, first = by_key, visible.first_hidden
