@@ -49,6 +49,7 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
         ("seed=7", r"seed=7: must be 1, as in resume="),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
+        ("model.residual=gru", r"is of another model: residual is sum, this model needs gru"),
         ("model.n_layer=3", r"is of another model: n_layer is 2, this model needs 3"),
         ("trainer.max_steps=12", r"trainer.max_steps=12: must be greater than the 12 steps"),
     ],
@@ -202,6 +203,7 @@ ARMS = {
         *("data.level=char", "model.ext_len=4", "memory.start=zeros", "model.untie_biases=true", "optimizer=adamw"),
         "optimizer.warmup_steps=3",
     ],
+    "gated residual": ["model.residual=gru"],
     "two terms": ["model.terms=bd"],
     "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
     "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
@@ -209,7 +211,7 @@ ARMS = {
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "adaptive softmax", "lstm", "qrnn")
+COVERING = ("shaw", "al-rfou", "characters", "gated residual", "adaptive softmax", "lstm", "qrnn")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in COVERING else pytest.mark.slow) for n in ARMS])

@@ -17,7 +17,14 @@ from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
-from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
+from txl_lightning.model.layers import (
+    Dropout,
+    FeedForward,
+    GatedFeedForward,
+    initialize,
+    make_norm,
+    make_residual,
+)
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import (
     VisibleKeys,
@@ -29,23 +36,25 @@ from txl_lightning.model.positions import (
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after (or before) it.
+    """Attention and feed-forward, each with a residual sum (or gate) and a LayerNorm (LN) or RMSNorm after (or before) it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
+    GTrXL:                  o = GRU(h, Attn(LN h, LN m)),  h' = GRU(o, FF(LN o)),  see `layers.ResidualGRU`
 
     Args:
-        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
+        config: sizes, dropout, the kinds of norm, feed-forward and residual, and the place of the norms.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.pre_norm = config.pre_norm
+        self.pre_norm = config.pre_norm or config.residual == "gru"
         self.attention = Attention(config)
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
+        self.attention_residual, self.feed_forward_residual = make_residual(config), make_residual(config)
 
     def forward(
         self,
@@ -78,11 +87,11 @@ class TransformerXLLayer(nn.Module):
         self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
         """Compute the layer's output from its input and the output of its attention."""
-        hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
+        hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
         if self.pre_norm:
-            return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
+            return self.feed_forward_residual(hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD)))
         hidden_BTD = self.attention_norm(hidden_BTD)
-        return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
+        return self.feed_forward_norm(self.feed_forward_residual(hidden_BTD, self.feed_forward(hidden_BTD)))
 
 
 class TransformerXL(ScoringModel, nn.Module):

@@ -25,7 +25,8 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
-ONLY = {"norm": "layer", "feed_forward": "relu", "final_norm": False, "qk_norm": False}  # in both other implementations
+# In both other implementations.
+ONLY = {"norm": "layer", "feed_forward": "relu", "residual": "sum", "final_norm": False, "qk_norm": False}
 SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
 FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")
 Family = Literal["original", "Hugging Face", "TensorFlow"]
