@@ -32,6 +32,11 @@ def memory_slots(config: Config) -> int:
     return config.memory.mem_len + config.memory.compressed_len
 
 
+def tokens_per_step(config: Config) -> int:
+    """Return the tokens that a training step of all ranks is the loss of: batch_size streams of one or more segments."""
+    return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
+
+
 def extended_context(config: Config) -> int:
     """Return the number of tokens of extended context in front of every training segment."""
     return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0

@@ -75,6 +75,8 @@ class MemoryConfig(_OfMemory):
 
     `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+    With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each through
+    the memory to those before it; 0 is the paper's, whose memory carries no gradient.
 
     The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
     `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
@@ -82,6 +84,7 @@ class MemoryConfig(_OfMemory):
     """
 
     segments: int | None = None
+    gradient_segments: int = 0
 
 
 @dataclass

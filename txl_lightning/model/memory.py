@@ -17,7 +17,7 @@ State = TypeVar("State", bound="CarriedState")
 
 @dataclass(frozen=True)
 class CarriedState:
-    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B] without gradient.
+    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B], without gradient between steps.
 
     It is a value: a model returns a new one. It must not become a registered buffer: DDP would overwrite it with that
     of rank 0, and weight averaging would average it.
@@ -98,11 +98,15 @@ class Memory(CarriedState):
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
             unless the memory is reset at documents.
+        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss reaches them;
+            otherwise they are stored without (SG in the paper). Training sets it for segments of one step; no checkpoint
+            keeps it.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
     in_document_B: Int[Tensor, " B"] | None = None
+    keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
 
     @property
     def length(self) -> int:
@@ -114,7 +118,6 @@ class Memory(CarriedState):
         """B, streams."""
         return self.states.shape[1]
 
-    @torch.no_grad()
     def update(
         self,
         inputs: Sequence[Float[Tensor, "B T D"]],
@@ -122,7 +125,7 @@ class Memory(CarriedState):
         ext_len: int = 0,
         first_BT: Int[Tensor, "B T"] | None = None,
     ) -> Memory:
-        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient (SG in the paper).
+        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient unless `keeps_gradient`.
 
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
@@ -140,10 +143,11 @@ class Memory(CarriedState):
         length = min(mem_len, self.length + appended)
         taken = min(appended, length)
         kept = length - taken
-        states = torch.stack([x[:, appended - taken : appended] for x in inputs])
-        if kept:
-            old = self.states[:, :, self.length - kept :].to(states.dtype)
-            states = torch.cat([old, states], dim=2)
+        with torch.set_grad_enabled(self.keeps_gradient and torch.is_grad_enabled()):
+            states = torch.stack([x[:, appended - taken : appended] for x in inputs])
+            if kept:
+                old = self.states[:, :, self.length - kept :].to(states.dtype)
+                states = torch.cat([old, states], dim=2)
         in_document_B = None
         if first_BT is not None:
             in_document_B = states_of_document(first_BT, self.length, appended, mem_len, self.document_states())

@@ -216,9 +216,10 @@ class TransformerXL(ScoringModel, nn.Module):
 
         inputs: list[Tensor] = []
         usage: list[Tensor] = []
+        memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
         for n, layer in enumerate(self.layers):
             inputs.append(self.encoding.layer_input(n, hidden_BTD))
-            states_BMD, queries_BTD = memory.states[n], inputs[n]
+            states_BMD, queries_BTD = memory_N[n], inputs[n]
             if n == config.n_layer - 1 and n_last is not None and n_last < T:
                 # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
                 # M counts them from here on.
