@@ -40,6 +40,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "narrow embedding": replace(RELATIVE, d_embed=4),
     "adaptive softmax": replace(RELATIVE, cutoffs=(5, 12)),
     "adaptive embedding": replace(RELATIVE, cutoffs=(5, 12), div_val=2, tie_projections="none"),
+    "first states": replace(RELATIVE, mem_len=4, first=2, same_length=True),
     "documents": replace(RELATIVE, memory_reset="document"),
     **{
         f"compressive, {name}": replace(RELATIVE, compression=name, compression_rate=2, compressed_len=3)
@@ -56,7 +57,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp", "memory of zeros"),
-    *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+    *("adaptive embedding", "first states", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
 )
 
 

@@ -108,6 +108,7 @@ NOWHERE = [  # options that neither family has, and the beginning of the message
     ({"norm": "rms"}, "norm=rms: .* has only norm=layer"),
     ({"feed_forward": "swiglu"}, "feed_forward=swiglu: .* has only feed_forward=relu"),
     ({"residual": "gru"}, "residual=gru: .* has only residual=sum"),
+    ({"first": 2, "memory_start": "empty"}, r"first=2: .* has no first states; convert model.with_lengths\(first=0\)"),
     ({"final_norm": True}, "final_norm=True: .* has only final_norm=False"),
 ]
 NOT_IN_HUGGINGFACE = [

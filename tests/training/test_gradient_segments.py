@@ -105,7 +105,7 @@ def test_with_the_receptive_field_in_a_step_the_gradient_is_that_of_a_long_segme
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
-    model, stream = tiny_model(mem_len=4, ext_len=2), random_stream(2, 8 * T)
+    model, stream = tiny_model(mem_len=4, ext_len=2, first=3), random_stream(2, 8 * T)
     module, memory = module_of(model), None
     for number, part in enumerate(batch_of(stream).split(2 * T, 2)):  # the last step has two segments, of 3 and 2
         module.add_gradients(part._replace(number=number))
@@ -139,7 +139,7 @@ def test_compiled_training_computes_the_same() -> None:
     torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("memory.reset=document",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [(), ("memory.first=3",), pytest.param(("memory.reset=document",), marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, options: tuple[str, ...]) -> None:
     options = (*options, "memory.gradient_segments=2", "model.dropout=0.2", "optimizer.schedule=constant")
     options = (*options, "data.document_start='^line .*5:'", "trainer.val_every_n_steps=20", "evaluation.max_segments=2")

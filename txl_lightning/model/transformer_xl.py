@@ -209,10 +209,10 @@ class TransformerXL(ScoringModel, nn.Module):
             tokens_BT = without_marks(tokens_BT)
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
-        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
+        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD, config.n_first)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
-        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
+        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len, config.n_first)
 
         inputs: list[Tensor] = []
         usage: list[Tensor] = []
@@ -232,7 +232,7 @@ class TransformerXL(ScoringModel, nn.Module):
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
         if compressor is None:
-            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT)
+            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT, config.n_first)
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 

@@ -139,7 +139,8 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
         keys_and_values = sum((one.n_key + 1) * width * D for one in attention)
         per_step += 4 * (batch_size * M * keys_and_values + (M + segment_len) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
-        n_visible = config.attention_len or M + (segment_len + 1) / 2
+        near = config.attention_len
+        n_visible = M + (segment_len + 1) / 2 if near is None else near + config.n_first
         per_step += 6 * config.n_layer * batch_size * segment_len * n_products * width * n_visible
     head = embedding.edges[1] + embedding.n_clusters - 1
     projection = embedding.projection(0)

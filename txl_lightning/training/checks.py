@@ -177,6 +177,7 @@ def options_without_effect(config: Config) -> list[str]:
         ("encoding.table_len", encoding.table_len, None, no_table),
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
+        ("memory.first", memory.first, MemoryConfig.first, no_states),
         ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),
         ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
         ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),

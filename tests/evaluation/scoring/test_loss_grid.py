@@ -31,6 +31,7 @@ EXACT = {
     "alibi": lambda: attention("alibi", mem_len=4, clamp_len=7),
     "none": lambda: attention("none", mem_len=4),
     "rope": lambda: attention("rope", mem_len=4, interpolation=2.0, qk_norm=True),
+    "first states": lambda: attention("relative", mem_len=4, first=2),
     "gated residual": lambda: attention("relative", mem_len=4, residual="gru"),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),

@@ -34,6 +34,7 @@ class Problem:
     attention_len: int | None = None
     table: bool = False
     documents: bool = False
+    n_first: int = 0
     B: int = 2
     H: int = 3
     E: int = 5
@@ -59,12 +60,12 @@ class Problem:
         }
 
     def visible(self, like: Tensor) -> VisibleKeys:
-        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
+        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like, self.n_first)
         if self.documents:  # the second stream begins one at its fourth token
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
-        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len)
+        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len, self.n_first)
 
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
@@ -91,6 +92,7 @@ PROBLEMS = [
     Problem(T=40, M=24, filled=24, attention_len=24),
     Problem(documents=True),
     Problem("ac", documents=True),
+    Problem(T=40, M=24, filled=20, attention_len=9, n_first=3),
 ]
 WAYS = {  # kernel, whether it has gradients, constants of `cpu`
     "cpu": (cpu.attend, True, {}),
@@ -111,7 +113,7 @@ def cases() -> list[Any]:
     found = []
     for way, problem in itertools.product(WAYS, PROBLEMS):
         computed = not problem.documents if way == "flex" else way != "fused" or bool(set("ac") & set(problem.terms))
-        rare = way == "flex" and problem not in (PROBLEMS[0], PROBLEMS[15], PROBLEMS[16], PROBLEMS[26])
+        rare = way == "flex" and problem not in (PROBLEMS[0], PROBLEMS[15], PROBLEMS[16], PROBLEMS[26], PROBLEMS[-1])
         marks = [pytest.mark.slow] if rare else []
         if computed and (DEVICE == "cpu" or not way.startswith("cpu")):
             found.append(pytest.param(way, problem, marks=marks, id=f"{way}: {problem}"))

@@ -188,6 +188,7 @@ def _require_parts(
         **{name: (getattr(config, name) != only, f"only {name}={only}") for name, only in ONLY.items()},
         "terms": (config.active_terms != config.kind.terms, f"all terms of encoding={config.encoding}, always"),
         "compression": (config.compression is not None, "no compressed memory"),
+        "first": (config.n_first > 0, "no first states; convert model.with_lengths(first=0)"),
         "memory_reset": (config.memory_reset != "never", "no resets; convert model.with_lengths(memory_reset='never')"),
         **lacks,
     }
