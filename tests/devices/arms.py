@@ -56,8 +56,17 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 # Together these run every branch of the models; `make test-all` takes all arms.
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
-    *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp", "memory of zeros"),
-    *("adaptive embedding", "first states", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+    *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp"),
+    *(
+        "memory of zeros",
+        "adaptive embedding",
+        "documents",
+        "compressive, conv",
+        "compressive, most_used",
+        "lstm",
+        "qrnn",
+    ),
+    "first states",
 )
 
 

@@ -50,14 +50,14 @@ def test_the_final_norm_is_applied_to_the_output_and_not_to_the_memory(norm):
 
 def naive_gate(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
     """GTrXL's gate of single states, with one matrix for each letter of the paper."""
-    W_r, W_z, W_g = weights["from_sublayer.weight"].split(8)
-    U_r, U_z = weights["from_input.weight"].split(8)
+    W_r, W_z, W_g = weights["gates.weight"].split(8)
+    U_r, U_z = weights["input_gates.weight"].split(8)
     rows = []
     for x_t, y_t in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True):
         y_t = y_t.clamp(min=0)
         r = torch.sigmoid(W_r @ y_t + U_r @ x_t)
         z = torch.sigmoid(W_z @ y_t + U_z @ x_t - weights["b_g"])
-        h = torch.tanh(W_g @ y_t + weights["from_reset.weight"] @ (r * x_t))
+        h = torch.tanh(W_g @ y_t + weights["reset.weight"] @ (r * x_t))
         rows.append((1 - z) * x_t + z * h)
     return torch.stack(rows).view_as(x)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
 from txl_lightning import Memory, TransformerXL
-from txl_lightning.model.baselines import RecurrentState
 from txl_lightning.model import transformer_xl
+from txl_lightning.model.baselines import RecurrentState
 from txl_lightning.model.compression import CompressiveMemory
 
 EXACT = {"rtol": 0, "atol": 1e-9}
@@ -144,9 +144,7 @@ def mask_of(row: list[int], T: int, first: int, attention_len: int) -> Tensor:
 FIRST_ARMS = {name: ENCODINGS[name] for name in ENCODINGS if name != "al_rfou"}
 
 
-@pytest.mark.parametrize(
-    ("encoding", "first", "same_length"), product_of(FIRST_ARMS, [2, 7], [False, True])
-)
+@pytest.mark.parametrize(("encoding", "first", "same_length"), product_of(FIRST_ARMS, [2, 7], [False, True]))
 def test_first_states_stay_for_ever_and_are_attended_to(encoding, first, same_length):
     """The judge keeps every state of the stream, and hands the model the memory and the mask of each segment."""
     M, T, stream = 4, 3, random_stream(2, 25)

@@ -139,10 +139,12 @@ def test_compiled_training_computes_the_same() -> None:
     torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("options", [(), ("memory.first=3",), pytest.param(("memory.reset=document",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "options", [(), ("memory.first=3",), pytest.param(("memory.reset=document",), marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, options: tuple[str, ...]) -> None:
     options = (*options, "memory.gradient_segments=2", "model.dropout=0.2", "optimizer.schedule=constant")
-    options = (*options, "data.document_start='^line .*5:'", "trainer.val_every_n_steps=20", "evaluation.max_segments=2")
+    options += ("data.document_start='^line .*5:'", "trainer.val_every_n_steps=20", "evaluation.max_segments=2")
     whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=14"), tmp_path / "whole")
     train(tiny_config(tmp_path, *options, "trainer.max_steps=5"), tmp_path / "second")
     resumed = train(tiny_config(tmp_path, *options, "trainer.max_steps=14", "resume=auto"), tmp_path / "second")

@@ -117,8 +117,8 @@ class TransformerXLConfig(Architecture):
         final_norm: LayerNorm of the last layer's output, as in GPT-2; the paper's code has none, pre-norm or not.
         norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
         feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
-        residual: `sum`, or `gru` for the gate of GTrXL with a ReLU behind each sublayer (`layers.ResidualGRU`); such a layer
-            is pre-norm, whatever `pre_norm` says.
+        residual: `sum`, or `gru` for the gate of GTrXL, with a ReLU behind each sublayer (`layers.ResidualGRU`); such a
+            layer is pre-norm, whatever `pre_norm` says.
         layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
             RMSNorm.
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
@@ -136,9 +136,8 @@ class TransformerXLConfig(Architecture):
             `none`.
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
-        first: states at the start of a stream that stay in the memory for ever, before the `mem_len` newest (StreamingLLM,
-            Xiao et al. 2023); without `mem_len` there are none. Distances count places in the memory, so that of these
-            states stops growing once others fall out behind them.
+        first: states at the start of a stream that stay in the memory for ever, before the `mem_len` newest
+            (StreamingLLM, Xiao et al. 2023); none with `mem_len` 0. Distances count places in the memory.
         same_length: every query attends to the nearest `mem_len` + `compressed_len` keys, itself among them, and to the
             `first` states, so that all tokens of a segment have a context of the same length. Without memory the plain
             causal mask is used.

@@ -38,7 +38,7 @@ def first_states(config: Config) -> int:
 
 
 def tokens_per_step(config: Config) -> int:
-    """Return the tokens that a training step of all ranks is the loss of: batch_size streams of one or more segments."""
+    """Return the tokens of a training step, on all ranks together: `batch_size` streams of one or more segments."""
     return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
 
 

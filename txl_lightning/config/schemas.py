@@ -75,8 +75,8 @@ class MemoryConfig(_OfMemory):
 
     `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
-    With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each through
-    the memory to those before it; 0 is the paper's, whose memory carries no gradient.
+    With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each
+    through the memory to those before it; 0 is the paper's, whose memory carries no gradient.
 
     The `first` states of a stream stay in the memory for ever, before its `mem_len` newest ones.
 
@@ -127,9 +127,9 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `compressed_len` null means training's, for `memory=compressive`, and so does `first`; `ext_len`, `clamp_len` and
-    `same_length` null mean the model's own. `max_segments` limits the final evaluation (null: the whole split);
-    `trainer.val_max_segments` limits validation during training.
+    without recurrence). `compressed_len` null means training's, for `memory=compressive`, and so does `first`;
+    `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the final evaluation
+    (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10

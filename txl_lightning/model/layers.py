@@ -159,17 +159,17 @@ class ResidualGRU(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.from_sublayer = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z, W_g
-        self.from_input = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r, U_z
-        self.from_reset = nn.Linear(d_model, d_model, bias=False)  # U_g
+        self.gates = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z, W_g
+        self.input_gates = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r, U_z
+        self.reset = nn.Linear(d_model, d_model, bias=False)  # U_g
         self.b_g = nn.Parameter(torch.empty(d_model))
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return the gated mean of the input x of a sublayer and a candidate made of x and its output y."""
-        r, z, h = self.from_sublayer(F.relu(y_BTD)).chunk(3, dim=-1)
-        of_r, of_z = self.from_input(x_BTD).chunk(2, dim=-1)
+        r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
+        of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
         z = torch.sigmoid(z + of_z - self.b_g)
-        h = torch.tanh(h + self.from_reset(torch.sigmoid(r + of_r) * x_BTD))
+        h = torch.tanh(h + self.reset(torch.sigmoid(r + of_r) * x_BTD))
         return torch.lerp(x_BTD, h.to(x_BTD.dtype), z.to(x_BTD.dtype))
 
 

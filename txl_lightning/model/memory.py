@@ -17,7 +17,9 @@ State = TypeVar("State", bound="CarriedState")
 
 @dataclass(frozen=True)
 class CarriedState:
-    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B], without gradient between steps.
+    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B].
+
+    They carry no gradient from one training step to the next.
 
     It is a value: a model returns a new one. It must not become a registered buffer: DDP would overwrite it with that
     of rank 0, and weight averaging would average it.
@@ -93,14 +95,14 @@ class Memory(CarriedState):
     n = 0, else the output of `layers[n - 1]`.
 
     Args:
-        states: the states, oldest first; with `config.first` the oldest are the first of the stream. M may be below the model's `mem_len` (a memory that grows) or
-            equal to it from the start (static shapes, for compilation).
+        states: the states, oldest first; with `config.first` the oldest are the first of the stream. M may be below the
+            model's `memory_slots` (a memory that grows) or equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
             unless the memory is reset at documents.
         keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss reaches them;
-            otherwise they are stored without (SG in the paper). Training sets it for segments of one step; no checkpoint
-            keeps it.
+            otherwise they are stored without (SG in the paper). Training sets it for the segments of one step; it is
+            in no checkpoint.
     """
 
     states: Float[Tensor, "N B M D"]
@@ -126,7 +128,7 @@ class Memory(CarriedState):
         first_BT: Int[Tensor, "B T"] | None = None,
         n_first: int = 0,
     ) -> Memory:
-        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient unless `keeps_gradient`.
+        """Append one segment's layer inputs and keep the last `mem_len` states, by default without gradient (SG).
 
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]

@@ -94,8 +94,8 @@ class _RelativeShift(torch.autograd.Function):
 class VisibleKeys(NamedTuple):
     """Keys to which T queries, the last of K tokens, may attend: as a mask, and as the bounds that it was made of.
 
-    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len or j < first_key + n_first. With
-    documents the mask, [B, T, K], also hides the keys before each query's document.
+    Query i sees key j if j <= K - T + i, j >= first_key, and K - T + i - j < attention_len or j < first_key + n_first.
+    With documents the mask, [B, T, K], also hides the keys before each query's document.
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere.

@@ -36,7 +36,7 @@ from txl_lightning.model.positions import (
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum (or gate) and a LayerNorm (LN) or RMSNorm after (or before) it.
+    """Attention and feed-forward, each with a residual sum or gate and a LayerNorm (LN) or RMSNorm after or before it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)

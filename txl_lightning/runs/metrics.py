@@ -120,7 +120,8 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
     A product counts 2 forward, and 2 for each gradient: of the weight and of the input. Memory and distances need no
     gradient of the input. n counts the values, the queries with keys (a) and with distances (b); K = M + (T + 1) / 2,
     or M with `same_length` (with `extra_key` M + 1). Not counted: elementwise operations, (c) and (d), hidden keys,
-    compression, gradients through the memory, and the tail clusters of an adaptive embedding and softmax, whose share depends on the text.
+    compression, gradients through the memory, and the tail clusters of an adaptive embedding and softmax, whose share
+    depends on the text.
 
     Args:
         model: its memory is full, M = `memory_slots`.

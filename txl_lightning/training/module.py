@@ -231,7 +231,7 @@ class LanguageModelModule(L.LightningModule):
         return batch.split(self.segment_len, cast("Any", self.model).config.ext_len)
 
     def _score(self, batch: Segment, memory: Any, positions: Sequence[slice | Tensor]) -> tuple[Tensor, Any]:
-        """Return the losses at the positions of every segment, [B, P], and the memory after the last, without gradient."""
+        """Return the losses at the positions of every segment, [B, P], and the memory after the last one."""
         counted, segments = [], self._segments(batch)
         for i, segment in enumerate(segments):
             if self.segment_len is not None:

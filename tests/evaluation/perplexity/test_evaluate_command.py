@@ -22,7 +22,19 @@ from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
-KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "first", "compressive", "lstm"]
+KINDS = [
+    "characters",
+    "documents",
+    "extended",
+    "al_rfou",
+    "shaw_words",
+    "rope",
+    "alibi",
+    "none",
+    "first",
+    "compressive",
+]
+KINDS += ["lstm"]
 
 
 @pytest.mark.parametrize(("kind", "cached"), product_of(KINDS, [True, False]))

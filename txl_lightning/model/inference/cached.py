@@ -127,7 +127,7 @@ class KeyValueMemory:
     def advance(
         self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None, n_first: int = 0
     ) -> None:
-        """Add the T written tokens but the last `ext_len`, and keep the last `mem_len` and the first `n_first` tokens."""
+        """Add the T written tokens but the last `ext_len`; keep the last `mem_len` and the first `n_first` tokens."""
         appended = max(0, T - ext_len)
         if first_BT is not None and self.in_document_B is not None:
             self.in_document_B = states_of_document(first_BT, self.filled, appended, mem_len, self.in_document_B)
@@ -285,7 +285,7 @@ class _Distances:
             longest = self.n_keys - T
             self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like, config.n_first)
         mask_TK = self.mask_TK[:, self.n_keys - K :]
-        if config.n_first and config.attention_len is not None and self.n_keys > K:  # the first of fewer keys are others
+        if config.n_first and config.attention_len and self.n_keys > K:  # the first of fewer keys are others
             mask_TK = attention_mask(T, M, M, config.attention_len, like, config.n_first)
         return [positions.up_to(K) for positions in self.positions], mask_TK
 
