@@ -30,6 +30,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "pre-norm": replace(RELATIVE, pre_norm=True),
     "modern recipe": replace(RELATIVE, pre_norm=True, final_norm=True, norm="rms", feed_forward="swiglu", qk_norm=True),
     "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
+    "gated residual": replace(RELATIVE, residual="gru"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
     "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
     "forget gate": replace(RELATIVE, forget_gate=True),
@@ -47,6 +48,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "narrow embedding": replace(RELATIVE, d_embed=4),
     "adaptive softmax": replace(RELATIVE, cutoffs=(5, 12)),
     "adaptive embedding": replace(RELATIVE, cutoffs=(5, 12), div_val=2, tie_projections="none"),
+    "first states": replace(RELATIVE, mem_len=4, first=2, same_length=True),
     "documents": replace(RELATIVE, memory_reset="document"),
     **{
         f"compressive, {name}": replace(RELATIVE, compression=name, compression_rate=2, compressed_len=3)
@@ -65,9 +67,10 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 # Together these run every branch of the models; `make test-all` takes all arms.
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
-    *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp", "memory of zeros"),
-    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate", "sink"),
-    *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+    *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp"),
+    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate", "sink", "first states"),
+    *("memory of zeros", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used"),
+    *("lstm", "qrnn"),
 )
 
 

@@ -89,6 +89,11 @@ def test_every_option_trains(arm: str, options: dict[str, Any]) -> None:
     train(*prepared(arm, **options))
 
 
+@pytest.mark.parametrize("options", [{}, {"loss": "random_half", "column_chunks": 2}])
+def test_a_step_of_several_segments_trains(options: dict[str, Any]) -> None:
+    train(*prepared("relative, memory", segment_len=2, **options))
+
+
 @pytest.mark.parametrize("arm", cases())
 def test_validation_waits_only_for_its_result(arm: str) -> None:
     module, _ = prepared(arm)

@@ -23,6 +23,7 @@ KINDS = {
     "rope": ["data.level=char", "memory=on", "encoding=rope", "model.d_head=8", "model.qk_norm=true"],
     "alibi": ["data.level=char", "memory=on", "encoding=alibi"],
     "none": ["data.level=char", "memory=on", "encoding=none", "loss=half", "model.ext_len=2"],
+    "first": ["memory=on", "memory.first=3"],
     "compressive": ["memory=compressive", "memory.rate=2"],
     "lstm": ["model=lstm", "model.d_model=16"],
     "qrnn": ["model=qrnn", "model.d_model=16"],

@@ -20,6 +20,7 @@ ARMS: dict[str, dict[str, Any]] = {
     **ENCODINGS,
     "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
     "relative, modern recipe": MODERN,
+    "relative, gated residual": {"residual": "gru"},
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
     "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
     "relative, forget gate": {"forget_gate": True},
@@ -36,6 +37,8 @@ LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5, "clamp_len": 2, "memory_start": "zeros", "same_length": True},
     {"mem_len": 6, "ext_len": 2},
     {"mem_len": 3, "ext_len": 1, "same_length": True, "memory_start": "zeros", "clamp_len": 3},
+    {"mem_len": 3, "first": 2},
+    {"mem_len": 3, "first": 2, "same_length": True, "ext_len": 1},
     {"mem_len": 50},
     {"mem_len": 0, "same_length": True},
 ]
@@ -77,8 +80,9 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
             "clamp_len": st.sampled_from([-1, 0, 1, 4]),
             "same_length": st.booleans(),
             "memory_start": st.sampled_from(["empty", "zeros"]),
+            "first": st.sampled_from([0, 0, 1, 3]),
         }
-    ),
+    ).map(lambda lengths: {**lengths, "memory_start": "empty"} if lengths["first"] else lengths),
     segments=st.lists(st.integers(1, 9) | st.just(1), min_size=1, max_size=14),
     n_streams=st.integers(1, 3),
 )

@@ -24,6 +24,7 @@ def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:
 MODELS = {
     "txl": lambda: tiny_model(mem_len=30),
     "adaptive": lambda: tiny_model(mem_len=30, cutoffs=(3, 7), div_val=2, d_embed=8),
+    "gated residual": lambda: tiny_model(mem_len=30, residual="gru"),
     "lstm": lambda: recurrent_model("lstm", dropout=0.0, hidden_dropout=0.0).eval(),
     "qrnn": lambda: recurrent_model("qrnn", dropout=0.0, hidden_dropout=0.0).eval(),
 }
@@ -116,6 +117,7 @@ def test_a_model_in_training_is_refused(model: nn.Module):
 UNEQUAL = {
     "relative": lambda: tiny_model(mem_len=400),
     "short memory": lambda: tiny_model(mem_len=5, same_length=True),
+    "first states": lambda: tiny_model(mem_len=5, first=3),
     "absolute": lambda: tiny_model(encoding="absolute", mem_len=8),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),

@@ -24,11 +24,11 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"pre_norm": True, "final_norm": True, "qk_norm": True, "attention_gate": "element"}],
+    [{}, {"residual": "gru", "final_norm": True, "qk_norm": True, "attention_gate": "element"}],
     ids=str,
 )
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
-def test_fused_attention_computes_the_same(encoding: str, options: dict[str, bool]) -> None:
+def test_fused_attention_computes_the_same(encoding: str, options: dict[str, object]) -> None:
     model, stream = tiny_model(encoding=encoding, table_len=9, **options), random_stream(2, 12)
     for tokens, targets in ((stream[:, :-1], stream[:, 1:]), (stream[:, :-1], stream[:, -1:])):
         plain, fused = (SlidingWindow(model, 6, fused).score(tokens, targets)[0] for fused in (False, True))

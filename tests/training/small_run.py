@@ -64,7 +64,12 @@ def trained(*overrides: str) -> Path:
 
 
 def bare_module(
-    model: Model, lengths: dict[str, Any] | None = None, loss: str = "full", optimizer: str = "adam", **trainer: Any
+    model: Model,
+    lengths: dict[str, Any] | None = None,
+    loss: str = "full",
+    optimizer: str = "adam",
+    segment_len: int | None = None,
+    **trainer: Any,
 ) -> LanguageModelModule:
     """Return a module for use without a trainer."""
     config = Config(
@@ -72,7 +77,7 @@ def bare_module(
         trainer=TrainerConfig(max_steps=10, **trainer),
         loss=loss,
     )
-    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or {})
+    module = LanguageModelModule(model, config, Vocabulary("byte"), lengths or {}, segment_len=segment_len)
     module.manual_backward = torch.Tensor.backward  # type: ignore[assignment]
     return module
 

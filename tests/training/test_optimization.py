@@ -32,6 +32,7 @@ MODELS = {
     "modern": lambda: TransformerXL(
         replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
     ),
+    "gated residual": lambda: TransformerXL(replace(SIZES, residual="gru")),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "conv": lambda: TransformerXL(replace(SIZES, compression="conv", compressed_len=4, compression_rate=2)),
     "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="lstm", n_layer=1, d_model=8)),

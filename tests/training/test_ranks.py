@@ -30,6 +30,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     "clusters": ("model.cutoffs=[20,40,100]", "model.div_val=2"),
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
+    "gradient segments": (
+        *("memory.gradient_segments=1", "memory.first=3", "model.residual=gru", "loss=random_half"),
+        *("trainer.column_chunks=2", "trainer.precision=64-true"),
+    ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
     "forget gate": ("encoding=none", "model.forget_gate=true"),
     "sink": ("model.sink=true",),
@@ -63,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("two arms"), ["documents", "random half"], (2, 1))
+    return run_all(tmp_path_factory.mktemp("two arms"), ["documents", "gradient segments"], (2, 1))
 
 
 def differences(runs: Path, first: str, second: str) -> float:
@@ -95,7 +99,7 @@ def check_resumed(runs: Path, W: int) -> None:
 
 
 def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(two_arms: Path) -> None:
-    for arm in ("documents", "random half"):
+    for arm in ("documents", "gradient segments"):
         check_losses(two_arms, arm, (1, 2), 1e-10)
     check_resumed(two_arms, 1)
 

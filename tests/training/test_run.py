@@ -42,6 +42,8 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("data.segment_len=4", r"data.segment_len=4: must be 8, as in resume="),
         ("data.batch_size=2", r"data.batch_size=2: must be 4"),
         ("memory.mem_len=3", r"memory.mem_len=3: must be 8"),
+        ("memory.first=1", r"memory.first=1: must be 0, as in resume="),
+        ("memory.gradient_segments=1", r"memory.gradient_segments=1: must be 0, as in resume="),
         ("optimizer.lr=1", r"optimizer.lr=1.0: must be 0.004"),
         ("loss=half", r"loss=half: must be full"),
         ("model.dropout=0.5", r"model.dropout=0.5: must be 0.0, as in resume="),
@@ -49,6 +51,7 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
         ("seed=7", r"seed=7: must be 1, as in resume="),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
+        ("model.residual=gru", r"is of another model: residual is sum, this model needs gru"),
         ("model.n_layer=3", r"is of another model: n_layer is 2, this model needs 3"),
         ("trainer.max_steps=12", r"trainer.max_steps=12: must be greater than the 12 steps"),
     ],
@@ -118,8 +121,12 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("memory=compressive memory.compression_loss=none", "memory.compression_loss=none: would leave compression"),
         ("memory=compressive encoding=absolute", "memory.compression=conv: needs an encoding of distances"),
         ("memory=compressive model=lstm", "memory.compression=conv: is for a Transformer-XL: lstm has no states"),
+        ("memory.gradient_segments=-1", "memory.gradient_segments=-1: must be an integer >= 0"),
+        ("memory.gradient_segments=1 model=lstm", "memory.gradient_segments=1: must be 0: lstm stores no states"),
+        ("memory=compressive memory.gradient_segments=1", "memory.gradient_segments=1: must be 0: compressed states"),
         ("memory.compressed_len=4", "memory.compressed_len=4: must be 0 without a compression"),
         ("memory.reset=document memory.start=zeros", "memory.start=zeros: must be empty with memory_reset=document"),
+        ("memory.first=2 memory.reset=document", "memory.first=2: must be 0 with memory_reset=document"),
         ("memory.reset=document model=lstm", "memory.reset=document: must be never: lstm always carries its state"),
         ("model=lstm memory=off", "memory.mem_len=0: must be > 0: lstm always carries its state"),
         ("data.batch_size=8 trainer.devices=3", r"data.batch_size=8: .* 3 processes of trainer.devices=3"),
@@ -156,6 +163,8 @@ def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: s
         ("memory.start=zeros", []),
         ("memory=off memory.start=zeros", ["memory.start=zeros has no effect: there is no memory"]),
         ("memory=compressive memory.rate=2", []),
+        ("memory.first=2", []),
+        ("memory=off memory.first=2", ["memory.first=2 has no effect: there is no memory"]),
         ("memory.rate=2", ["memory.rate=2 has no effect: only memory=compressive compresses states"]),
         ("encoding=shaw encoding.table_len=9", []),
         ("encoding.table_len=9", ["encoding.table_len=9 has no effect: encoding=relative has no table"]),
@@ -204,6 +213,8 @@ ARMS = {
         *("data.level=char", "model.ext_len=4", "memory.start=zeros", "model.untie_biases=true", "optimizer=adamw"),
         "optimizer.warmup_steps=3",
     ],
+    "gated residual": ["model.residual=gru"],
+    "first states": ["memory.first=2", "memory.mem_len=6"],
     "two terms": ["model.terms=bd"],
     "forget gate": ["encoding=none", "model.forget_gate=true", "optimizer=muon"],
     "sink": ["model.sink=true", "model.attention_dropout=0.1", "optimizer=muon"],
@@ -215,7 +226,8 @@ ARMS = {
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "forget gate", "sink", "head gate", "adaptive softmax", "lstm", "qrnn")
+COVERING = ("shaw", "al-rfou", "characters", "forget gate", "sink", "head gate", "gated residual", "adaptive softmax")
+COVERING = (*COVERING, "lstm", "qrnn")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in COVERING else pytest.mark.slow) for n in ARMS])

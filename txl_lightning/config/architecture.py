@@ -29,7 +29,7 @@ COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("mem_len", "compressed_len", "ext_len", "forget_len"), LENGTH),
+    **dict.fromkeys(("mem_len", "compressed_len", "first", "ext_len", "forget_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -40,6 +40,7 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     "norm": _one_of("layer", "rms"),
     "feed_forward": _one_of("relu", "swiglu", "geglu"),
     "attention_gate": _one_of("none", "head", "element"),
+    "residual": _one_of("sum", "gru"),
     "tie_projections": _one_of("all_but_first", "all", "none"),
     "compression": _one_of(*COMPRESSIONS),
     "compression_loss": _one_of("reconstruction", "autoencoding", "none"),
@@ -117,6 +118,8 @@ class TransformerXLConfig(Architecture):
         final_norm: LayerNorm of the last layer's output, as in GPT-2; the paper's code has none, pre-norm or not.
         norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
         feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
+        residual: `sum`, or `gru` for the gate of GTrXL, with a ReLU behind each sublayer (`layers.ResidualGRU`); such a
+            layer is pre-norm, whatever `pre_norm` says.
         layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
             RMSNorm.
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
@@ -142,8 +145,11 @@ class TransformerXLConfig(Architecture):
             `none`.
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
-        same_length: every query attends to the nearest `memory_slots` keys, itself among them, so that all
-            tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
+        first: states at the start of a stream that stay in the memory for ever, before the `mem_len` newest
+            (StreamingLLM, Xiao et al. 2023); none with `mem_len` 0. Distances count places in the memory.
+        same_length: every query attends to the nearest `mem_len` + `compressed_len` keys, itself among them, and to the
+            `first` states, so that all tokens of a segment have a context of the same length. Without memory the plain
+            causal mask is used.
         extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
             without memory (the TensorFlow code's mask).
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
@@ -165,6 +171,7 @@ class TransformerXLConfig(Architecture):
     final_norm: bool = False
     norm: str = "layer"
     feed_forward: str = "relu"
+    residual: str = "sum"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
@@ -183,6 +190,7 @@ class TransformerXLConfig(Architecture):
     # From here on `LENGTHS`, which may change on the same weights: options of the weights stand above.
     mem_len: int = _option("memory.mem_len", 512)
     compressed_len: int = _option("memory.compressed_len", 0)
+    first: int = _option("memory.first", 0)
     same_length: bool = False
     extra_key: bool = False
     clamp_len: int = -1
@@ -203,6 +211,9 @@ class TransformerXLConfig(Architecture):
             ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
             ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
             ("compressed_len", resets and self.compressed_len > 0, "must be 0 with memory_reset=document"),
+            ("first", self.first > 0 and resets, "must be 0 with memory_reset=document, which hides earlier documents"),
+            ("first", self.first > 0 and not none, "must be 0 with a compression, which keeps states of the far past"),
+            ("memory_start", self.first > 0 and self.memory_start != "empty", "must be empty with first states"),
             ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
             ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
             (
@@ -226,9 +237,14 @@ class TransformerXLConfig(Architecture):
         return self.compression is not None and self.mem_len > 0 and self.compressed_len > 0
 
     @property
+    def n_first(self) -> int:
+        """First states of a stream that stay in the memory: `first`, or 0 without memory."""
+        return self.first if self.mem_len > 0 else 0
+
+    @property
     def memory_slots(self) -> int:
-        """States of a full memory, compressed ones included: `mem_len` + `compressed_len`."""
-        return self.mem_len + (self.compressed_len if self.compresses else 0)
+        """States of a full memory, first and compressed ones included: `first` + `compressed_len` + `mem_len`."""
+        return self.n_first + self.mem_len + (self.compressed_len if self.compresses else 0)
 
     @property
     def kind(self) -> EncodingKind:
@@ -237,8 +253,8 @@ class TransformerXLConfig(Architecture):
 
     @property
     def attention_len(self) -> int | None:
-        """Number of keys that every query sees with `same_length`, itself included; None for no such limit."""
-        return (self.memory_slots + self.extra_key or None) if self.same_length else None
+        """Number of nearest keys that every query sees with `same_length`, itself included; None for no such limit."""
+        return (self.memory_slots - self.n_first + self.extra_key or None) if self.same_length else None
 
     @property
     def active_terms(self) -> str:

@@ -34,8 +34,18 @@ def forget_len(config: Config) -> int | None:
 
 
 def memory_slots(config: Config) -> int:
-    """Return the states per layer of training's memory: mem_len, and compressed_len of a compressed memory."""
-    return config.memory.mem_len + config.memory.compressed_len
+    """Return the states per layer of training's memory: mem_len, compressed_len of a compressed memory, and first."""
+    return config.memory.mem_len + config.memory.compressed_len + first_states(config)
+
+
+def first_states(config: Config) -> int:
+    """Return how many first states of a stream stay in training's memory: none without memory."""
+    return config.memory.first if config.memory.mem_len else 0
+
+
+def tokens_per_step(config: Config) -> int:
+    """Return the tokens of a training step, on all ranks together: `batch_size` streams of one or more segments."""
+    return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
 
 
 def extended_context(config: Config) -> int:
@@ -67,13 +77,13 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
     """Return the lengths of validation and test for `with_lengths`; null ones get defaults (paper's train.py).
 
     Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone, and 0 without
-    an ordinary memory.
+    an ordinary memory; `first` is left out where neither training nor evaluation keeps first states.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
-        for name in ("mem_len", "compressed_len", "ext_len", "same_length", "clamp_len"):
+        for name in ("mem_len", "compressed_len", "first", "ext_len", "same_length", "clamp_len"):
             value = getattr(config.evaluation, name)
             require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
@@ -90,6 +100,9 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
         raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
     lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
+    first = first_states(config) if evaluation.first is None else evaluation.first
+    if first or first_states(config):
+        lengths["first"] = first
     compressed = evaluation.compressed_len
     if config.memory.compression is not None:
         allowed = "must be 0 with mem_len=0: only states of the ordinary memory are compressed"
@@ -108,9 +121,9 @@ def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
     With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
-    memory). Compressed states count as one position each.
+    memory), unless first states stay visible. Compressed states count as one position each.
     """
-    if config.memory.mem_len and getattr(config.model, "same_length", False):
+    if config.memory.mem_len and getattr(config.model, "same_length", False) and not config.memory.first:
         return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
     return memory_slots(config) + extended_context(config) + config.data.segment_len - 1
 
@@ -135,8 +148,9 @@ def trained_clamp(config: Config) -> int | None:
 
 def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
-    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) if lengths["mem_len"] else 0
-    if lengths["mem_len"] and lengths["same_length"]:
+    first = lengths.get("first", 0)
+    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) + first if lengths["mem_len"] else 0
+    if lengths["mem_len"] and lengths["same_length"] and not first:
         return int(memory) - 1 + getattr(config.model, "extra_key", False)
     return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
 

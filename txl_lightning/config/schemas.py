@@ -75,6 +75,10 @@ class MemoryConfig(_OfMemory):
 
     `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
     `segments` is the length that `memory=on` gives it, in training segments; null in checkpoints of earlier versions.
+    With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each
+    through the memory to those before it; 0 is the paper's, whose memory carries no gradient.
+
+    The `first` states of a stream stay in the memory for ever, before its `mem_len` newest ones.
 
     The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
     `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
@@ -82,6 +86,7 @@ class MemoryConfig(_OfMemory):
     """
 
     segments: int | None = None
+    gradient_segments: int = 0
 
 
 @dataclass
@@ -122,15 +127,16 @@ class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
     `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `compressed_len` null means training's, for `memory=compressive`; `ext_len`, `clamp_len` and
-    `same_length` null mean the model's own. `max_segments` limits the final evaluation (null: the whole split);
-    `trainer.val_max_segments` limits validation during training.
+    without recurrence). `compressed_len` null means training's, for `memory=compressive`, and so does `first`;
+    `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the final evaluation
+    (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10
     segment_len: int = MISSING
     mem_len: int | None = None
     compressed_len: int | None = None
+    first: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None

@@ -28,6 +28,21 @@ class Segment(NamedTuple):
     targets: Tensor
     number: int
 
+    def split(self, segment_len: int, ext_len: int) -> list[Segment]:
+        """Cut a batch of several segments: each has `segment_len` positions, the last of an epoch maybe fewer.
+
+        Args:
+            segment_len: T of the parts.
+            ext_len: tokens of extended context in front of each part (fewer at a column's start).
+        """
+        n_targets, parts = self.targets.shape[1], []
+        before = self.tokens.shape[1] - n_targets
+        for start in range(0, n_targets, segment_len):
+            stop = min(start + segment_len, n_targets)
+            tokens = self.tokens[:, max(0, before + start - ext_len) : before + stop]
+            parts.append(self._replace(tokens=tokens, targets=self.targets[:, start:stop]))
+        return parts
+
 
 @dataclass(eq=False)
 class Streams(ABC):

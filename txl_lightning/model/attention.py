@@ -99,7 +99,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attend from every token of the segment to the keys that it may attend to.
 
-        Gradients reach the weights of keys and values through the memory; its states carry none (`Memory.update`).
+        Gradients reach the weights of keys and values through the memory; its states carry none but those of the same
+        training step, with `memory.gradient_segments` (`Memory.update`).
 
         Args:
             hidden_BTD: input of the layer, after LayerNorm where the layer is pre-norm.

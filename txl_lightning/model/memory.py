@@ -17,7 +17,9 @@ State = TypeVar("State", bound="CarriedState")
 
 @dataclass(frozen=True)
 class CarriedState:
-    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B] without gradient.
+    """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B].
+
+    They carry no gradient from one training step to the next.
 
     It is a value: a model returns a new one. It must not become a registered buffer: DDP would overwrite it with that
     of rank 0, and weight averaging would average it.
@@ -93,16 +95,20 @@ class Memory(CarriedState):
     n = 0, else the output of `layers[n - 1]`.
 
     Args:
-        states: the states, oldest first. M may be below the model's `mem_len` (a memory that grows) or
-            equal to it from the start (static shapes, for compilation).
+        states: the states, oldest first; with `config.first` the oldest are the first of the stream. M may be below the
+            model's `memory_slots` (a memory that grows) or equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
             unless the memory is reset at documents.
+        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss reaches them;
+            otherwise they are stored without (SG in the paper). Training sets it for the segments of one step; it is
+            in no checkpoint.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
     in_document_B: Int[Tensor, " B"] | None = None
+    keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
 
     @property
     def length(self) -> int:
@@ -114,15 +120,15 @@ class Memory(CarriedState):
         """B, streams."""
         return self.states.shape[1]
 
-    @torch.no_grad()
     def update(
         self,
         inputs: Sequence[Float[Tensor, "B T D"]],
         mem_len: int,
         ext_len: int = 0,
         first_BT: Int[Tensor, "B T"] | None = None,
+        n_first: int = 0,
     ) -> Memory:
-        """Append one segment's layer inputs and keep the last `mem_len` states, without gradient (SG in the paper).
+        """Append one segment's layer inputs and keep the last `mem_len` states, by default without gradient (SG).
 
             end = M + max(0, T - ext_len)        begin = max(0, end - mem_len)
             new = [memory ∘ inputs][begin:end]
@@ -130,24 +136,34 @@ class Memory(CarriedState):
         Of the `length` = end - begin states `kept` are old and `taken` new. The last `ext_len` tokens are left out:
         they are fed again as extended context of the next segment.
 
+        With `n_first` the memory is longer by that many states. Once more states were written, it is
+
+            new = [first n_first ∘ last mem_len states of the stream]
+
         Args:
             inputs: inputs of the layers, in their order.
-            mem_len: longest memory.
+            mem_len: longest memory, without the first states.
             ext_len: tokens of extended context.
             first_BT: first key of each token's document (`positions.first_of_documents`), if documents are told apart.
+            n_first: first states of the stream, which stay for ever.
         """
         appended = max(0, inputs[0].shape[1] - ext_len)
-        length = min(mem_len, self.length + appended)
+        written, longest = self.filled + appended, mem_len + n_first
+        drops = n_first > 0 and written > longest
+        length = min(written if drops else longest, self.length + appended)
         taken = min(appended, length)
         kept = length - taken
-        states = torch.stack([x[:, appended - taken : appended] for x in inputs])
-        if kept:
-            old = self.states[:, :, self.length - kept :].to(states.dtype)
-            states = torch.cat([old, states], dim=2)
+        with torch.set_grad_enabled(self.keeps_gradient and torch.is_grad_enabled()):
+            states = torch.stack([x[:, appended - taken : appended] for x in inputs])
+            if kept:
+                old = self.states[:, :, self.length - kept :].to(states.dtype)
+                states = torch.cat([old, states], dim=2)
+            if drops:
+                states = torch.cat([states[:, :, :n_first], states[:, :, -mem_len:]], dim=2)
         in_document_B = None
         if first_BT is not None:
             in_document_B = states_of_document(first_BT, self.length, appended, mem_len, self.document_states())
-        return replace(self, states=states, filled=min(mem_len, self.filled + appended), in_document_B=in_document_B)
+        return replace(self, states=states, filled=min(longest, written), in_document_B=in_document_B)
 
     def document_states(self) -> Int[Tensor, " B"]:
         """Return `in_document_B`; of a memory that was not reset so far, all states belong to one document."""

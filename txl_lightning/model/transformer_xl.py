@@ -17,7 +17,14 @@ from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
-from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
+from txl_lightning.model.layers import (
+    Dropout,
+    FeedForward,
+    GatedFeedForward,
+    initialize,
+    make_norm,
+    make_residual,
+)
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import (
     VisibleKeys,
@@ -29,23 +36,25 @@ from txl_lightning.model.positions import (
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after (or before) it.
+    """Attention and feed-forward, each with a residual sum or gate and a LayerNorm (LN) or RMSNorm after or before it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
+    GTrXL:                  o = GRU(h, Attn(LN h, LN m)),  h' = GRU(o, FF(LN o)),  see `layers.ResidualGRU`
 
     Args:
-        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
+        config: sizes, dropout, the kinds of norm, feed-forward and residual, and the place of the norms.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.pre_norm = config.pre_norm
+        self.pre_norm = config.pre_norm or config.residual == "gru"
         self.attention = Attention(config)
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
+        self.attention_residual, self.feed_forward_residual = make_residual(config), make_residual(config)
 
     def forward(
         self,
@@ -78,11 +87,11 @@ class TransformerXLLayer(nn.Module):
         self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
         """Compute the layer's output from its input and the output of its attention."""
-        hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
+        hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
         if self.pre_norm:
-            return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
+            return self.feed_forward_residual(hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD)))
         hidden_BTD = self.attention_norm(hidden_BTD)
-        return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
+        return self.feed_forward_norm(self.feed_forward_residual(hidden_BTD, self.feed_forward(hidden_BTD)))
 
 
 class TransformerXL(ScoringModel, nn.Module):
@@ -202,16 +211,17 @@ class TransformerXL(ScoringModel, nn.Module):
             tokens_BT = without_marks(tokens_BT)
         hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
-        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
+        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD, config.n_first)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
-        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
+        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len, config.n_first)
 
         inputs: list[Tensor] = []
         usage: list[Tensor] = []
+        memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
         for n, layer in enumerate(self.layers):
             inputs.append(self.encoding.layer_input(n, hidden_BTD))
-            states_BMD, queries_BTD = memory.states[n], inputs[n]
+            states_BMD, queries_BTD = memory_N[n], inputs[n]
             if n == config.n_layer - 1 and n_last is not None and n_last < T:
                 # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
                 # M counts them from here on.
@@ -224,7 +234,7 @@ class TransformerXL(ScoringModel, nn.Module):
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
         if compressor is None:
-            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT)
+            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT, config.n_first)
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 

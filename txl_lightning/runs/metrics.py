@@ -121,7 +121,8 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
     A product counts 2 forward, and 2 for each gradient: of the weight and of the input. Memory and distances need no
     gradient of the input. n counts the values, the queries with keys (a) and with distances (b); K = M + (T + 1) / 2,
     or M with `same_length` (with `extra_key` M + 1). Not counted: elementwise operations, (c) and (d), hidden keys,
-    compression, and the tail clusters of an adaptive embedding and softmax, whose share depends on the text.
+    compression, gradients through the memory, and the tail clusters of an adaptive embedding and softmax, whose share
+    depends on the text.
 
     Args:
         model: its memory is full, M = `memory_slots`.
@@ -141,7 +142,8 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
         keys_and_values += sum(one.forget.weight.numel() for one in attention if one.forget is not None)
         per_step += 4 * (batch_size * M * keys_and_values + (M + segment_len) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
-        n_visible = config.attention_len or M + (segment_len + 1) / 2
+        near = config.attention_len
+        n_visible = M + (segment_len + 1) / 2 if near is None else near + config.n_first
         per_step += 6 * config.n_layer * batch_size * segment_len * n_products * width * n_visible
     head = embedding.edges[1] + embedding.n_clusters - 1
     projection = embedding.projection(0)

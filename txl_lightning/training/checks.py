@@ -95,12 +95,17 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
     divisible = f"must be divisible by the {W} processes of {processes}, times trainer.column_chunks={chunks}"
     visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
+    k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
+    longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
     rules = [
         ("data.path", is_file or data.path is None, "needs data=file"),
         ("data.fractions", is_file or data.fractions == DataConfig().fractions, "needs data=file"),
         ("data.batch_size", data.batch_size % (W * chunks) == 0, divisible),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
+        ("memory.gradient_segments", k >= 0, "must be an integer >= 0"),
+        ("memory.gradient_segments", not (k and recurrent), longer),
+        ("memory.gradient_segments", not (k and memory.compression), "must be 0: compressed states have no gradient"),
         ("loss", config.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),
         ("trainer.precision", precision in PRECISIONS, f"must be one of {', '.join(PRECISIONS)}"),
         ("trainer.accelerator", accelerator in ACCELERATORS, f"must be one of {', '.join(ACCELERATORS)}"),
@@ -175,6 +180,7 @@ def options_without_effect(config: Config) -> list[str]:
         ("model.forget_len", getattr(config.model, "forget_len", None), None, no_gate),
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
+        ("memory.first", memory.first, MemoryConfig.first, no_states),
         ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),
         ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
         ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),

@@ -79,7 +79,7 @@ class TrainingCurves(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Segment, *_: Any) -> None:
         n_tokens = batch.targets.numel()
         self.tokens += n_tokens * self.ranks.world_size
-        self._shape = (batch.targets.shape[0], batch.targets.shape[1])
+        self._shape = (batch.targets.shape[0], pl_module.segment_len or batch.targets.shape[1])
         skipped = pl_module.step_skipped
         self._nll_sum = self._nll_sum + torch.where(skipped, 0.0, pl_module.loss * n_tokens)
         self._tokens = self._tokens + n_tokens * ~skipped

@@ -118,7 +118,8 @@ def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
         loss: full, half (the last) or random_half.
         T: number of positions.
         seed: seed of the run.
-        step: number of steps before this one; with the seed alone it decides what is drawn, without replacement.
+        step: number of steps before this one, or of their segments where a step has several; with the seed alone it
+            decides what is drawn, without replacement.
     """
     if loss == "random_half":
         return torch.from_numpy(np.random.default_rng([seed, step]).permutation(T)[T // 2 :])
@@ -140,6 +141,8 @@ class LanguageModelModule(L.LightningModule):
         vocabulary: its level decides between bits per character and perplexity.
         evaluation_lengths: arguments of `TransformerXL.with_lengths` for validation and test.
         ranks: the processes of the run.
+        segment_len: T, where a batch has several segments: they are scored one after the other, with the gradient
+            flowing through the memory among them (`memory.gradient_segments`); None for batches of one segment.
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
@@ -157,10 +160,12 @@ class LanguageModelModule(L.LightningModule):
         vocabulary: Vocabulary,
         evaluation_lengths: dict[str, Any],
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
+        segment_len: int | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config, self.ranks, self.evaluation_lengths = model, config, ranks, evaluation_lengths
+        self.segment_len = segment_len
         self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
@@ -186,7 +191,7 @@ class LanguageModelModule(L.LightningModule):
         schedule.step()
 
     def add_gradients(self, batch: Segment) -> None:
-        """Add the gradients of a segment's loss, and store the memory after it.
+        """Add the gradients of the loss of a segment, or of all segments of a step, and store the memory after it.
 
         A backward pass for each chunk of columns frees its activations before the next one is scored. Each chunk's
         loss is its mean over tokens divided by the number of chunks, so that the gradient equals that of all columns
@@ -195,14 +200,13 @@ class LanguageModelModule(L.LightningModule):
         """
         n = self.config.trainer.column_chunks
         memory = self._memory_before = self._memory_for(batch)
-        score = self._scorer_for(batch, memory)
         losses, compression_losses, memories = [], [], []
-        positions = scored_positions(self.config.loss, batch.targets.shape[1], self.config.seed, self.global_step)
-        positions = positions.to(self.device) if isinstance(positions, Tensor) else positions
+        lengths = [segment.targets.shape[1] for segment in self._segments(batch)]
+        positions = [self._positions(T, self.global_step * len(lengths) + i) for i, T in enumerate(lengths)]
         rank_column = self.ranks.rank * batch.tokens.shape[0]
         for first, chunk, chunk_memory in column_chunks(batch, memory, n):
-            nll_BT, chunk_memory = score(chunk.tokens, chunk.targets, chunk_memory)
-            loss = total = nll_BT[:, positions].mean() / n
+            nll_BP, chunk_memory = self._score(chunk, chunk_memory, positions)
+            loss = total = nll_BP.mean() / n
             losses.append(loss.detach())
             if getattr(chunk_memory, "compression_loss", None) is not None:
                 total = loss + chunk_memory.compression_loss / n
@@ -215,6 +219,27 @@ class LanguageModelModule(L.LightningModule):
         self.training_memory.store_after(batch, join_columns(memories))
         self.loss = torch.stack(losses).sum()
         self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
+
+    def _positions(self, T: int, step: int) -> slice | Tensor:
+        positions = scored_positions(self.config.loss, T, self.config.seed, step)
+        return positions.to(self.device) if isinstance(positions, Tensor) else positions
+
+    def _segments(self, batch: Segment) -> list[Segment]:
+        """Return the segments of a batch, in their order."""
+        if self.segment_len is None:
+            return [batch]
+        return batch.split(self.segment_len, cast("Any", self.model).config.ext_len)
+
+    def _score(self, batch: Segment, memory: Any, positions: Sequence[slice | Tensor]) -> tuple[Tensor, Any]:
+        """Return the losses at the positions of every segment, [B, P], and the memory after the last one."""
+        counted, segments = [], self._segments(batch)
+        for i, segment in enumerate(segments):
+            if self.segment_len is not None:
+                memory = cast("Any", self.model).start_memory(len(segment.targets)) if memory is None else memory
+                memory = replace(memory, keeps_gradient=i + 1 < len(segments))
+            nll_BT, memory = self._scorer_for(segment, memory)(segment.tokens, segment.targets, memory)
+            counted.append(nll_BT[:, positions[i]])
+        return counted[0] if len(counted) == 1 else torch.cat(counted, dim=1), memory
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute gradients without autocast: each product has the type that it had in the forward pass."""

@@ -21,8 +21,8 @@ NS_PRECISIONS = {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of Mu
 
 # Of Muon, as in `torch.optim.Muon`.
 MOMENTUM, STEPS, COEFFICIENTS, EPS = 0.95, 5, (3.4445, -4.7750, 2.0315), 1e-7
-# Matrices in the rows of a weight of QRNN and LSTM; no weight of a Transformer-XL may end with these names.
-STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4}
+# Matrices in the rows of a weight of QRNN, LSTM and a GRU gate; no other weight may end with these names.
+STACKED = {".gates.weight": 3, ".weight_ih_l0": 4, ".weight_hh_l0": 4, ".input_gates.weight": 2}
 
 
 def check_optimizer(config: OptimizerConfig) -> None:

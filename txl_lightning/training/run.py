@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     config = resolve_threads(config, n_parameters, checkpoint or None)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
-    module = LanguageModelModule(model, config, vocabulary, evaluation_lengths(config), ranks)
+    segment_len = config.data.segment_len if config.memory.gradient_segments else None
+    module = LanguageModelModule(model, config, vocabulary, evaluation_lengths(config), ranks, segment_len)
     curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
     contexts = None
     if config.context_curve.every_n_steps is not None:
@@ -196,7 +197,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDataModule:
-    """Return the data of a run, the corpus prepared.
+    """Return the data of a run, the corpus prepared; a training batch has all segments of a step.
 
     Args:
         config: config of the run.
@@ -206,7 +207,8 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDa
         UserError: the corpus cannot be loaded, or does not fit the options.
     """
     marked = config.memory.reset == "document"
-    return StreamsDataModule(config.data, config.evaluation, extended_context(config), vocabulary, marked)
+    data = replace(config.data, segment_len=config.data.segment_len * (config.memory.gradient_segments + 1))
+    return StreamsDataModule(data, config.evaluation, extended_context(config), vocabulary, marked)
 
 
 def _build_model(

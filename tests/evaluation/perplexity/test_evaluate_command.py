@@ -22,7 +22,19 @@ from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
-KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "compressive", "lstm"]
+KINDS = [
+    "characters",
+    "documents",
+    "extended",
+    "al_rfou",
+    "shaw_words",
+    "rope",
+    "alibi",
+    "none",
+    "first",
+    "compressive",
+]
+KINDS += ["lstm"]
 
 
 @pytest.mark.parametrize(("kind", "cached"), product_of(KINDS, [True, False]))
@@ -55,6 +67,23 @@ def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_pa
         assert f"memory {mem_len}, segments of 8, 2 streams without context" in line
         scores.add(line.split()[2])
     assert len(scores) == 3
+
+
+def test_first_states_are_those_of_training_or_others_and_count_as_attention(runs: SmallRuns, tmp_path: Path) -> None:
+    found = {}
+    for kind, chosen in (("first", {}), ("first", {"first": 0}), ("relative", {"first": 3}), ("relative", {})):
+        ours = result(runs, kind, tmp_path, splits=["test"], **chosen)
+        found[kind, chosen.get("first")] = ours["test"]["nll"], ours["evaluation"].get("first")
+    assert [first for _, first in found.values()] == [3, 0, 3, None]
+    assert found["first", None][0] != found["first", 0][0]
+    assert found["relative", 3][0] != found["relative", None][0]
+    sweep = result(runs, "first", tmp_path, splits=["test"], attention_lengths=[8])["test"]["sweep"]
+    assert [sweep["init"]["attention_length"], sweep["init"]["evaluation"]["first"]] == [8 + 8 + 3, 3]
+    assert [sweep["lengths"][0]["evaluation"][name] for name in ("mem_len", "first")] == [5, 3]
+    with pytest.raises(OptionError, match=r"^first=-1: must be an integer >= 0"):
+        result(runs, "relative", tmp_path, first=-1)
+    with pytest.raises(OptionError, match=r"^first=2: must be null: lstm has no such length"):
+        result(runs, "lstm", tmp_path, first=2)
 
 
 @pytest.mark.parametrize("protocol", ["memory", "sliding"])

@@ -35,6 +35,8 @@ EXACT = {
     "relative forget gate": lambda: attention("relative", mem_len=0, forget_gate=True),
     "element gate": lambda: attention("relative", mem_len=4, attention_gate="element"),
     "sink": lambda: attention("relative", mem_len=4, sink=True),
+    "first states": lambda: attention("relative", mem_len=4, first=2),
+    "gated residual": lambda: attention("relative", mem_len=4, residual="gru"),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

@@ -36,6 +36,7 @@ class Problem:
     documents: bool = False
     biased: bool = False
     sink: bool = False
+    n_first: int = 0
     B: int = 2
     H: int = 3
     E: int = 5
@@ -63,12 +64,12 @@ class Problem:
         }
 
     def visible(self, like: Tensor) -> VisibleKeys:
-        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
+        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like, self.n_first)
         if self.documents:  # the second stream begins one at its fourth token
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
-        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len)
+        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len, self.n_first)
 
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
@@ -103,6 +104,7 @@ PROBLEMS = [
     *(Problem(terms, sink=True) for terms in ("abcd", "c", "")),
     Problem("abd", biased=True, sink=True),
     Problem("a", T=1, M=40, filled=40, biased=True, sink=True),
+    Problem(T=40, M=24, filled=20, attention_len=9, n_first=3),
 ]
 WAYS = {  # kernel, whether it has gradients, constants of `cpu`
     "cpu": (cpu.attend, True, {}),

@@ -121,7 +121,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
     mem_len = lengths["mem_len"]
     require(mem_len >= 1, "mem_len", mem_len, "must be given: the run was evaluated without memory")
-    words = f"memory of {mem_len:,} tokens"
+    words = f"memory of {mem_len:,} tokens" + (f" and the first {first}" if (first := lengths.get("first")) else "")
     if can_cache(model):
         return CachedTransformerXL(model, **lengths), words
     compressed = f"{lengths['compressed_len']:,} states of {config.memory.rate} tokens each"

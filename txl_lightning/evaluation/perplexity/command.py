@@ -81,7 +81,7 @@ from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_unit, shown_units
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
 
-MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
+MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "first", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
 SAMPLE_TOKENS = 5_000  # of the difference to float32
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
@@ -200,7 +200,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         batch_size = chosen.get("batch_size", own.batch_size)
         limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
     evaluation = replace(limited, **chosen)
-    clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
+    clamped = not {"segment_len", "mem_len", "compressed_len", "first", "ext_len"}.isdisjoint(chosen)
     return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
@@ -138,7 +139,6 @@ def _measure(
     models = []
     for member in members:
         losses_CP, trained = losses[member.name], member.trained
-        data = trained.config.data if trained else None
         nll, error = (of_each.tolist() for of_each in mean_and_error(losses_CP, at.blocks))
         models.append(
             {
@@ -146,7 +146,7 @@ def _measure(
                 "checkpoint": member.path,
                 "sha256": member.checksum,
                 "step": trained.step if trained else None,
-                "tokens_trained": trained.step * data.batch_size * data.segment_len if trained and data else None,
+                "tokens_trained": trained.step * tokens_per_step(trained.config) if trained else None,
                 "kind": member.kind,
                 "begin_of_text": member.begin_of_text,
                 "scoring": "one pass" if member.reader.one_pass else "direct",

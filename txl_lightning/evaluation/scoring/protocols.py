@@ -13,6 +13,7 @@ from txl_lightning.config.lengths import (
     evaluation_lengths,
     extended_context,
     farthest_distance,
+    first_states,
     longest_trained_distance,
     memory_slots,
     position_limit,
@@ -165,7 +166,8 @@ class StateReuse(ScoringProtocol):
 
         mem_len = A with same_length      models trained with memory: every query attends to A keys
                                           (`same_length=false`: to A + 1 … A + segment_len); of a compressed
-                                          memory mem_len stays that of training: compressed_len = A - mem_len
+                                          memory mem_len stays that of training: compressed_len = A - mem_len;
+                                          with first states mem_len = A - first
         ext_len = A - S                   models trained without memory: segments of S = max(1, A // 4) tokens after
                                           their extended context, a window recomputed for every segment; every
                                           query attends to A - S + 1 … A keys, also at the lengths of training
@@ -208,7 +210,9 @@ class StateReuse(ScoringProtocol):
         given, memory = self.evaluation, self.trained.config.memory
         same_length = True if given.same_length is None else given.same_length
         ext_len = given.ext_len if memory.mem_len else 0
-        evaluation = replace(given, mem_len=length, ext_len=ext_len, same_length=same_length)
+        first = first_states(self.trained.config) if given.first is None else given.first
+        mem_len = max(0, length - first)
+        evaluation = replace(given, mem_len=mem_len, ext_len=ext_len, same_length=same_length)
         if memory.compression is not None:
             ordinary = min(length, memory.mem_len)
             evaluation = replace(evaluation, mem_len=ordinary, compressed_len=length - ordinary)
@@ -233,7 +237,7 @@ class StateReuse(ScoringProtocol):
             return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len), interpolation=None)
         lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
         evaluation = with_segment_len(self.evaluation, config.data.segment_len)
-        evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, **lengths)
+        evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, first=None, **lengths)
         return replace(self, evaluation=evaluation, clamped=False, interpolation=None)
 
     def score(self, split: str) -> TokenLosses:
@@ -277,6 +281,8 @@ class StateReuse(ScoringProtocol):
         memory = f"memory {lengths['mem_len']}, " if lengths else ""
         if "compressed_len" in lengths:
             memory += f"compressed memory {lengths['compressed_len']} at {self.trained.config.memory.rate}:1, "
+        if lengths.get("first"):
+            memory += f"first states {lengths['first']}, "
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""
         segments = f"segments of {self.evaluation.segment_len}, {self.evaluation.batch_size} streams"
         return f"{memory}{extended}{segments} {self.streams_start}"

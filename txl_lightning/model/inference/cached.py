@@ -45,14 +45,14 @@ def can_cache(model: object) -> TypeGuard[TransformerXL]:
 
 @dataclass
 class KeyValueMemory:
-    """Keys, values and logits of forget gates of the last `mem_len` tokens, in place of the states of `Memory`.
+    """Keys, values and logits of forget gates of the last `mem_len` tokens and of the first ones, in place of states.
 
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
 
     What a segment's states are projected to is written after the memory, so that attention reads both as one view;
     then the window moves. At the end of the buffer the memory is moved to its front. Moves are so rare
-    that their cost per token is negligible.
+    that their cost per token is negligible. First tokens that stay for ever are copied to the window's new begin.
 
     Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the memory that it
     returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
@@ -140,14 +140,23 @@ class KeyValueMemory:
         forget_HBK[:, :, self.filled :] = forget_HBT
         return kv_PHBKE, forget_HBK
 
-    def advance(self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None) -> None:
-        """Add the T written tokens but the last `ext_len` to the memory, and keep its last `mem_len` tokens."""
+    @torch.no_grad()
+    def advance(
+        self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None, n_first: int = 0
+    ) -> None:
+        """Add the T written tokens but the last `ext_len`; keep the last `mem_len` and the first `n_first` tokens."""
         appended = max(0, T - ext_len)
         if first_BT is not None and self.in_document_B is not None:
             self.in_document_B = states_of_document(first_BT, self.filled, appended, mem_len, self.in_document_B)
         end = self.filled + appended
-        self.filled = min(mem_len, end)
-        self.begin += end - self.filled
+        self.filled = min(mem_len + n_first, end)
+        begin = self.begin + end - self.filled
+        if n_first and begin > self.begin:
+            for buffer in (self._buffer(), self.forget_NXC1):
+                if buffer is not None:
+                    kept = buffer[..., self.begin : self.begin + n_first, :].clone()  # source and target may overlap
+                    buffer[..., begin : begin + n_first, :] = kept
+        self.begin = begin
 
     def _buffer(self) -> Tensor:
         if self.buffer_NPXCE is None:
@@ -254,7 +263,7 @@ class CachedTransformerXL(ScoringModel):
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
-        visible = VisibleKeys(mask_TK, 0, config.attention_len)
+        visible = VisibleKeys(mask_TK, 0, config.attention_len, config.n_first)
         for n, layer in enumerate(layers):
             input_BTD = model.encoding.layer_input(n, hidden_BTD)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
@@ -266,7 +275,7 @@ class CachedTransformerXL(ScoringModel):
             kv_PHBKE, forget_HBK = memory.write(n, kv_PHBTE, attention.forget_logits(past_BTD, segment_BTD))
             heads_HBTE = attention.attend(q_HBTE, kv_PHBKE, positions[n], of_queries, forget_HBK=forget_HBK)
             hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE, segment_BTD))
-        memory.advance(T, config.mem_len, config.ext_len, first_BT)
+        memory.advance(T, config.mem_len, config.ext_len, first_BT, config.n_first)
         return model.final_norm(hidden_BTD), memory
 
 
@@ -285,9 +294,9 @@ class _Distances:
     def of_segment(self, T: int, M: int, like: Tensor) -> tuple[list[LayerPositions], Float[Tensor, "T K"]]:
         """Return positions for every layer, and the mask, of T tokens after a memory of M."""
         config, K = self.model.config, M + T
-        full = config.mem_len <= M  # K stays the same from now on: a table of its own is read faster than a view
+        full = config.memory_slots <= M  # K stays the same from now on: a table of its own is read faster than a view
         if self.n_keys < K or (full and self.n_keys != K):
-            self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.mem_len + T)), None
+            self.n_keys, self.mask_TK = K if full else max(K, min(2 * K, config.memory_slots + T)), None
             positions = self.model.encoding.positions(self.n_keys, config.clamp_len, like, config.interpolation)
             layers: Any = self.model.layers
             self.positions = []
@@ -297,8 +306,11 @@ class _Distances:
                 self.positions.append(of_layer._replace(sinusoids_SD=None, table_HSE=r_HSE))
         if self.mask_TK is None or len(self.mask_TK) != T:
             longest = self.n_keys - T
-            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
-        return [positions.up_to(K) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
+            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like, config.n_first)
+        mask_TK = self.mask_TK[:, self.n_keys - K :]
+        if config.n_first and config.attention_len and self.n_keys > K:  # the first of fewer keys are others
+            mask_TK = attention_mask(T, M, M, config.attention_len, like, config.n_first)
+        return [positions.up_to(K) for positions in self.positions], mask_TK
 
 
 class WeightsSnapshot:

@@ -43,7 +43,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     heads_BHTE = (flex_attention if on_cpu else _compiled())(
         *(x.transpose(0, 1) for x in (query, keys, values)),
         score_mod=add_by_key,
-        block_mask=_block_mask(T, K, visible.first_key, length, values.device),
+        block_mask=_block_mask(T, K, visible.first_key, length, visible.n_first, values.device),
         scale=1.0,
     )
     return heads_BHTE.transpose(0, 1)
@@ -56,13 +56,16 @@ def _compiled() -> Any:
 
 @torch.compiler.disable
 @lru_cache(maxsize=8)  # equal in all layers, and in all steps once the memory is full
-def _block_mask(n_queries: int, n_keys: int, first_key: int, attention_len: int, device: torch.device) -> BlockMask:
+def _block_mask(
+    n_queries: int, n_keys: int, first_key: int, attention_len: int, n_first: int, device: torch.device
+) -> BlockMask:
     """Return the blocks of keys that some query sees, and the exact mask inside them."""
     with torch.inference_mode(False):  # validation may come first, and training keeps the mask for its gradients
-        first, length = (torch.tensor(value, device=device) for value in (first_key, attention_len))
+        bounds = (first_key, first_key + n_first, attention_len)
+        first, always, length = (torch.tensor(value, device=device) for value in bounds)
         newest = n_keys - n_queries
         return create_block_mask(
-            lambda b, h, i, j: (j <= newest + i) & (newest + i - j < length) & (j >= first),
+            lambda b, h, i, j: (j <= newest + i) & ((newest + i - j < length) | (j < always)) & (j >= first),
             *(None, None, n_queries, n_keys),
             device=device,
         )

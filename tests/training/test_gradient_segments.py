@@ -1,0 +1,155 @@
+"""Gradients through the memory: a step of several segments is one long segment with the same mask."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from tests.training.small_run import bare_module, tiny_config
+from txl_lightning import TransformerXL
+from txl_lightning.data.streams import Segment
+from txl_lightning.model import transformer_xl
+from txl_lightning.model.positions import attention_mask
+from txl_lightning.runs.storage import read_file
+from txl_lightning.training.module import LanguageModelModule, scored_positions
+from txl_lightning.training.run import train
+
+T = 3
+
+
+def batch_of(stream: Tensor, number: int = 0) -> Segment:
+    return Segment(stream[:, :-1], stream[:, 1:], number)
+
+
+def module_of(model: TransformerXL, **options: Any) -> LanguageModelModule:
+    module = bare_module(model, segment_len=T, **options)
+    module.trainer = SimpleNamespace(strategy=None, global_step=5)  # type: ignore[assignment]
+    return module
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def limit_memory(monkeypatch: pytest.MonkeyPatch, mem_len: int) -> None:
+    """Let a long segment see what segments of T tokens see: their own tokens and `mem_len` states before them."""
+
+    def mask(n_queries: int, *others: Any) -> Tensor:
+        mask_TK = attention_mask(n_queries, *others)
+        first = torch.arange(n_queries)[:, None] // T * T - mem_len
+        return mask_TK.masked_fill(torch.arange(n_queries)[None] < first, float("-inf"))
+
+    monkeypatch.setattr(transformer_xl, "attention_mask", mask)
+
+
+ARMS: dict[str, dict[str, Any]] = {
+    **{name: options for name, options in ENCODINGS.items() if name not in ("absolute", "al_rfou")},
+    "same length": {"mem_len": 5, "same_length": True},
+    "pre-norm": {"pre_norm": True, "untie_biases": True},
+    "gated residual": {"residual": "gru"},
+    "documents": {"memory_reset": "document"},
+}
+FAST = ("relative", "same length", "gated residual", "documents")
+
+
+@pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in ARMS])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_step_of_several_segments_has_the_gradient_of_one_long_segment(arm: str, chunks: int) -> None:
+    model = tiny_model(**{"mem_len": 50, **ARMS[arm]})
+    stream = random_stream(2, 4 * T + 1)
+    stream[0, 5] = ~stream[0, 5] if arm == "documents" else stream[0, 5]
+    module = module_of(model, column_chunks=chunks)
+    module.add_gradients(batch_of(stream))
+    ours = gradients(model)
+    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
+    nll.mean().backward()
+    assert float(module.loss) == pytest.approx(nll.mean().item(), abs=1e-12)
+    torch.testing.assert_close(ours, gradients(model), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("M", [3, 4])
+def test_with_the_receptive_field_in_a_step_the_gradient_is_that_of_a_long_segment_with_the_same_mask(
+    M: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last segment has a loss; its gradient goes back N·⌈M/T⌉ segments, as far as its outputs see."""
+    n_layer, S = 2, 7
+    model, stream = tiny_model(mem_len=M, n_layer=n_layer), random_stream(2, S * T + 1)
+    segments = batch_of(stream).split(T, 0)
+
+    def of_last(k: int) -> dict[str, Tensor]:
+        memory = model.start_memory(2)
+        for i, segment in enumerate(segments):
+            memory = replace(memory, keeps_gradient=i >= S - 1 - k)
+            nll, memory = model.score(segment.tokens, segment.targets, memory)
+        nll.mean().backward()
+        return gradients(model)
+
+    reach = n_layer * -(-M // T)
+    found = {k: of_last(k) for k in range(S)}
+    with monkeypatch.context() as patch:
+        limit_memory(patch, M)
+        nll, _ = model.with_lengths(mem_len=0).score(stream[:, :-1], stream[:, 1:])
+    nll[:, -T:].mean().backward()
+    expected = gradients(model)
+    for k in range(S):
+        difference = max(float((found[k][name] - gradient).abs().max()) for name, gradient in expected.items())
+        assert (difference < 1e-10) == (k >= reach), (k, difference)
+        assert k >= reach or difference > 1e-6
+
+
+def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
+    model, stream = tiny_model(mem_len=4, ext_len=2, first=3), random_stream(2, 8 * T)
+    module, memory = module_of(model), None
+    for number, part in enumerate(batch_of(stream).split(2 * T, 2)):  # the last step has two segments, of 3 and 2
+        module.add_gradients(part._replace(number=number))
+        for segment in part.split(T, 2):
+            _, memory = model.score(segment.tokens, segment.targets, memory)
+        kept = module.training_memory.memory
+        assert torch.equal(kept.states, memory.states)
+        assert (kept.filled, kept.keeps_gradient, kept.states.requires_grad) == (memory.filled, False, False)
+    assert "keeps_gradient" not in kept.state_dict()
+
+
+@pytest.mark.parametrize("loss", ["half", "random_half"])
+def test_every_segment_of_a_step_counts_its_half(loss: str) -> None:
+    model, stream = tiny_model(mem_len=50), random_stream(2, 2 * T + 1)
+    module = module_of(model, loss=loss)
+    module.add_gradients(batch_of(stream))
+    nll, _ = model.score(stream[:, :-1], stream[:, 1:])
+    positions = [torch.arange(T)[scored_positions(loss, T, 1, 2 * 5 + i)] + i * T for i in range(2)]
+    assert float(module.loss) == pytest.approx(nll[:, torch.cat(positions)].mean().item(), abs=1e-12)
+
+
+def test_compiled_training_computes_the_same() -> None:
+    stream, found = random_stream(2, 8 * T + 1), {}
+    for compiled in (False, True):
+        model = tiny_model(mem_len=4)
+        module = module_of(model, compile=compiled)
+        module.score = model.score
+        for number, part in enumerate(batch_of(stream).split(4 * T, 0)):
+            module.add_gradients(part._replace(number=number))
+        found[compiled] = gradients(model)
+    torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("memory.first=3",), pytest.param(("memory.reset=document",), marks=pytest.mark.slow)]
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, options: tuple[str, ...]) -> None:
+    options = (*options, "memory.gradient_segments=2", "model.dropout=0.2", "optimizer.schedule=constant")
+    options += ("data.document_start='^line .*5:'", "trainer.val_every_n_steps=20", "evaluation.max_segments=2")
+    whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=14"), tmp_path / "whole")
+    train(tiny_config(tmp_path, *options, "trainer.max_steps=5"), tmp_path / "second")
+    resumed = train(tiny_config(tmp_path, *options, "trainer.max_steps=14", "resume=auto"), tmp_path / "second")
+    assert resumed["tokens"] == whole["tokens"] == 14 * 4 * 8 * 3
+    contents = [read_file(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "second")]
+    weights, memories = ([each[name] for each in contents] for name in ("state_dict", "training_memory"))
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert torch.equal(*(memory["memory"]["states"] for memory in memories))
