@@ -47,6 +47,9 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "compressive, autoencoding": replace(
         RELATIVE, compression="conv", compression_rate=2, compressed_len=3, compression_loss="autoencoding"
     ),
+    "memory tokens": replace(RELATIVE, n_tokens=3, mem_len=0),
+    "memory tokens, states": replace(RELATIVE, n_tokens=3, tokens_see_states=True),
+    "memory tokens, read places": replace(RELATIVE, n_tokens=3, mem_len=0, write_tokens=False, encoding="shaw"),
     "lstm": RECURRENT,
     "qrnn": replace(RECURRENT, cell="qrnn"),
     "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),
@@ -56,6 +59,7 @@ ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp", "memory of zeros"),
     *("adaptive embedding", "documents", "compressive, conv", "compressive, most_used", "lstm", "qrnn"),
+    "memory tokens, states",
 )
 
 

@@ -19,8 +19,8 @@ State = TypeVar("State", bound="CarriedState")
 class CarriedState:
     """Base class of what a model carries from one segment to the next: tensors [N, B, …] or [B] without gradient.
 
-    It is a value: a model returns a new one. It must not become a registered buffer: DDP would overwrite it with that
-    of rank 0, and weight averaging would average it.
+    Only memory tokens may have one. It is a value: a model returns a new one. It must not become a registered buffer:
+    DDP would overwrite it with that of rank 0, and weight averaging would average it.
 
     Args:
         first_column: index of the first stream among all columns of the global batch.
@@ -98,11 +98,16 @@ class Memory(CarriedState):
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
             unless the memory is reset at documents.
+        tokens_nBD: memory tokens that the next segment reads; None for a model without any.
+        keeps_gradient: whether the memory tokens that the next segments write keep their gradient. Not part of
+            `state_dict`.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
     in_document_B: Int[Tensor, " B"] | None = None
+    tokens_nBD: Float[Tensor, "n B D"] | None = field(default=None, kw_only=True)
+    keeps_gradient: bool = field(default=False, kw_only=True, compare=False, repr=False)
 
     @property
     def length(self) -> int:

@@ -155,7 +155,10 @@ def test_both_pages_show_hardware_times_and_the_size_of_runs(
     name = "recurrence-shaw-full_loss-seed2"
     run = hostile["runs"][name]
     cells = [name, "train", "recurrence, Shaw, full loss", "2"]
-    cells += [f"{run[key]:,}" for key in ("parameters", "steps", "tokens")] + [duration(run["seconds"]), "Table 6, Table 8"]
+    cells += [f"{run[key]:,}" for key in ("parameters", "steps", "tokens")] + [
+        duration(run["seconds"]),
+        "Table 6, Table 8",
+    ]
     for row in (*facts.items(), cells):
         assert f"| {' | '.join(row)} |" in plain(markdown)
         assert " ".join(row) in line(page.text)

@@ -75,8 +75,8 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
     config, model = trained.config, trained.model
-    if not isinstance(model, TransformerXL) or model.config.compression is not None:
-        allowed = f"is {config.model.name}; must be a Transformer-XL without compressed memory"
+    if not isinstance(model, TransformerXL) or model.config.compression is not None or model.config.n_tokens:
+        allowed = f"is {config.model.name}; must be a Transformer-XL without compressed memory or memory tokens"
         raise OptionError("checkpoint", options.checkpoint, allowed)
     lengths = _set_lengths(options, config)
     model = model.with_lengths(**lengths)

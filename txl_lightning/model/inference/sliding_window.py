@@ -36,8 +36,8 @@ class SlidingWindow:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
         has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
-        resets = model.config.memory_reset == "document"
-        require(not (fused and resets), "fused", fused, "is not possible with memory_reset=document")
+        other = model.config.memory_reset == "document" or model.config.n_tokens > 0
+        require(not (fused and other), "fused", fused, "is not possible with memory_reset=document or n_tokens")
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
         self.attention_len, self.fused = attention_len, fused
 
