@@ -146,10 +146,8 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
     narrower = config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model
     lacks = {"d_head": (narrower, "only n_head·d_head = d_model for al_rfou")}
     _require_parts(config, "the paper's code", ATTENTION_TYPES, lacks)
-    n_clusters, fork = len(config.cutoffs) + 1, {}
-    if config.n_tokens:
-        fork["num_mem_tokens"] = config.n_tokens
-        fork |= {"mem_at_end": config.write_tokens, "read_mem_from_cache": config.tokens_see_states}
+    n_clusters, n = len(config.cutoffs) + 1, config.n_tokens
+    fork = {"num_mem_tokens": n, "mem_at_end": config.write_tokens, "read_mem_from_cache": config.tokens_see_states}
     tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
     return _weights(model, "original"), {
         **_config_to(config),
@@ -157,7 +155,7 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
         **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start")},
-        **fork,
+        **(fork if n else {}),
     }
 
 
