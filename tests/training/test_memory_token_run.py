@@ -37,7 +37,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, a
     assert memory.keys() == expected.keys() == {"states", "filled", "tokens_nBD", "first_column"}
     assert all(torch.equal(torch.as_tensor(memory[name]), torch.as_tensor(value)) for name, value in expected.items())
     tokens = memory["tokens_nBD"]
-    assert (tokens.shape, tokens.untyped_storage().nbytes()) == ((3, 4, 16), tokens.nbytes)
+    assert (tokens.shape, tokens.untyped_storage().nbytes()) == ((3, 4, 64), tokens.nbytes)
 
 
 def module_of(**trainer: object) -> LanguageModelModule:
