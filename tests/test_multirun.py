@@ -98,7 +98,7 @@ def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
 def test_a_multirun_that_cannot_be_composed_ends_with_one_line(tmp_path: Path) -> None:
     done = run_txl("train", "-m", "hydra.sweep.dir=sweep", "memory=on,sometimes", directory=tmp_path)
     assert done.status == 2
-    assert done.err == "txl train: memory=sometimes: must be one of compressive, off, on\n"
+    assert done.err == "txl train: memory=sometimes: must be one of compressive, off, on, tokens\n"
     assert not (tmp_path / "sweep").exists()
 
 

@@ -45,6 +45,10 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("compression_loss", "autoencoding", {**COMPRESSIVE, "compression": "max"}, "is for compression=conv or dilated"),
     ("compression_loss", "reconstruction", {**COMPRESSIVE, "terms": "bcd"}, "compares attention by content, term (a)"),
     ("mem_len", 1, COMPRESSIVE, "must be 0 or at least compression_rate=2"),
+    ("n_tokens", -1, {}, "must be an integer >= 0"),
+    ("ext_len", 2, {"n_tokens": 3}, "must be 0 with n_tokens: memory tokens are written once, at a segment's end"),
+    ("memory_reset", "document", {"n_tokens": 3}, "must be never with n_tokens: memory tokens are written once"),
+    ("compression", "conv", {**COMPRESSIVE, "n_tokens": 3}, "must be null with n_tokens"),
     *(("table_len", None, {"encoding": name}, "must be given for") for name in ("shaw", "al_rfou")),
 ]
 

@@ -60,6 +60,9 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "compressive, forget gate, sink": replace(
         RELATIVE, compression="most_used", compression_rate=2, compressed_len=3, forget_gate=True, sink=True
     ),
+    "memory tokens": replace(RELATIVE, n_tokens=3, mem_len=0),
+    "memory tokens, states": replace(RELATIVE, n_tokens=3, tokens_see_states=True),
+    "memory tokens, read places": replace(RELATIVE, n_tokens=3, mem_len=0, write_tokens=False, encoding="shaw"),
     "lstm": RECURRENT,
     "qrnn": replace(RECURRENT, cell="qrnn"),
     "lstm, adaptive embedding": replace(RECURRENT, cutoffs=(5, 12), div_val=2),
@@ -70,7 +73,7 @@ ALWAYS = (
     *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp"),
     *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate", "sink", "first states"),
     *("memory of zeros", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used"),
-    *("lstm", "qrnn"),
+    *("memory tokens, states", "lstm", "qrnn"),
 )
 
 

@@ -25,6 +25,8 @@ KINDS = {
     "none": ["data.level=char", "memory=on", "encoding=none", "loss=half", "model.ext_len=2"],
     "first": ["memory=on", "memory.first=3"],
     "compressive": ["memory=compressive", "memory.rate=2"],
+    "tokens": ["memory=tokens", "memory.n_tokens=3"],
+    "tokens_states": ["memory=tokens", "memory.n_tokens=3", "memory.segments=1", "encoding=shaw"],
     "lstm": ["model=lstm", "model.d_model=16"],
     "qrnn": ["model=qrnn", "model.d_model=16"],
 }

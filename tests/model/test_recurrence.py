@@ -212,6 +212,7 @@ def test_with_lengths_shares_the_weights_and_leaves_the_model_alone():
 STATES = {
     "memory": Memory(torch.randn(2, 6, 3, 4), filled=2, first_column=10),
     "documents": Memory(torch.randn(2, 6, 3, 4), filled=3, in_document_B=torch.arange(6), first_column=10),
+    "memory tokens": Memory(torch.randn(2, 6, 3, 4), filled=2, tokens_nBD=torch.randn(5, 6, 4), first_column=10),
     "compressive": CompressiveMemory(torch.randn(2, 6, 3, 4), filled=3, n_compressed=1, first_column=10),
     "recurrent": RecurrentState(torch.randn(2, 6, 4), torch.randn(2, 6, 4), first_column=10),
 }

@@ -35,6 +35,7 @@ MODELS = {
     "gated residual": lambda: TransformerXL(replace(SIZES, residual="gru")),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "conv": lambda: TransformerXL(replace(SIZES, compression="conv", compressed_len=4, compression_rate=2)),
+    "memory tokens": lambda: TransformerXL(replace(SIZES, n_tokens=3)),
     "lstm": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="lstm", n_layer=1, d_model=8)),
     "qrnn": lambda: RecurrentLanguageModel(RecurrentConfig(11, cell="qrnn", n_layer=2, d_model=8)),
 }

@@ -39,7 +39,10 @@ ARMS: dict[str, tuple[str, ...]] = {
     "sink": ("model.sink=true",),
     "element gate": ("model.attention_gate=element", "model.pre_norm=true"),
     "compressive": ("memory=compressive", "memory.rate=2"),
+    "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.column_chunks=2", "trainer.precision=64-true"),
 }
+
+FEW = ["documents", "gradient segments", "memory tokens"]  # `make test-all` takes all arms
 
 
 def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
@@ -66,8 +69,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_all(tmp_path_factory.mktemp("two arms"), ["documents", "gradient segments"], (2, 1))
+def few_arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_all(tmp_path_factory.mktemp("few arms"), FEW, (2, 1))
 
 
 def differences(runs: Path, first: str, second: str) -> float:
@@ -98,10 +101,10 @@ def check_resumed(runs: Path, W: int) -> None:
     torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
 
 
-def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(two_arms: Path) -> None:
-    for arm in ("documents", "gradient segments"):
-        check_losses(two_arms, arm, (1, 2), 1e-10)
-    check_resumed(two_arms, 1)
+def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(few_arms: Path) -> None:
+    for arm in FEW:
+        check_losses(few_arms, arm, (1, 2), 1e-10)
+    check_resumed(few_arms, 1)
 
 
 @pytest.mark.slow

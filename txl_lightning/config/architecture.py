@@ -29,7 +29,7 @@ COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("mem_len", "compressed_len", "first", "ext_len", "forget_len"), LENGTH),
+    **dict.fromkeys(("n_tokens", "mem_len", "compressed_len", "first", "ext_len", "forget_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -103,7 +103,7 @@ class Architecture:
 class TransformerXLConfig(Architecture):
     """Architecture of a Transformer-XL and its use of memory (paper §3, appendix A and B).
 
-    The fields up to `compression_loss` fix the parameters. The others (`LENGTHS`) may differ between training and
+    The fields up to `tokens_see_states` fix the model. The others (`LENGTHS`) may differ between training and
     evaluation on the same weights (`TransformerXL.with_lengths`). The defaults are the paper's enwik8 base
     model. `dropout` is everywhere except at the attention probabilities; `d_model` must be even, since half of a
     position is sine and half cosine. `Architecture` has the fields that all models share.
@@ -143,6 +143,11 @@ class TransformerXLConfig(Architecture):
         compression_rate: states that become one compressed state.
         compression_loss: what trains the compressor: `reconstruction` (of attention), `autoencoding` (of states) or
             `none`.
+        n_tokens: memory tokens that are read before every segment and written after it (`model.memory_tokens`); 0 for
+            none.
+        write_tokens: whether memory tokens are written at places of their own after the segment (`mem_at_end` in the
+            authors' code), instead of at those where they are read.
+        tokens_see_states: whether memory tokens attend to the states of the memory (`read_mem_from_cache`).
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
         first: states at the start of a stream that stay in the memory for ever, before the `mem_len` newest
@@ -186,6 +191,9 @@ class TransformerXLConfig(Architecture):
     compression: str | None = _option("memory.compression", None)
     compression_rate: int = _option("memory.rate", 4)
     compression_loss: str = _option("memory.compression_loss", "reconstruction")
+    n_tokens: int = _option("memory.n_tokens", 0)
+    write_tokens: bool = _option("memory.write_tokens", True)
+    tokens_see_states: bool = _option("memory.tokens_see_states", False)
 
     # From here on `LENGTHS`, which may change on the same weights: options of the weights stand above.
     mem_len: int = _option("memory.mem_len", 512)
@@ -206,6 +214,7 @@ class TransformerXLConfig(Architecture):
         loss, rate = self.compression_loss, self.compression_rate
         none, trained = self.compression is None, self.compression in TRAINED_COMPRESSIONS
         pools, blind = not (none or trained), not none and loss == "reconstruction" and "a" not in self.active_terms
+        tokens, written = self.n_tokens > 0, "memory tokens are written once, at a segment's end"
         refused: list[tuple[str, bool, str]] = [
             ("d_model", self.d_model % 2 == 1, "must be an even integer (half of a position is sine, half cosine)"),
             ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
@@ -226,6 +235,15 @@ class TransformerXLConfig(Architecture):
             ("compression_loss", trained and loss == "none", f"would leave compression={self.compression} untrained"),
             ("compression_loss", pools and loss == "autoencoding", "is for compression=conv or dilated"),
             ("compression_loss", blind, f"compares attention by content, term (a), which terms={self.terms} lack"),
+            (
+                "compression",
+                not none and tokens,
+                "must be null with n_tokens: it would compress states of memory tokens",
+            ),
+            ("ext_len", tokens and self.ext_len > 0, f"must be 0 with n_tokens: {written}"),
+            ("first", tokens and self.first > 0, "must be 0 with n_tokens: the first states would be of memory tokens"),
+            ("forget_gate", tokens and self.forget_gate, "must be false with n_tokens, which attend to later tokens"),
+            ("memory_reset", tokens and resets, f"must be never with n_tokens: {written}, for all its documents"),
             ("mem_len", self.compresses and self.mem_len < rate, f"must be 0 or at least compression_rate={rate}"),
         ]
         for name, wrong, allowed in refused:
@@ -240,6 +258,15 @@ class TransformerXLConfig(Architecture):
     def n_first(self) -> int:
         """First states of a stream that stay in the memory: `first`, or 0 without memory."""
         return self.first if self.mem_len > 0 else 0
+
+    def is_recurrent(self) -> bool:
+        """Whether a segment reads anything of earlier ones: states or memory tokens."""
+        return self.mem_len > 0 or self.n_tokens > 0
+
+    @property
+    def memory_token_places(self) -> int:
+        """Places beside every segment where memory tokens are read or written."""
+        return self.n_tokens * (2 if self.write_tokens else 1)
 
     @property
     def memory_slots(self) -> int:

@@ -23,7 +23,7 @@ def table_len(config: Config) -> int | None:
     table = encoding_kind(config).table
     if config.encoding.table_len is not None or table is None:
         return config.encoding.table_len
-    positions = config.data.segment_len + extended_context(config)
+    positions = config.data.segment_len + extended_context(config) + memory_token_places(config)
     return positions + memory_slots(config) if table == "distances" else positions
 
 
@@ -48,6 +48,11 @@ def tokens_per_step(config: Config) -> int:
     return config.data.batch_size * config.data.segment_len * (config.memory.gradient_segments + 1)
 
 
+def memory_token_places(config: Config) -> int:
+    """Return the number of places beside every segment where memory tokens are read or written."""
+    return config.memory.n_tokens * (2 if config.memory.write_tokens else 1)
+
+
 def extended_context(config: Config) -> int:
     """Return the number of tokens of extended context in front of every training segment."""
     return config.model.ext_len if isinstance(config.model, TransformerXLModelConfig) else 0
@@ -70,7 +75,8 @@ def position_limit(config: Config) -> int | None:
     """
     if not isinstance(config.model, TransformerXLModelConfig) or not encoding_kind(config).absolute:
         return None
-    return max(table_len(config) or 0, config.data.segment_len + extended_context(config))
+    places = memory_token_places(config)
+    return max((table_len(config) or 0) - places, config.data.segment_len + extended_context(config))
 
 
 def evaluation_lengths(config: Config) -> dict[str, Any]:
@@ -120,12 +126,15 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
 def longest_trained_distance(config: Config) -> int:
     """Return the largest distance between a query and a key in training: memory + extended context + segment - 1.
 
+    The places of memory tokens count as positions of the segment.
+
     With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
     memory), unless first states stay visible. Compressed states count as one position each.
     """
     if config.memory.mem_len and getattr(config.model, "same_length", False) and not config.memory.first:
         return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
-    return memory_slots(config) + extended_context(config) + config.data.segment_len - 1
+    segment = config.data.segment_len + memory_token_places(config)
+    return memory_slots(config) + extended_context(config) + segment - 1
 
 
 def trained_clamp(config: Config) -> int | None:
@@ -152,7 +161,7 @@ def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     memory = lengths["mem_len"] + lengths.get("compressed_len", 0) + first if lengths["mem_len"] else 0
     if lengths["mem_len"] and lengths["same_length"] and not first:
         return int(memory) - 1 + getattr(config.model, "extra_key", False)
-    return int(memory + lengths["ext_len"] + config.evaluation.segment_len) - 1
+    return int(memory + lengths["ext_len"] + config.evaluation.segment_len + memory_token_places(config)) - 1
 
 
 def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
@@ -167,10 +176,11 @@ def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
     return {**lengths, "clamp_len": trained_clamp(config)}
 
 
-def protocol_word(lengths: dict[str, Any]) -> str:
+def protocol_word(lengths: dict[str, Any], n_tokens: int = 0) -> str:
     """Name the protocol that lengths of `evaluation_lengths` make: where a token's context comes from.
 
     memory             states of earlier segments
+    memory tokens      `n_tokens` tokens that earlier segments wrote, without states
     window             extended context in front of every segment
     bare segments      only the segment: its first tokens have hardly any
     recurrent state    state of a recurrent model
@@ -179,6 +189,8 @@ def protocol_word(lengths: dict[str, Any]) -> str:
         return "recurrent state"
     if lengths["mem_len"]:
         return "memory"
+    if n_tokens:
+        return "memory tokens"
     return "window" if lengths["ext_len"] else "bare segments"
 
 

@@ -80,9 +80,12 @@ class MemoryConfig(_OfMemory):
 
     The `first` states of a stream stay in the memory for ever, before its `mem_len` newest ones.
 
-    The others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
+    Others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
     `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
     `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
+
+    `memory=tokens` has `n_tokens` memory tokens, read before every segment, and written after it or, with
+    `write_tokens=false`, at the same places. `tokens_see_states` lets them attend to the states of the memory.
     """
 
     segments: int | None = None

@@ -21,8 +21,8 @@ class CarriedState:
 
     They carry no gradient from one training step to the next.
 
-    It is a value: a model returns a new one. It must not become a registered buffer: DDP would overwrite it with that
-    of rank 0, and weight averaging would average it.
+    It is a value: a model returns a new one. It must not become a registered buffer:
+    DDP would overwrite it with that of rank 0, and weight averaging would average it.
 
     Args:
         first_column: index of the first stream among all columns of the global batch.
@@ -100,14 +100,16 @@ class Memory(CarriedState):
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
             unless the memory is reset at documents.
-        keeps_gradient: whether the next memory keeps the gradient of its states, so that a later loss reaches them;
-            otherwise they are stored without (SG in the paper). Training sets it for the segments of one step; it is
-            in no checkpoint.
+        tokens_nBD: memory tokens that the next segment reads; None for a model without any.
+        keeps_gradient: whether the next memory keeps the gradient of its states and tokens, so that a later loss
+            reaches them; otherwise they are stored without (SG in the paper). Training sets it for the segments of one
+            step; it is in no checkpoint.
     """
 
     states: Float[Tensor, "N B M D"]
     filled: int
     in_document_B: Int[Tensor, " B"] | None = None
+    tokens_nBD: Float[Tensor, "n B D"] | None = field(default=None, kw_only=True)
     keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
 
     @property

@@ -102,12 +102,15 @@ class VisibleKeys(NamedTuple):
         first_key: number of keys, counted from the farthest, that are hidden from all queries.
         attention_len: number of nearest keys that a query sees, itself included; None for all.
         n_first: number of keys from `first_key` on that a query sees in addition.
+        causal: whether these bounds, with documents, say all. Otherwise only the mask does: it shows keys after their
+            query, and hides others before it.
     """
 
     mask_TK: Tensor
     first_key: int
     attention_len: int | None
     n_first: int = 0
+    causal: bool = True
 
     def part(self, queries: slice, n_keys: int) -> VisibleKeys:
         """Keep the mask of some queries, and of the first keys, up to that of the last of these queries."""
@@ -117,7 +120,7 @@ class VisibleKeys(NamedTuple):
     def first_hidden(self) -> int:
         """First key that a mask [T, K] may hide from a query; all queries see the keys before it."""
         T, K = self.mask_TK.shape[-2:]
-        return K - T if not self.first_key and self.attention_len is None else 0
+        return K - T if self.causal and not self.first_key and self.attention_len is None else 0
 
 
 def attention_mask(

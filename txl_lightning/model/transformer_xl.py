@@ -26,6 +26,7 @@ from txl_lightning.model.layers import (
     make_residual,
 )
 from txl_lightning.model.memory import Memory
+from txl_lightning.model.memory_tokens import MemoryTokens
 from txl_lightning.model.positions import (
     VisibleKeys,
     attention_mask,
@@ -111,14 +112,16 @@ class TransformerXL(ScoringModel, nn.Module):
         self.encoding = ENCODINGS[config.encoding](config)
         self.embedding = TokenEmbedding(config)
         self.dropout = Dropout(config.dropout)
-        self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layer))
+        layers = [TransformerXLLayer(config) for _ in range(config.n_layer)]
+        self.layers = nn.ModuleList(layers)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
         initialize(self, config.init_std)
         self.encoding.initialize()
-        for layer in self.layers:
+        for layer in layers:
             layer.attention.initialize()
-        # Last, so that all other parameters are drawn as without it.
+        # Last, so that all other parameters are drawn as without them.
+        self.memory_tokens = MemoryTokens(config) if config.n_tokens else None
         self.compressor = None if config.compression is None else Compressor(config, self.layers)
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
@@ -159,7 +162,8 @@ class TransformerXL(ScoringModel, nn.Module):
     def start_memory(self, batch_size: int, static: bool = False) -> Memory:
         """Return the memory before the first token of B streams.
 
-        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is `zeros`.
+        It is empty, or has `mem_len` zero states that queries attend to if `config.memory_start` is `zeros`. Memory
+        tokens are the trained initial ones.
 
         Args:
             batch_size: B.
@@ -174,7 +178,8 @@ class TransformerXL(ScoringModel, nn.Module):
             return CompressiveMemory(states, filled, n_compressed=max(0, length - config.mem_len))
         resets = config.memory_reset == "document"
         none_B = torch.zeros(batch_size, dtype=torch.int64, device=states.device) if resets else None
-        return Memory(states, filled, in_document_B=none_B)
+        tokens_nBD = None if self.memory_tokens is None else self.memory_tokens.start(batch_size)
+        return Memory(states, filled, in_document_B=none_B, tokens_nBD=tokens_nBD)
 
     def forward(
         self,
@@ -198,7 +203,7 @@ class TransformerXL(ScoringModel, nn.Module):
             ValueError: the memory is of another number of streams, or of another kind.
         """
         config, compressor = self.config, self.compressor if self.config.compresses else None
-        B, T = tokens_BT.shape
+        memory_tokens, (B, T) = self.memory_tokens, tokens_BT.shape
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
@@ -209,12 +214,21 @@ class TransformerXL(ScoringModel, nn.Module):
         if config.memory_reset == "document":
             first_BT = first_of_documents(tokens_BT, M, memory.document_states())
             tokens_BT = without_marks(tokens_BT)
-        hidden_BTD = self.dropout(self.encoding.embed(self.embedding(tokens_BT), config.clamp_len))
+        hidden_BTD, n_returned = self.embedding(tokens_BT), T if n_last is None else n_last
+        if memory_tokens is not None:
+            if memory.tokens_nBD is None:
+                raise ValueError(f"a memory without memory tokens given to a model with n_tokens={config.n_tokens}")
+            hidden_BTD = memory_tokens.around(hidden_BTD, memory.tokens_nBD)
+            T, n_last = hidden_BTD.shape[1], memory_tokens.last_places(n_returned, T)
+        hidden_BTD = self.dropout(self.encoding.embed(hidden_BTD, config.clamp_len))
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
         mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD, config.n_first)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
         visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len, config.n_first)
+        if memory_tokens is not None:
+            positions = [of_layer.without_distance_k() for of_layer in positions]
+            visible = memory_tokens.see(visible, M)
 
         inputs: list[Tensor] = []
         usage: list[Tensor] = []
@@ -227,12 +241,16 @@ class TransformerXL(ScoringModel, nn.Module):
                 # M counts them from here on.
                 before_BTD, queries_BTD = queries_BTD.split([T - n_last, n_last], dim=1)
                 states_BMD = torch.cat([states_BMD, before_BTD], dim=1)
-                visible = visible._replace(mask_TK=mask_TK[..., T - n_last :, :])
-            places = places_Q if n == config.n_layer - 1 else None
+                visible = visible._replace(mask_TK=visible.mask_TK[..., T - n_last :, :])
+            places = places_Q if n == config.n_layer - 1 and memory_tokens is None else None
             hidden_BTD = layer(queries_BTD, states_BMD, positions[n], visible, places_Q=places)
             if compressor is not None and compressor.needs_usage:
                 usage.append(key_usage(layer, queries_BTD, states_BMD, positions[n], visible))
         hidden_BTD = self.dropout(self.final_norm(hidden_BTD))
+        if memory_tokens is not None:
+            hidden_BTD, written_nBD = memory_tokens.split(hidden_BTD, n_returned)
+            memory = replace(memory, tokens_nBD=written_nBD if memory.keeps_gradient else written_nBD.detach())
+            hidden_BTD = hidden_BTD if places_Q is None else hidden_BTD[:, places_Q]
         if compressor is None:
             return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT, config.n_first)
         assert isinstance(memory, CompressiveMemory)

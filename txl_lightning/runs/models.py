@@ -38,6 +38,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             require(memory.reset == "never", "memory_reset", memory.reset, f"must be never: {carries}")
             no_states = f"is for a Transformer-XL: {config.model.name} has no states to compress"
             require(memory.compression is None, "compression", memory.compression, no_states)
+            require(memory.n_tokens == 0, "n_tokens", memory.n_tokens, f"must be 0: {carries}")
         else:
             values |= {"table_len": table_len(config), "forget_len": forget_len(config)}
         return kind(vocab_size=vocab_size, **values)

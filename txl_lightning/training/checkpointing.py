@@ -283,8 +283,10 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
         return None, {}
     contents = read_checkpoint(path, option="resume")
     carried = contents.get("training_memory", {})
-    if config.memory.mem_len and carried.get("next_number") and carried.get("memory") is None:
-        n_tokens = config.memory.first + config.memory.mem_len + config.memory.compressed_len * config.memory.rate
+    memory = config.memory
+    if (memory.mem_len or memory.n_tokens) and carried.get("next_number") and carried.get("memory") is None:
+        n_tokens = memory.first + memory.mem_len + memory.compressed_len * memory.rate
+        n_tokens = n_tokens or config.data.segment_len  # memory tokens are filled at its end
         ranks.report(
             f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
             f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"

@@ -136,6 +136,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
             "has no sinks: model.sink=true needs eager": not getattr(config.model, "sink", False),
             "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
+            "hides all keys after a query: memory.n_tokens > 0 needs eager": not memory.n_tokens,
         }
         rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
     return rules
@@ -169,6 +170,7 @@ def options_without_effect(config: Config) -> list[str]:
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
     no_gate = None if getattr(config.model, "forget_gate", False) else "only model.forget_gate=true reads it"
     no_compression = None if memory.compression else "only memory=compressive compresses states"
+    no_tokens = None if memory.n_tokens else "only memory=tokens has memory tokens"
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
     other_corpus = None if data.name == "enwik8" else "it is for data=enwik8"
     # The other corpora have a default in conf/data, which says what their documents are.
@@ -183,6 +185,8 @@ def options_without_effect(config: Config) -> list[str]:
         ("memory.first", memory.first, MemoryConfig.first, no_states),
         ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),
         ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
+        ("memory.write_tokens", memory.write_tokens, MemoryConfig.write_tokens, no_tokens),
+        ("memory.tokens_see_states", memory.tokens_see_states, MemoryConfig.tokens_see_states, no_tokens),
         ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),
         ("data.document_start", data.document_start, None, never_reset),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),

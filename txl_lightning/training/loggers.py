@@ -250,6 +250,8 @@ def arm(config: Config) -> list[str]:
     words = [config.encoding.name, "recurrence" if config.memory.mem_len else "no recurrence", f"{config.loss} loss"]
     if config.memory.compression is not None:
         words[1] = f"compressive memory ({config.memory.compression} {config.memory.rate}:1)"
+    if config.memory.n_tokens:
+        words[1] = f"{words[1]}, {config.memory.n_tokens} memory tokens".removeprefix("no recurrence, ")
     has_position_terms = kind_named(config.encoding.name).terms != "a"
     fewer_terms = has_position_terms and config.model.terms != "abcd"
     parts = {

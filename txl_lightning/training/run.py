@@ -238,7 +238,7 @@ def _build_model(
         change = describe_change(Vocabulary.from_state_dict(initial["txl_lightning"]["vocabulary"]), vocabulary, model)
         if change:
             ranks.report(f"initial_weights={config.initial_weights}: {change}")
-    if not config.checkpoint.memory and config.memory.mem_len:
+    if not config.checkpoint.memory and (config.memory.mem_len or config.memory.n_tokens):
         consequence = "a run that resumes starts with an empty memory and will differ from an uninterrupted one"
         ranks.report(f"checkpoint.memory=false: {consequence}")
     return model
@@ -298,7 +298,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
         "weights_step": weights_step,
         **run.module.metrics,
         "evaluation": {
-            "protocol": protocol_word(lengths),
+            "protocol": protocol_word(lengths, run.config.memory.n_tokens),
             **lengths,
             "segment_len": options.segment_len,
             "streams_start": streams_start(lengths, run.config.memory.start),

@@ -37,6 +37,10 @@ EXACT = {
     "sink": lambda: attention("relative", mem_len=4, sink=True),
     "first states": lambda: attention("relative", mem_len=4, first=2),
     "gated residual": lambda: attention("relative", mem_len=4, residual="gru"),
+    "tokens": lambda: attention("relative", mem_len=0, n_tokens=3),
+    "tokens, states": lambda: attention("relative", mem_len=4, n_tokens=4, tokens_see_states=True, **ADAPTIVE),
+    "tokens, absolute": lambda: attention("al_rfou", mem_len=0, n_tokens=2, write_tokens=False),
+    "tokens, rope": lambda: attention("rope", mem_len=3, n_tokens=3),
     "lstm": lambda: recurrent("lstm"),
     "qrnn": lambda: recurrent("qrnn", **ADAPTIVE),
 }

@@ -120,7 +120,7 @@ def test_a_trained_model_has_its_own_sizes(runs: SmallRuns, tmp_path: Path) -> N
     assert results["models"]["char"]["vocab_size"] == 256
     with pytest.raises(OptionError, match="d_model=16: must not be given with a checkpoint"):
         run(replace(chosen, checkpoint=path, d_model=16), tmp_path)
-    for kind in ("lstm", "absolute", "compressive"):
+    for kind in ("lstm", "absolute", "compressive", "tokens"):
         with pytest.raises(OptionError, match=r"checkpoint=.*: is \w+; must be a Transformer-XL with an encoding"):
             run(replace(chosen, checkpoint=runs.checkpoint(kind)), tmp_path)
 

@@ -135,8 +135,12 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
 
 @pytest.mark.parametrize(
     "overrides",
-    [("memory=compressive", "memory.rate=2"), ("encoding=rope", "model.d_head=8", "encoding.interpolation=2")],
-    ids=["compressive", "interpolated"],
+    [
+        ("memory=compressive", "memory.rate=2"),
+        ("encoding=rope", "model.d_head=8", "encoding.interpolation=2"),
+        ("memory=tokens", "memory.segments=1", "memory.tokens_see_states=true"),
+    ],
+    ids=["compressive", "interpolated", "memory tokens"],
 )
 def test_nothing_of_a_run_is_lost_but_given_lengths_replace_those_of_its_evaluation(
     convert: Convert, place: Path, tmp_path: Path, overrides: tuple[str, ...]

@@ -25,6 +25,7 @@ from txl_lightning.files import write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses
 from txl_lightning.model.inference.generation import generate as draw
+from txl_lightning.model.inference.segments import SegmentedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
@@ -112,7 +113,8 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     if not isinstance(model, TransformerXL):
         require(mem_len is None, "mem_len", mem_len, f"must be null: {config.model.name} has no such length")
         return model, "context carried in the recurrent state"
-    if config.memory.mem_len == 0 and mem_len is None:
+    n_tokens, segment_len = config.memory.n_tokens, config.evaluation.segment_len
+    if config.memory.mem_len == 0 and mem_len is None and not n_tokens:
         window = config.data.segment_len + extended_context(config)
         words = f"context: the last {window} tokens, as in training, recomputed for every token"
         return SlidingWindow(model, window), words
@@ -120,8 +122,12 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
         config.evaluation.mem_len = mem_len
     lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
     mem_len = lengths["mem_len"]
-    require(mem_len >= 1, "mem_len", mem_len, "must be given: the run was evaluated without memory")
+    given = "must be given: the run was evaluated without memory"
+    require(mem_len >= 1 or n_tokens > 0, "mem_len", mem_len, given)
     words = f"memory of {mem_len:,} tokens" + (f" and the first {first}" if (first := lengths.get("first")) else "")
+    if n_tokens:
+        words = f"{words} and {n_tokens} memory tokens, written after every {segment_len} tokens"
+        return SegmentedTransformerXL(model.with_lengths(**lengths), segment_len), words
     if can_cache(model):
         return CachedTransformerXL(model, **lengths), words
     compressed = f"{lengths['compressed_len']:,} states of {config.memory.rate} tokens each"

@@ -217,7 +217,8 @@ def memory_at_evaluation(protocol: ScoringProtocol, length: int | None, scores: 
     """
     config = protocol.trained.config
     has_attention = isinstance(config.model, TransformerXLModelConfig)
-    can_have_memory = has_attention and not config.memory.mem_len and not encoding_kind(config).absolute
+    memory = config.memory.mem_len or config.memory.n_tokens
+    can_have_memory = has_attention and not memory and not encoding_kind(config).absolute
     if length is None or not can_have_memory or not isinstance(protocol, StateReuse):
         return None
     return scores.row(length, protocol.with_memory(length))

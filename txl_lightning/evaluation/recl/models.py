@@ -130,6 +130,8 @@ def _kind(config: Config) -> str:
     if config.memory.compression is not None:
         rate = f"{config.memory.rate}:1 ({config.memory.compression})"
         memory += f" and {config.memory.compressed_len} compressed {rate}"
+    if config.memory.n_tokens:
+        memory = f"{memory} and {config.memory.n_tokens} memory tokens".removeprefix("no recurrence and ")
     return f"{config.model.name}, {config.encoding.name}, {memory}"
 
 

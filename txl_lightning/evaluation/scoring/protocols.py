@@ -183,7 +183,8 @@ class StateReuse(ScoringProtocol):
 
     @property
     def length_option(self) -> str:
-        return "mem_len" if self.trained.config.memory.mem_len else "ext_len"
+        memory = self.trained.config.memory
+        return "mem_len" if memory.mem_len or memory.n_tokens else "ext_len"
 
     @property
     def limit(self) -> int | None:
@@ -197,11 +198,14 @@ class StateReuse(ScoringProtocol):
         """Return a copy with another attention length.
 
         Raises:
-            OptionError: the model is recurrent.
+            OptionError: the model is recurrent, or has memory tokens.
         """
         config = self.trained.config
         if not isinstance(config.model, TransformerXLModelConfig):
             allowed = f"{config.model.name} has no attention; protocol=sliding varies its context"
+            raise OptionError("attention_lengths", [length], allowed)
+        if config.memory.n_tokens:
+            allowed = "must be null: the context in memory tokens is no number of keys; protocol=sliding varies it"
             raise OptionError("attention_lengths", [length], allowed)
         return self.with_memory(length) if self.length_option == "mem_len" else self._with_window(length)
 
@@ -270,7 +274,8 @@ class StateReuse(ScoringProtocol):
         cached = self.cached and can_cache(self.trained.model)
         lengths = self._lengths()
         others = {name: getattr(self.evaluation, name) for name in names}
-        return {"protocol": protocol_word(lengths), **lengths, **others, "cached": cached}
+        word = protocol_word(lengths, self.trained.config.memory.n_tokens)
+        return {"protocol": word, **lengths, **others, "cached": cached}
 
     @property
     def streams_start(self) -> str:
@@ -283,6 +288,8 @@ class StateReuse(ScoringProtocol):
             memory += f"compressed memory {lengths['compressed_len']} at {self.trained.config.memory.rate}:1, "
         if lengths.get("first"):
             memory += f"first states {lengths['first']}, "
+        n_tokens = self.trained.config.memory.n_tokens
+        memory += f"{n_tokens} memory tokens, " if n_tokens else ""
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""
         segments = f"segments of {self.evaluation.segment_len}, {self.evaluation.batch_size} streams"
         return f"{memory}{extended}{segments} {self.streams_start}"

@@ -64,7 +64,7 @@ def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | N
     `WINDOW_TOKENS` tokens.
     """
     device, state, size = device_of(model), None, 0
-    independent = getattr(getattr(model, "config", None), "mem_len", None) == 0
+    independent = not getattr(getattr(model, "config", None), "is_recurrent", True)
     segments = (streams[index] for index in range(min(len(streams), max_segments or len(streams))))
     for group in _groups(segments, WINDOW_TOKENS if independent else 0):
         tokens = torch.cat([segment.tokens for segment in group]).to(device)

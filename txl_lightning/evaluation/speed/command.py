@@ -138,7 +138,8 @@ def _checkpoint_model(options: SpeedOptions) -> dict[str, TransformerXL]:
     trained = load_trained(options.checkpoint or "")
     model, name = trained.model, trained.config.model.name
     if not can_cache(model) or model.config.kind.absolute:
-        allowed = f"is {name}; must be a Transformer-XL with an encoding of distances and without compressed memory"
+        allowed = f"is {name}; must be a Transformer-XL with an encoding of distances, cached (no compressed memory or "
+        allowed += "memory tokens)"
         raise OptionError("checkpoint", options.checkpoint, allowed)
     return {"word" if loss_unit(trained.vocabulary.level) == "ppl" else "char": model}
 

@@ -51,10 +51,12 @@ IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
     """Build a model with the weights of the paper's PyTorch code (`MemTransformerLM.state_dict()`).
 
+    Those of its fork with memory tokens (Bulatov et al. 2022) have `mem_tokens` as well.
+
     Args:
         weights: tensors under the names of that code.
-        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …); `memory_start`, `extra_key` and
-            `layer_norm_epsilon` may be added.
+        config: its options (`n_layer`, `d_model`, `attn_type`, `mem_len`, …), with memory tokens `num_mem_tokens`,
+            `mem_at_end` and `read_mem_from_cache`; `memory_start`, `extra_key` and `layer_norm_epsilon` may be added.
 
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
@@ -72,6 +74,9 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
             table_len=None if table is None else table.shape[1],
             untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
             tie_projections=_tie_projections(config.get("tie_projs")),
+            n_tokens=config.get("num_mem_tokens") or 0,
+            write_tokens=bool(config.get("mem_at_end", True)),
+            tokens_see_states=bool(config.get("read_mem_from_cache", False)),
         ),
         weights,
         "original",
@@ -133,6 +138,7 @@ def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return weights and config for the paper's PyTorch code, the inverse of `from_original`.
 
+    A model with memory tokens is one of the fork of that code which has them.
     The config has further entries (`untie_r`, `memory_start`, `extra_key`), so that nothing is lost on the way
     back; the paper's code ignores them.
 
@@ -143,7 +149,8 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
     narrower = config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model
     lacks = {"d_head": (narrower, "only n_head·d_head = d_model for al_rfou")}
     _require_parts(config, "the paper's code", ATTENTION_TYPES, lacks)
-    n_clusters = len(config.cutoffs) + 1
+    n_clusters, n = len(config.cutoffs) + 1, config.n_tokens
+    fork = {"num_mem_tokens": n, "mem_at_end": config.write_tokens, "read_mem_from_cache": config.tokens_see_states}
     tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
     return _weights(model, "original"), {
         **_config_to(config),
@@ -151,6 +158,7 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
         **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start")},
+        **(fork if n else {}),
     }
 
 
@@ -165,6 +173,7 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
     lacks = {
         "ext_len": (config.ext_len > 0, "no extended context"),
         "extra_key": (config.same_length and config.extra_key, "no such mask; convert with same_length=false"),
+        "n_tokens": (config.n_tokens > 0, "no memory tokens"),
         "tie_projections": (config.tie_projections == "all", "a projection of its own in the first cluster"),
         "memory_start": (
             config.memory_start != "zeros" and config.mem_len > 0,
@@ -325,6 +334,8 @@ def weight_mapping(config: TransformerXLConfig, family: Family) -> Iterator[Entr
                 yield Entry([theirs], ours)
     if not tensorflow:
         yield Entry([prefix + "pos_emb.inv_freq"], None, optional=True)  # stored by them, computed here
+    if config.n_tokens:
+        yield Entry(["mem_tokens"], "memory_tokens.initial", lambda x: x[0][:, 0], lambda x: [x[:, None]])
     if config.encoding == "relative":
         yield from _global_biases(config, family)
     elif config.encoding == "shaw":

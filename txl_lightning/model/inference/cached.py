@@ -36,11 +36,12 @@ REUSE = 1.2  # a buffer of at least this relative length is kept, and its window
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
-    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL without compressed memory.
+    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL without compressed memory or memory tokens.
 
-    States are compressed, not their keys and values, so hidden states have to be kept anyway.
+    States are compressed, not their keys and values, so hidden states have to be kept anyway. Memory tokens are other
+    ones in every segment, and terms (b) and (d) of theirs depend on its length (`model.memory_tokens`).
     """
-    return isinstance(model, TransformerXL) and model.config.compression is None
+    return isinstance(model, TransformerXL) and model.config.compression is None and not model.config.n_tokens
 
 
 @dataclass
@@ -179,13 +180,14 @@ class CachedTransformerXL(ScoringModel):
         lengths: other values of its lengths (see `TransformerXL.with_lengths`).
 
     Raises:
-        OptionError: a length is not allowed, or the model has a compressed memory (`can_cache`).
+        OptionError: a length is not allowed, or the model cannot be cached (`can_cache`).
         TypeError: a name is none of these.
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
-        compression = model.config.compression
-        require(can_cache(model), "compression", compression, "cannot be cached; use the model itself")
+        for name in ("n_tokens", "compression"):
+            uncached = "cannot be cached; use the model itself"
+            require(not getattr(model.config, name), name, getattr(model.config, name), uncached)
         self.model = model.with_lengths(**lengths)
         self.config = self.model.config
         self.losses, self.log_probabilities = self.model.losses, self.model.log_probabilities  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     if not torch.is_grad_enabled() and not (dropout.training and dropout.p):
         return _attend_without_gradient(factors, dropout)
     n_queries = factors.visible.mask_TK.shape[-2]
-    whole = n_queries <= BLOCK.get(factors.values.dtype, n_queries)
+    whole = n_queries <= BLOCK.get(factors.values.dtype, n_queries) or not factors.visible.causal
     return (_attend_at_once if whole else _attend_in_blocks)(factors, dropout)
 
 
@@ -70,12 +70,13 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
 def _attend_without_gradient(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Attend from a block of queries, and with a group of heads, at a time.
 
-    Keys after all queries of a block are left out, unless most keys are memory: there more calls cost more. Groups of
+    Keys after all queries of a block are left out, unless most keys are memory: there more calls cost more. Queries
+    that see later keys, in a mask that is not causal, are one block. Groups of
     heads keep the logits small: large buffers would be freed and zeroed again in every layer, which costs a quarter of
     the time.
     """
     (H, B, K, _), T = factors.values.shape, factors.visible.mask_TK.shape[-2]
-    dtype, size = factors.values.dtype, QUERIES_AT_ONCE if K < 4 * T else max(1, T)
+    dtype, size = factors.values.dtype, QUERIES_AT_ONCE if K < 4 * T and factors.visible.causal else max(1, T)
     blocks = []
     for first in range(0, T, size):
         queries = slice(first, min(first + size, T))
@@ -135,9 +136,9 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_XTK: Tensor, sink_XT1: Tensor | None) -> Tensor:
         overwritten = logits_XTK.detach()  # no other function keeps the logits
-        largest_XT1 = None if sink_XT1 is None else overwritten.amax(dim=-1, keepdim=True)
+        largest_XT1 = overwritten.amax(dim=-1, keepdim=True) if sink_XT1 is not None else None
         p_XTK = torch.softmax(overwritten, dim=-1, out=overwritten)
-        if largest_XT1 is not None:
+        if sink_XT1 is not None and largest_XT1 is not None:
             sum_XT1 = largest_XT1 - p_XTK.amax(dim=-1, keepdim=True).log()  # log Σ exp logits
             p_XTK.mul_(torch.sigmoid(sum_XT1 - sink_XT1))
         ctx.save_for_backward(p_XTK)

@@ -18,13 +18,14 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return what `eager.attend` returns, compiled on a GPU and by plain operations on the CPU.
 
     Raises:
-        OptionError: with dropout, sinks, a mask for each stream, or gradients on the CPU: flex_attention has none of
-            them; on a GPU with heads of less than 16, which its kernels do not have.
+        OptionError: with dropout, sinks, memory tokens, a mask for each stream, or gradients on the CPU: flex_attention
+            has none of them; on a GPU with heads of less than 16, which its kernels do not have.
     """
     query, keys, values, _, visible, _, sink_HBT = factors
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
     one_mask = "has one mask for all streams; memory_reset=document needs eager"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
+    require(visible.causal, "attention", "flex", "hides all keys after a query; memory tokens need eager")
     no_dropout = "has no dropout of attention probabilities; use eager"
     require(not (dropout.training and dropout.p), "attention", "flex", no_dropout)
     require(sink_HBT is None, "attention", "flex", "has no sinks; model.sink=true needs eager")
