@@ -49,6 +49,8 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("ext_len", 2, {"n_tokens": 3}, "must be 0 with n_tokens: memory tokens are written once, at a segment's end"),
     ("memory_reset", "document", {"n_tokens": 3}, "must be never with n_tokens: memory tokens are written once"),
     ("compression", "conv", {**COMPRESSIVE, "n_tokens": 3}, "must be null with n_tokens"),
+    ("first", 2, {"n_tokens": 3}, "must be 0 with n_tokens: the first states would be of memory tokens"),
+    ("forget_gate", True, {"n_tokens": 3}, "must be false with n_tokens, which attend to later tokens"),
     *(("table_len", None, {"encoding": name}, "must be given for") for name in ("shaw", "al_rfou")),
 ]
 

@@ -34,7 +34,7 @@ FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
 FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
-    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std"),
+    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std", "forget_len"),
     *LENGTHS,
     "vocab_size",
 }
