@@ -37,8 +37,9 @@ class Evaluation:
 
     @property
     def sweep(self) -> dict[str, Any]:
-        """Losses on validation by attention length."""
-        swept: dict[str, Any] = self.found["valid"]["sweep"]
+        """Losses on validation by attention length; at training's lengths alone where a model has no such length."""
+        valid = self.found["valid"]
+        swept: dict[str, Any] = valid["sweep"] or valid["selected"]
         return swept
 
     def test(self, at: At) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
         whole = []
     words = [f"checkpoint={run.checkpoint}", *(_same_tokens(word, config, setup) for word in given), *whole]
     words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
-    if not arm.baseline:
+    if not arm.baseline and not config.memory.n_tokens:  # those have no number of keys
         # Lines in random order hold nothing that longer attention could find.
         shuffled = arm.corpus and arm.corpus.max_tokens is None
         lengths = [config.data.segment_len] if shuffled else profile.attention_lengths
@@ -124,15 +125,17 @@ def evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation:
 def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:
     """Return the columns of an arm's losses on both splits, and of the shortest attention length that is best."""
 
+    def length(arm: Arm) -> Number | None:
+        lengths = {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}
+        return None if None in lengths.values() else over_seeds(lengths, 0, spread=False)
+
     def swept(arm: Arm, at: At) -> Number:
         return over_seeds({run.seed: run.sweep[at][unit] for run in evaluated[arm]}, DIGITS[unit])
 
     return {
         ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
         ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
-        ours("length", "attention length", "tokens"): lambda arm: over_seeds(
-            {run.seed: run.sweep["attention_length"] for run in evaluated[arm]}, 0, spread=False
-        ),
+        ours("length", "attention length", "tokens"): length,
         ours("valid_init", "validation, init", unit): lambda arm: swept(arm, "init"),
         ours("valid_best", "validation, best", unit): lambda arm: swept(arm, "best"),
     }

@@ -12,6 +12,7 @@ from experiments.engine.jobs import composed
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables import beyond
 from experiments.tables.arms import Arm, training
+from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.config.schemas import Config
 from txl_lightning.runs.models import make_model
 
@@ -41,10 +42,12 @@ def test_every_arm_composes_and_has_as_many_parameters(profile: str, tmp_path: P
         assert parameters(config_of(arm, tmp_path, profile)) == pytest.approx(expected, rel=0.01), arm.title
 
 
-def test_arms_that_claims_compare_have_three_seeds_and_the_widths_are_multiples_of_eight(tmp_path: Path) -> None:
+def test_arms_that_claims_compare_have_two_seeds_or_three_and_the_widths_are_multiples_of_eight(tmp_path: Path) -> None:
     assert [beyond.gated_width(width) for width in (384, 2048, 1536, 8)] == [256, 1368, 1024, 8]
     runs = beyond._runs(setup_of("laptop", tmp_path))
-    assert {len(runs[arm]) for arm in beyond.ARMS.values()} == {3}
+    assert {arm: len(runs[arm]) for arm in beyond.ARMS.values()} == {
+        arm: 3 if arm in (beyond.ON, beyond.OFF) else 2 for arm in beyond.ARMS.values()
+    }
     assert {len(runs[arm]) for arm in beyond.WITHOUT.values()} == {1}
     compared = {arm for _, better, worse, _ in beyond.COMPARED for arm in (better, worse)}
     assert compared == set(beyond.ARMS.values())
@@ -56,6 +59,19 @@ def test_half_of_the_memory_is_compressed_and_the_states_are_as_many(tmp_path: P
         memory = config_of(arm, tmp_path).memory
         assert memory.mem_len == memory.compressed_len == plain.mem_len / 2
         assert (memory.compression, memory.rate) == (function, beyond.RATE)
+
+
+def test_gradients_reach_further_at_equal_tokens_and_memories_have_as_many_states(tmp_path: Path) -> None:
+    plain = config_of(beyond.ON, tmp_path)
+    for arm in beyond.ARMS.values():
+        assert tokens_per_step(config_of(arm, tmp_path)) == tokens_per_step(plain), arm.title
+    assert {k: config_of(arm, tmp_path).memory.gradient_segments for k, arm in beyond.THROUGH.items()} == {1: 1, 3: 3}
+    for n, arm in beyond.TOKENS.items():
+        memories = [config_of(one, tmp_path).memory for one in (arm, beyond.BOTH[n])]
+        assert [memory.n_tokens for memory in memories] == [n, n]
+        assert [memory.mem_len for memory in memories] == [0, plain.memory.mem_len]
+    first = config_of(beyond.FIRST, tmp_path).memory
+    assert (first.first, first.first + first.mem_len) == (beyond.N_FIRST, plain.memory.mem_len)
 
 
 def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:

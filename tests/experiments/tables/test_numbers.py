@@ -17,7 +17,7 @@ from experiments.engine.jobs import composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import Number, Section, Table, Text
 from experiments.reproduce import SECTIONS
-from experiments.tables import comparisons, regime, table_6, table_10
+from experiments.tables import beyond, comparisons, regime, table_6, table_10
 from experiments.tables.intervals import SeedSpread, student
 from experiments.tables.memory import saved_bytes
 from tests.experiments.conftest import outcomes_of
@@ -61,6 +61,23 @@ DIFFERENCES = """
     beyond an_encoding_is_needed/relative                       +relative +none best
     beyond later_encodings_are_better/rope                      +rope +relative best
     beyond later_encodings_are_better/alibi                     +alibi +relative best
+    beyond a_gate_replaces_an_encoding/none     +none/forget_gate +none best
+    beyond a_gate_replaces_an_encoding/relative +none/forget_gate +relative best
+    beyond forgetting_helps/init                +relative/forget_gate +relative init
+    beyond gates_behind_attention_help/head     +relative/gate_of_every_head +relative init
+    beyond gates_behind_attention_help/element  +relative/gate_of_every_element +relative init
+    beyond a_gated_residual_helps/init          +relative/gated_residual +relative init
+    beyond sinks_help/sink                      +relative/sink +relative init
+    beyond sinks_help/first                     +relative/the_first_4_states_for_ever +relative init
+    beyond memory_tokens_are_a_memory/4         +relative/4_memory_tokens_and_no_states -relative init
+    beyond memory_tokens_are_a_memory/16        +relative/16_memory_tokens_and_no_states -relative init
+    beyond memory_tokens_replace_states/4       +relative/4_memory_tokens_and_no_states +relative init
+    beyond memory_tokens_replace_states/16      +relative/16_memory_tokens_and_no_states +relative init
+    beyond memory_tokens_add_to_states/4        +relative/4_memory_tokens_and_states +relative/k=1 init
+    beyond memory_tokens_add_to_states/16       +relative/16_memory_tokens_and_states +relative/k=1 init
+    beyond memory_tokens_need_gradients/init    +relative/16_memory_tokens_and_no_states +relative/16=alone init
+    beyond gradients_help/1                     +relative/k=1 +relative init
+    beyond gradients_help/3                     +relative/k=3 +relative init
     beyond compression_pays/mean                +relative/memory_compressed_by_pooling +relative init
     beyond compression_pays/conv                +relative/memory_compressed_by_convolution +relative init
     beyond modern_recipe_helps/init             +relative/modern_recipe +relative init
@@ -93,14 +110,16 @@ def of_seeds(
 
 def losses(setup: Setup, arm: str) -> dict[str, Any]:
     """Cells of an arm's losses: both lengths on both splits, and the attention length."""
+    of = "selected" if arm.endswith(("and_states", "no_states", "or_gradient")) else "sweep"  # memory tokens: no sweep
     swept = {
         "init": lambda found: found["test"]["selected"]["init"]["bpc"],
         "best": lambda found: found["test"]["selected"]["best"]["bpc"],
         "length": lambda found: found["valid"]["sweep"]["attention_length"],
-        "valid_init": lambda found: found["valid"]["sweep"]["init"]["bpc"],
-        "valid_best": lambda found: found["valid"]["sweep"]["best"]["bpc"],
+        "valid_init": lambda found: found["valid"][of]["init"]["bpc"],
+        "valid_best": lambda found: found["valid"][of]["best"]["bpc"],
     }
-    return {name: of_seeds(setup, arm, value) for name, value in swept.items()}
+    absent = {"length": None} if of == "selected" else {}
+    return {name: of_seeds(setup, arm, value) for name, value in swept.items() if name not in absent} | absent
 
 
 def check_row(table: Table, row: str, expected: Mapping[str, Any]) -> None:
@@ -353,16 +372,19 @@ def test_shapes_of_attention(tables: dict[str, Table], finished: Setup, optimize
 
 def test_beyond(tables: dict[str, Table], finished: Setup) -> None:
     table = tables["beyond"]
-    more = {"parameters": None, "states": None, "speed": "tokens/s", "peak": "MB"}
+    more = {"parameters": None, "states": None, "tokens": None, "lr": None, "speed": "tokens/s", "peak": "MB"}
     assert units(table) == {**LOSSES, "recl": "tokens", **more}
     recl = {model["name"]: model["recl"]["0.1"] for model in read(finished, "recl-beyond", "recl.json")["models"]}
-    assert len(table.rows) == 15
+    assert len(table.rows) == len(beyond.NAMED) == 29
+    runs = {job.name: job for job in beyond.jobs(finished)}
     for arm in table.rows:
         found = recl.get(table.title(arm))
         expected = {
             "recl": (found["value"], found["low"], found["high"]) if found else None,
             "parameters": read(finished, f"{arm}-seed1", "metrics.json")["parameters"],
-            "states": 0 if arm.startswith("no_") else 32,
+            "states": 0 if arm.startswith("no_") or "no_states" in arm else 32,
+            "tokens": int(tokens[1]) if (tokens := re.search(r"(\d+)_memory_tokens", arm)) else 0,
+            "lr": composed(runs[f"{arm}-seed1"].overrides).optimizer.lr,
             "speed": of_seeds(finished, arm, lambda it: it["tokens"] / it["seconds"], train=True),
             "peak": of_seeds(finished, arm, lambda it: it["peak_memory_bytes"] / 1024 / 1024, train=True),
         }
@@ -395,10 +417,13 @@ def arm_named(short: str) -> str:
         .replace("/half", "")
         .replace("/random_half", "")
         .replace("/no=", "-recipe_without_")
+        .replace("/k=", "-gradient_through_the_memory_of_")
+        .replace("/16=alone", "-16_memory_tokens_and_no_states_or_gradient")
         .replace("/long=", "-longer_segments_equal_")
     )
     loss = re.findall("/((?:random_)?half)", short)
-    words = ("-equal_parameters" if name in ("rope", "alibi", "none") else "") + words.replace("/", "-")
+    words = re.sub("(of_[13])$", r"\1_segments", words)
+    words = words.replace("/", "-") or ("-equal_parameters" if name in ("rope", "alibi", "none") else "")
     key = f"{'recurrence' if sign == '+' else 'no_recurrence'}-{name}-{loss[0] if loss else 'full'}_loss"
     return f"{'shuffled_lines-' * short.startswith('lines:')}{key}{words}"
 
