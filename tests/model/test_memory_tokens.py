@@ -237,7 +237,7 @@ def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
     model, tokens = tiny_model(n_tokens=3, encoding="absolute"), random_stream(2, 4)
     with pytest.raises(OptionError, match=r"^n_tokens=3: cannot be cached; use the model itself"):
         CachedTransformerXL(model)
-    with pytest.raises(OptionError, match=r"^fused=True: is not possible with memory_reset=document or n_tokens"):
+    with pytest.raises(OptionError, match=r"^fused=True: is not possible with n_tokens=3"):
         SlidingWindow(model, 4, fused=True)
     with pytest.raises(OptionError, match=r"^ext_len=2: must be 0 with n_tokens"):
         model.with_lengths(ext_len=2)

@@ -41,7 +41,7 @@ def test_fused_attention_has_no_position_terms() -> None:
     with pytest.raises(OptionError, match="fused=True: is not possible with encoding=rope"):
         SlidingWindow(tiny_model(encoding="rope", d_head=4), 6, fused=True)
     for part in ("forget_gate", "sink"):
-        with pytest.raises(OptionError, match=f"fused=True: is not possible with {part}=true"):
+        with pytest.raises(OptionError, match=f"fused=True: is not possible with {part}=True"):
             SlidingWindow(tiny_model(encoding="absolute", **{part: True}), 6, fused=True)
     with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
         SlidingWindow(tiny_model(encoding="absolute", memory_reset="document"), 4, fused=True)

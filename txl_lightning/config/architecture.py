@@ -259,6 +259,7 @@ class TransformerXLConfig(Architecture):
         """First states of a stream that stay in the memory: `first`, or 0 without memory."""
         return self.first if self.mem_len > 0 else 0
 
+    @property
     def is_recurrent(self) -> bool:
         """Whether a segment reads anything of earlier ones: states or memory tokens."""
         return self.mem_len > 0 or self.n_tokens > 0

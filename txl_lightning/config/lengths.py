@@ -29,8 +29,10 @@ def table_len(config: Config) -> int | None:
 
 def forget_len(config: Config) -> int | None:
     """Return the most tokens over which a forget gate starts to forget: as given, or the most keys of a query."""
-    given: int | None = getattr(config.model, "forget_len", None)
-    return longest_trained_distance(config) + 1 if given is None else given
+    model = config.model
+    if not isinstance(model, TransformerXLModelConfig) or not model.forget_gate or model.forget_len is not None:
+        return getattr(model, "forget_len", None)
+    return longest_trained_distance(config) + 1
 
 
 def memory_slots(config: Config) -> int:

@@ -76,9 +76,10 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
     config, model = trained.config, trained.model
-    kept = ("compression", "n_first", "n_tokens")  # what leaves states that are not of the last tokens, each of one
-    if not isinstance(model, TransformerXL) or any(getattr(model.config, name) for name in kept):
-        allowed = f"is {config.model.name}; must be a Transformer-XL of which every state in memory is of one token"
+    others = ("compression", "n_first", "n_tokens")
+    if not isinstance(model, TransformerXL) or any(getattr(model.config, name) for name in others):
+        no_others = "without compressed memory, first states or memory tokens"
+        allowed = f"is {config.model.name}; must be a Transformer-XL {no_others}"
         raise OptionError("checkpoint", options.checkpoint, allowed)
     lengths = _set_lengths(options, config)
     model = model.with_lengths(**lengths)

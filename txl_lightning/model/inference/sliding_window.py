@@ -36,10 +36,9 @@ class SlidingWindow:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
         has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
-        others = {"forget_gate": model.config.forget_gate, "sink": model.config.sink, "n_tokens": model.config.n_tokens}
-        others["memory_reset=document"] = model.config.memory_reset == "document"
-        for name, other in others.items():
-            require(not (fused and other), "fused", fused, f"is not possible with {name}")
+        for option, without in (("forget_gate", False), ("sink", False), ("n_tokens", 0), ("memory_reset", "never")):
+            value = getattr(model.config, option)
+            require(not fused or value == without, "fused", fused, f"is not possible with {option}={value}")
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
         self.attention_len, self.fused = attention_len, fused
 
