@@ -140,7 +140,13 @@ def test_compiled_training_computes_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("memory.first=3",), pytest.param(("memory.reset=document",), marks=pytest.mark.slow)]
+    "options",
+    [
+        (),
+        ("memory.first=3", "model.forget_gate=true"),
+        ("memory=tokens", "memory.n_tokens=3"),
+        pytest.param(("memory.reset=document",), marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, options: tuple[str, ...]) -> None:
     options = (*options, "memory.gradient_segments=2", "model.dropout=0.2", "optimizer.schedule=constant")
