@@ -20,6 +20,7 @@ import torch
 from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, keys, merge, path_value
 from experiments.engine.profiles import Profile, Setup
 from txl_lightning.cli import main
+from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_json
@@ -296,7 +297,7 @@ def make_slots(setup: Setup) -> list[dict[str, str]]:
 def tokens_read(job: Job) -> int:
     """Return how many tokens a training reads."""
     config = composed(job.overrides)
-    return config.trainer.max_steps * config.data.batch_size * config.data.segment_len
+    return config.trainer.max_steps * tokens_per_step(config)
 
 
 def token_cost(job: Job, profile: Profile) -> float:
