@@ -71,18 +71,21 @@ def test_equal_lengths_share_a_file(runs: SmallRuns, tmp_path: Path) -> None:
     assert not (tmp_path / "losses_test_best.npz").exists()
 
 
-def test_a_recurrent_model_has_no_lengths_to_choose_from(runs: SmallRuns, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "protocol"), [("lstm", "recurrent state"), ("tokens", "memory tokens")])
+def test_a_recurrent_model_has_no_lengths_to_choose_from(
+    runs: SmallRuns, tmp_path: Path, kind: str, protocol: str
+) -> None:
     for lengths in ((), (4, 8)):
-        found = selected(runs, "lstm", tmp_path, *lengths, memory_at_evaluation=12)
+        found = selected(runs, kind, tmp_path, *lengths, memory_at_evaluation=12)
         assert found["valid"]["sweep"] is None
         assert found["test"]["memory_at_evaluation"] is None
         test = found["test"]["selected"]
         assert test["attention_length"] is test["init"]["attention_length"] is None
         assert test["init"] == test["best"]
-        assert test["init"]["evaluation"]["protocol"] == "recurrent state"
-    metrics = json.loads((runs.directory("lstm") / "metrics.json").read_text())
+        assert test["init"]["evaluation"]["protocol"] == protocol
+    metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     assert test["init"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    assert metrics["evaluation"]["protocol"] == "recurrent state"
+    assert metrics["evaluation"]["protocol"] == protocol
 
 
 def test_a_shorter_sweep_leaves_the_other_splits_whole(runs: SmallRuns, tmp_path: Path) -> None:

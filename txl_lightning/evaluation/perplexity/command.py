@@ -152,9 +152,10 @@ def _check_options(options: EvaluateOptions) -> None:
 
 
 def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
-    """Plan the sweep; None without attention lengths, and with `select_on` for a model without attention."""
-    recurrent = not isinstance(protocol.trained.config.model, TransformerXLModelConfig)
-    if options.select_on is not None and options.protocol == "memory" and recurrent:
+    """Plan the sweep; None without attention lengths, and with `select_on` for a model that has none."""
+    config = protocol.trained.config
+    has_lengths = isinstance(config.model, TransformerXLModelConfig) and config.memory.n_tokens == 0
+    if options.select_on is not None and options.protocol == "memory" and not has_lengths:
         return None
     lengths = options.attention_lengths
     allowed = "must be given with select_on: lengths to choose from"
