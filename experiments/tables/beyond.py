@@ -130,7 +130,8 @@ SINK = changed("sink", "sink", sized, given=("model.sink=true",))
 FIRST = changed(f"the first {N_FIRST} states for ever", None, first_states)
 POOLED = changed("memory compressed by pooling", None, compressed, compression="mean")
 CONVOLVED = changed("memory compressed by convolution", None, compressed, compression="conv")
-THROUGH = {k: changed(f"gradient through the memory of {k} segments", "gradients", through, segments=k) for k in (1, 3)}
+EARLIER = {1: "1 earlier segment", 3: "3 earlier segments"}
+THROUGH = {k: changed(f"gradient through {name}", "gradients", through, segments=k) for k, name in EARLIER.items()}
 TOKENS = {n: changed(f"{n} memory tokens and no states", "memory_tokens", memory_tokens, n=n) for n in N_TOKENS}
 BOTH = {n: changed(f"{n} memory tokens and states", "memory_tokens", memory_tokens, n=n, states=True) for n in N_TOKENS}
 TOKENS_ALONE = changed(
@@ -158,7 +159,7 @@ ARMS = {  # names in the table and in the figures
     **{f"{n} memory tokens": arm for n, arm in TOKENS.items()},
     **{f"{n} memory tokens and states": arm for n, arm in BOTH.items()},
     f"{MOST} memory tokens, no gradient": TOKENS_ALONE,
-    **{f"gradient through {k} {'segment' if k == 1 else 'segments'}": arm for k, arm in THROUGH.items()},
+    **{f"gradient through {name}": THROUGH[k] for k, name in EARLIER.items()},
     "modern recipe": MODERN,
 }
 NAMED = ARMS | {f"recipe without {part}": arm for part, arm in WITHOUT.items()}

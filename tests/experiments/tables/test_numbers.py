@@ -417,12 +417,12 @@ def arm_named(short: str) -> str:
         .replace("/half", "")
         .replace("/random_half", "")
         .replace("/no=", "-recipe_without_")
-        .replace("/k=", "-gradient_through_the_memory_of_")
+        .replace("/k=1", "-gradient_through_1_earlier_segment")
+        .replace("/k=3", "-gradient_through_3_earlier_segments")
         .replace("/16=alone", "-16_memory_tokens_and_no_states_or_gradient")
         .replace("/long=", "-longer_segments_equal_")
     )
     loss = re.findall("/((?:random_)?half)", short)
-    words = re.sub("(of_[13])$", r"\1_segments", words)
     words = words.replace("/", "-") or ("-equal_parameters" if name in ("rope", "alibi", "none") else "")
     key = f"{'recurrence' if sign == '+' else 'no_recurrence'}-{name}-{loss[0] if loss else 'full'}_loss"
     return f"{'shuffled_lines-' * short.startswith('lines:')}{key}{words}"
