@@ -78,7 +78,8 @@ def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:
     plain, modern = (config_of(arm, tmp_path) for arm in (beyond.ON, beyond.MODERN))
     experiment = composed(("experiment=laptop_modern",))
     assert (modern.model, modern.optimizer) == (experiment.model, experiment.optimizer)
-    assert replace(modern, model=plain.model) == plain
+    same_rate = replace(modern.optimizer, lr=plain.optimizer.lr)
+    assert replace(modern, model=plain.model, optimizer=same_rate) == plain
     options = {"pre-norm": {"pre_norm", "final_norm"}, "RMSNorm": {"norm"}, "QK-norm": {"qk_norm"}}
     options |= {"gated feed-forward": {"feed_forward", "d_inner"}, "separate qkv": {"split_qkv"}}
     for part, arm in beyond.WITHOUT.items():
