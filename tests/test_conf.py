@@ -199,9 +199,9 @@ def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:
     for part in ("norm=layer", norm, forward, "qk_norm=false"):
         without = parameters(BYTES, "experiment=laptop_modern", *f"model.{part}".split())
         assert without == pytest.approx(plain, rel=0.01)
-    plain = composed("encoding=relative")
-    assert replace(config.optimizer, lr=plain.optimizer.lr) == plain.optimizer
-    assert replace(config, model=plain.model, logger=plain.logger, optimizer=plain.optimizer) == plain
+    paper = composed("encoding=relative")
+    assert replace(config.optimizer, lr=paper.optimizer.lr) == paper.optimizer
+    assert replace(config, model=paper.model, logger=paper.logger, optimizer=paper.optimizer) == paper
 
 
 @pytest.mark.parametrize("name", OF_THE_PAPER)
