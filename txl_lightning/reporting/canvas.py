@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ LINES = ("-", "-.", ":")
 
 
 def looks() -> Iterator[dict[str, Any]]:
-    """Yield colour, marker and kind of line for one curve after another: 18 that differ, then from the beginning."""
-    for line in cycle(LINES):
+    """Yield colour, marker and kind of line for one curve after another: 108 that differ, then from the beginning."""
+    for first, line in cycle(product(range(len(MARKERS)), LINES)):
         filled = {} if line == LINES[0] else {"markerfacecolor": "white"}
-        for colour, marker in zip(COLOURS, MARKERS, strict=True):
+        for colour, marker in zip(COLOURS, MARKERS[first:] + MARKERS[:first], strict=True):
             yield {"color": colour, "marker": marker, "linestyle": line, **filled}
 
 
