@@ -9,6 +9,8 @@ TRANSFORMERS := .venv-transformers
 HF := .venv-hf
 SITE := .venv-site
 WHEEL := .venv-wheel
+# Many of these versions need Python 3.11; 3.10 gets the newest that it can have, and the same torch.
+CONSTRAINTS = $(shell $(PYTHON) -c 'import sys; print("constraints.txt" if sys.version_info >= (3, 11) else "/dev/null")')
 PIP := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help reproduce test test-all test-avx2 test-isa test-hf test-transformers lint format bench docs dist clean
@@ -24,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version) if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 reproduce: $(READY)
@@ -75,7 +77,7 @@ $(TRANSFORMERS)/.ready: $(READY)
 $(HF)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(HF)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
-	$(HF)/bin/python $(PIP) --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
+	$(HF)/bin/python $(PIP) --no-deps --constraint $(CONSTRAINTS) transformers tokenizers regex typer shellingham annotated-doc
 	touch $@
 
 bench: $(TRANSFORMERS)/.ready
@@ -87,18 +89,18 @@ docs: $(SITE)/.ready
 
 $(SITE)/.ready: constraints.txt
 	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/python $(PIP) --constraint constraints.txt mkdocs-material
+	$(SITE)/bin/python $(PIP) --constraint $(CONSTRAINTS) mkdocs-material
 	touch $@
 
 # The wheel is built from the sdist. Its environment has nothing else, and the commands run outside the checkout.
 dist:
 	rm -rf dist
 	$(PYTHON) -m venv --clear $(WHEEL)
-	$(WHEEL)/bin/python $(PIP) --constraint constraints.txt build
+	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) build
 	$(WHEEL)/bin/python -m build
 	$(PYTHON) -m venv --clear $(WHEEL)
 	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
-	$(WHEEL)/bin/python $(PIP) --constraint constraints.txt dist/*.whl
+	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
 	cd "$$(mktemp -d)" && unset PYTHONPATH && PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" && txl --help && \
 	txl train profile=smoke trainer.max_steps=2 logger=none hydra.run.dir=run && \
 	txl evaluate checkpoint=run/checkpoints/best.ckpt max_segments=2

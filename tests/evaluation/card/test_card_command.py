@@ -32,9 +32,9 @@ def card(runs: SmallRuns, kind: str, directory: Path, **options: str) -> ModelCa
 def test_the_losses_and_their_intervals_are_those_of_evaluate(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit: str
 ) -> None:
-    monkeypatch.setattr(command, "BLOCK_LEN", 20)
+    monkeypatch.setattr(command, "BLOCK_LEN", 5)
     made = card(runs, kind, tmp_path, license="apache-2.0")
-    perplexity.run(EvaluateOptions(runs.checkpoint(kind), num_threads=1, block_len=20), tmp_path)
+    perplexity.run(EvaluateOptions(runs.checkpoint(kind), num_threads=1, block_len=5), tmp_path)
     evaluated = json.loads((tmp_path / "evaluation.json").read_text())
     assert (made.data.license, made.data.library_name, made.data.model_name) == ("apache-2.0", "txl_lightning", kind)
     found = {result.dataset_split: result for result in made.data.eval_results}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -43,8 +44,9 @@ def run(options: CardOptions, directory: Path) -> list[str]:
         metric = {"type": unit, "name": unit_name(level), "value": round(value, 4)}
         data = {"name": corpus.name, "type": corpus.name, "split": shown}
         results.append({"task": {"type": "text-generation"}, "dataset": data, "metrics": [metric]})
-    metadata = {"license": options.license, "library_name": "txl_lightning", "pipeline_tag": "text-generation"}
-    metadata |= {"tags": ["transformer-xl"], "model-index": [{"name": name, "results": results}]}
+    metadata: dict[str, Any] = {"license": options.license, "library_name": "txl_lightning"}
+    metadata |= {"pipeline_tag": "text-generation", "tags": ["transformer-xl"]}
+    metadata |= {"model-index": [{"name": name, "results": results}]}
     given = {"segment_len": config.data.segment_len, "batch_size": config.data.batch_size}
     given |= {"mem_len": config.memory.mem_len, "ext_len": extended_context(config)}
     settings = protocol.settings().items()
