@@ -7,20 +7,26 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRANSFORMERS := .venv-transformers
 HF := .venv-hf
+SITE := .venv-site
+WHEEL := .venv-wheel
+# Many of these versions need Python 3.11; 3.10 gets the newest that it can have, and the same torch.
+CONSTRAINTS = $(shell $(PYTHON) -c 'import sys; print("constraints.txt" if sys.version_info >= (3, 11) else "/dev/null")')
+PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-avx2 test-isa test-hf test-transformers lint format bench clean
+.PHONY: help reproduce test test-all test-avx2 test-isa test-hf test-transformers lint format bench docs dist clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--plan | --only CASES | --rounds N | --budget MINUTES | --again']   measure speed; continues where it was stopped"
 	@echo "make test | test-all | test-isa | test-hf | test-transformers | lint | format | clean"
+	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version) if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' constraints.txt)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
+	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $@
 
 reproduce: $(READY)
@@ -65,17 +71,40 @@ format: $(READY)
 $(TRANSFORMERS)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(TRANSFORMERS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRANSFORMERS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
-	$(TRANSFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' 'regex==2026.11.15'
+	$(TRANSFORMERS)/bin/python $(PIP) --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' 'regex==2026.11.15'
 	touch $@
 
 $(HF)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(HF)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
-	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
+	$(HF)/bin/python $(PIP) --no-deps --constraint $(CONSTRAINTS) transformers tokenizers regex typer shellingham annotated-doc
 	touch $@
 
 bench: $(TRANSFORMERS)/.ready
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
+docs: $(SITE)/.ready
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
+	@echo site/index.html
+
+$(SITE)/.ready: constraints.txt
+	$(PYTHON) -m venv --clear $(SITE)
+	$(SITE)/bin/python $(PIP) --constraint $(CONSTRAINTS) mkdocs-material
+	touch $@
+
+# The wheel is built from the sdist. Its environment has nothing else, and the commands run outside the checkout.
+dist:
+	rm -rf dist
+	$(PYTHON) -m venv --clear $(WHEEL)
+	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) build
+	$(WHEEL)/bin/python -m build
+	$(PYTHON) -m venv --clear $(WHEEL)
+	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
+	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
+	cd "$$(mktemp -d)" && unset PYTHONPATH && PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" && txl --help && \
+	txl train profile=smoke trainer.max_steps=2 logger=none hydra.run.dir=run && \
+	txl evaluate checkpoint=run/checkpoints/best.ckpt max_segments=2
+	ls -l dist
+
 clean:
-	rm -rf $(VENV) $(TRANSFORMERS) $(HF) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ KILLS = int(os.environ.get("TXL_KILLS", "2"))
 PARALLEL = ("hydra.launcher.max_parallel=2", "checkpoint.every_n_steps=2", "trainer.max_steps=40")
 SWEEPS = {
     "grid": (*PARALLEL, "seed=1,2", "memory.mem_len=8,0"),
+    "ddp": (*PARALLEL, "trainer.devices=2", "seed=1,2", "memory.mem_len=8,0"),
     "optuna": (*PARALLEL, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=1", RANGE),
 }
 

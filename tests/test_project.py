@@ -1,0 +1,47 @@
+"""Files about the project: citation, version, workflow and forms."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from txl_lightning import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+def read(path: str | Path) -> Any:
+    return yaml.safe_load((ROOT / path).read_text())
+
+
+def test_the_citation_has_the_version_and_date_of_the_changelog() -> None:
+    citation = read("CITATION.cff")
+    released = re.findall(r"^## \[(\d\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == (citation["version"], str(citation["date-released"]))
+    assert citation["version"] == __version__
+    assert citation["references"][0]["title"] in (ROOT / "README.md").read_text()
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+
+
+def test_the_workflow_runs_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflow = read(".github/workflows/ci.yml")
+    runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert runs == ["make lint test", "make docs", "make dist"]
+    assert {word for line in runs for word in line.split()[1:]} <= targets
+    least, *_, most = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert (least, most) == ("3.10", "3.13")
+    assert f'requires-python = ">={least}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_form_has_what_the_host_requires() -> None:
+    forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml"]
+    assert len(forms) == 3
+    for path in forms:
+        form = read(path)
+        assert form["name"], path
+        assert form["description"], path
+        ids = [field["id"] for field in form["body"]]
+        assert len(ids) == len(set(ids)), path
+        assert all(field["attributes"]["label"] and field["type"] in ("textarea", "input") for field in form["body"])
