@@ -6,8 +6,8 @@ import torch
 
 from tests.evaluation.recl.pair_models import PAIR_BYTES, PAIRS, PairBytes, Pairs, pair_text
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.recl.models import load_function
-from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, byte_losses, common_pieces
+from txl_lightning.evaluation.scoring.models import load_function
+from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText, byte_losses, common_pieces
 from txl_lightning.evaluation.scoring.windows import WindowReader, position_blocks, window_reader
 
 TEXT = pair_text(150)

@@ -16,7 +16,7 @@ from txl_lightning.evaluation.recl.loss_by_context import (
     doubling_contexts,
     far_context_losses,
 )
-from txl_lightning.evaluation.recl.tokenized_text import TokenizedText
+from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText
 from txl_lightning.evaluation.scoring.windows import window_reader
 
 TOKENS = np.random.default_rng(0).integers(0, 50, 400).astype(np.uint8)

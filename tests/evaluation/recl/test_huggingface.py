@@ -18,8 +18,9 @@ from tests.evaluation.recl.tiny_huggingface import (
     save_tiny,
 )
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl import models
-from txl_lightning.evaluation.recl.models import HuggingFaceModel, Member, load_huggingface
+from txl_lightning.evaluation.scoring import models
+from txl_lightning.evaluation.scoring.models import HuggingFaceModel, Member, load_huggingface
+from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText
 from txl_lightning.evaluation.scoring.windows import WindowReader, context_losses, loss_grid, position_blocks
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -51,7 +52,7 @@ def own_loss(model: Any, window: np.ndarray) -> float:
 def test_logits_are_computed_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = WindowReader(HuggingFaceModel(model_of(transformers, "gpt2")), one_pass=True)
     ours = loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS)
-    monkeypatch.setattr("txl_lightning.evaluation.recl.models.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
+    monkeypatch.setattr("txl_lightning.evaluation.scoring.models.LOGITS_AT_ONCE", 2 * 4 * VOCABULARY)
     np.testing.assert_allclose(loss_grid(reader, TOKENS, POSITIONS_T, CONTEXTS), ours, rtol=0, atol=1e-5)
 
 
@@ -88,6 +89,20 @@ def test_a_saved_model_is_loaded_with_its_tokenizer_and_its_limit(kind: str, tmp
     assert (begun.begin_of_text, begun.reader.limit) == (0, limit and POSITIONS - 1)
     assert next(begun.reader.model.parameters()).dtype == torch.bfloat16
     assert len({loaded.checksum, begun.checksum, load(tmp_path, True).checksum}) == 3
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])  # transformers 5.24 ignores Mamba's state before a second segment
+def test_a_cache_is_carried_from_segment_to_segment(kind: str, tmp_path: Path) -> None:
+    loaded = load(save_tiny(transformers, tmp_path, kind), True)
+    carrier = models.carrying(loaded, TokenizedText(TOKENS, None, len(TOKENS)))
+    assert carrier is not None
+    stream, state, losses = torch.from_numpy(TOKENS[:41])[None], None, []
+    with torch.no_grad():
+        for start in range(0, 40, 10):
+            nll, state = carrier.score(stream[:, start : start + 10], stream[:, start + 1 : start + 11], state)
+            losses.append(nll)
+        whole, _ = loaded.reader.model.score(stream[:, :-1], stream[:, 1:], None)
+    torch.testing.assert_close(torch.cat(losses, 1), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_tokens_know_their_bytes(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.evaluation.recl import model_losses
-from txl_lightning.evaluation.recl.group import model_names
 from txl_lightning.evaluation.recl.model_losses import LossStore
+from txl_lightning.evaluation.scoring.group import model_names
 from txl_lightning.evaluation.scoring.windows import loss_grid
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint

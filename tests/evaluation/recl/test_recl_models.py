@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.recl import test_functions
 from tests.evaluation.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
 from tests.evaluation.recl.small_recl import SCHEMA, recl
-from tests.evaluation.recl.test_functions import Scored
 from tests.evaluation.recl.tiny_huggingface import POSITIONS, TEXT, save_tiny
+from tests.evaluation.scoring import test_functions
+from tests.evaluation.scoring.test_functions import Scored
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.errors import UserError
 

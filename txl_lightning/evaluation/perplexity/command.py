@@ -33,6 +33,8 @@ and a sweep
     attention_length    shortest length that reaches the best
     unclamped           with `unclamped=true`, the values of lengths beyond the longest trained distance, without clamp
 
+With `models`, the file is that of `perplexity.comparison`.
+
 With `select_on`, only that split has a sweep, which chooses the attention length; the values of every split are those
 at the lengths of training, and a split has more entries
 
@@ -54,7 +56,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, Corpus
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.perplexity.attention_lengths import (
     AtLength,
     SplitScores,
@@ -68,6 +70,7 @@ from txl_lightning.evaluation.perplexity.attention_lengths import (
     table_6,
     write_sweeps,
 )
+from txl_lightning.evaluation.perplexity.comparison import compare_models
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import (
@@ -83,6 +86,7 @@ from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
 
 MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "first", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
+FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments")
 SAMPLE_TOKENS = 5_000  # of the difference to float32
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
@@ -98,6 +102,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         UserError: an option, the checkpoint or the corpus is not usable.
     """
     _check_options(options)
+    if options.models:
+        return compare_models(options, directory, _make_protocol)
     trained = open_checkpoint(options)
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
     if options.select_on is not None:
@@ -133,11 +139,17 @@ def _check_options(options: EvaluateOptions) -> None:
     require(known, "splits", options.splits, f"must be of {', '.join(SPLITS)}, at least one")
     check_at_least_one(options, "batch_size", "segment_len", "max_segments", "window", "stride", "block_len")
     check_at_least_one(options, "sweep_tokens", "memory_at_evaluation")
-    require(options.protocol in OF_PROTOCOL, "protocol", options.protocol, f"must be {' or '.join(OF_PROTOCOL)}")
+    for name in FOR_A_CHECKPOINT if options.models else ():
+        value = getattr(options, name)
+        require(value == getattr(EvaluateOptions, name), name, value, "is for a checkpoint, not for models")
+    if not (options.checkpoint or options.models):
+        raise UserError("checkpoint: must be given (checkpoint=…), or models=[…]")
+    protocols = [*OF_PROTOCOL, *(["both"] if options.models else [])]
+    require(options.protocol in protocols, "protocol", options.protocol, f"must be {' or '.join(protocols)}")
     for protocol, names in OF_PROTOCOL.items():
         for name in names:
-            value = getattr(options, name)
-            require(value is None or options.protocol == protocol, name, value, f"is for protocol={protocol}")
+            value, used = getattr(options, name), options.protocol in (protocol, "both")
+            require(value is None or used, name, value, f"is for protocol={protocol}")
     lengths, split = options.attention_lengths, options.select_on
     valid = lengths is None or (len(lengths) > 0 and min(lengths) >= 1)
     require(valid, "attention_lengths", lengths, "must be integers >= 1, at least one")

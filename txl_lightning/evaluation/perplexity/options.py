@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING
-
 from txl_lightning.config.schemas import LoggerConfig
 
 
 @dataclass
 class EvaluateOptions:
-    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint.
+    """Options of `txl evaluate`: perplexity or bits per character of a checkpoint, or bits per byte of several models.
 
     Lengths and batch size that are null are those of the run's own evaluation.
 
     Args:
         checkpoint: checkpoint of `txl train` to score.
+        models: models to score on one text in bits per byte instead: txl:PATH, hf:NAME_OR_FOLDER, py:module.function.
         splits: any of train, valid and test.
         protocol: `memory` carries the state from segment to segment; `sliding` recomputes a window of context for
-            every few tokens.
+            every few tokens; `both` scores `models` with both, those without a state with `sliding` alone.
         batch_size: number of streams (protocol=memory; sliding has one).
         segment_len: tokens in a segment (protocol=memory).
         mem_len: memory length in tokens (protocol=memory).
@@ -31,7 +30,8 @@ class EvaluateOptions:
             longest distance of training if you give longer lengths; -1 for no limit.
         interpolation: positions of an encoding that rotates (rope) are divided by this; 0 for as much as the farthest
             distance exceeds that of training; null for training's.
-        window: tokens in a window (protocol=sliding); null for the attention length of training.
+        window: tokens in a window (protocol=sliding); null for the attention length of training, or all tokens that an
+            hf: or py: model sees.
         stride: tokens scored in each window (protocol=sliding); null for half the window.
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
         select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
@@ -44,7 +44,10 @@ class EvaluateOptions:
             null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
-        data_path: text file to score instead of the run's corpus, in the vocabulary of the checkpoint.
+        data_path: text file to score instead of the run's corpus, in the vocabulary of the checkpoint; needed if no
+            model of `models` is a run's.
+        begin_of_text: read the tokenizer's begin-of-text token of an hf: model before the text or the window.
+        dtype: weights of hf: models: float32, bfloat16 or float16.
         max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
             without limit if it had none or with protocol=sliding.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
@@ -55,7 +58,8 @@ class EvaluateOptions:
         logger: group: none or wandb.
     """
 
-    checkpoint: str = MISSING
+    checkpoint: str = ""
+    models: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=lambda: ["valid", "test"])
     protocol: str = "memory"
     batch_size: int | None = None
@@ -78,6 +82,8 @@ class EvaluateOptions:
     block_len: int = 1000
     losses: bool = False
     data_path: str | None = None
+    begin_of_text: bool = False
+    dtype: str = "float32"
     max_segments: int | None = None
     cached: bool = True
     accelerator: str = "cpu"

@@ -16,7 +16,6 @@ from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import Array, check_definition, group_lengths, group_summaries
-from txl_lightning.evaluation.recl.group import GroupText, group_text, load_group, references
 from txl_lightning.evaluation.recl.loss_by_context import (
     ABLATIONS,
     block_gains,
@@ -32,12 +31,13 @@ from txl_lightning.evaluation.recl.model_losses import (
     scored_positions,
     write_arrays,
 )
-from txl_lightning.evaluation.recl.models import Member
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import gain_maps, write_report
-from txl_lightning.evaluation.recl.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
+from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group, references
+from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit
+from txl_lightning.evaluation.scoring.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
 from txl_lightning.evaluation.scoring.windows import POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
@@ -46,7 +46,7 @@ from txl_lightning.runs.threads import set_threads
 
 SCHEMA_VERSION = 4  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
-CHOICES = {"context_unit": ("token", "byte"), "dtype": ("float32", "bfloat16", "float16")}
+CONTEXT_UNITS = ("token", "byte")
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
@@ -92,9 +92,8 @@ def _check_options(options: ReclOptions) -> list[int]:
     require(valid, "names", names, f"must be {n_models} different names, one per model")
     valid = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))
     require(valid, "groups", groups, f"must be {n_models} labels of letters, digits and _.+-, one per model")
-    for name, choices in CHOICES.items():
-        value = getattr(options, name)
-        require(value in choices, name, value, f"must be one of {', '.join(choices)}")
+    unit = options.context_unit
+    require(unit in CONTEXT_UNITS, "context_unit", unit, f"must be one of {', '.join(CONTEXT_UNITS)}")
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
     windows, shortest = options.position_windows, options.first_context + options.step

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from txl_lightning.data.documents import mark, without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
-from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, byte_spans
-from txl_lightning.evaluation.scoring.standard_errors import standard_error
+from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95, standard_error
+from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText, byte_spans
 from txl_lightning.evaluation.scoring.windows import (
     Integers,
     WindowReader,
@@ -27,7 +27,6 @@ from txl_lightning.evaluation.scoring.windows import (
 )
 from txl_lightning.model.language_model import LanguageModel
 
-NORMAL_95 = 1.96  # standard errors on either side of a mean
 NEAR = 0.01  # of the loss at the longest context
 SINGLE = 16  # first positions, each in a bin of its own
 DROP = "drop"

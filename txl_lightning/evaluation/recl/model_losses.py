@@ -17,7 +17,6 @@ from tqdm import tqdm
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.recl.effective_context import Array
-from txl_lightning.evaluation.recl.group import GroupText
 from txl_lightning.evaluation.recl.loss_by_context import (
     DROP,
     binned_by_position,
@@ -26,10 +25,11 @@ from txl_lightning.evaluation.recl.loss_by_context import (
     mean_and_interval,
     position_losses,
 )
-from txl_lightning.evaluation.recl.models import Member
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.recl.tokenized_text import byte_losses
+from txl_lightning.evaluation.scoring.group import GroupText
+from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.token_losses import device_of
+from txl_lightning.evaluation.scoring.tokenized_text import byte_losses
 from txl_lightning.evaluation.scoring.windows import Integers, loss_grid
 from txl_lightning.files import write_atomically
 from txl_lightning.runs.bfloat16 import autocast

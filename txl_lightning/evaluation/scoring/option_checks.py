@@ -16,9 +16,11 @@ from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 def check_common_options(options: Any) -> None:
-    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed` and `logger` where a command has them.
+    """Check `accelerator` and `num_threads`; also `precision`, `split`, `seed`, `dtype` and `logger` of some commands.
 
     Raises:
         OptionError: naming the option.
@@ -31,6 +33,8 @@ def check_common_options(options: Any) -> None:
         require(options.split in SPLITS, "split", options.split, f"must be one of {', '.join(SPLITS)}")
     if hasattr(options, "seed"):
         check_seed(options.seed)
+    if hasattr(options, "dtype"):
+        require(options.dtype in DTYPES, "dtype", options.dtype, f"must be one of {', '.join(DTYPES)}")
     if hasattr(options, "logger"):
         check_logger(options.logger, ("wandb", "none"))
 

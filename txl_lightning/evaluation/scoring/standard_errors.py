@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 
+NORMAL_95 = 1.96  # standard errors on either side of a mean
+
 
 def text_units(
     positions: NDArray[np.int64], sentences: NDArray[np.int64] | None, block_len: int

@@ -1,7 +1,7 @@
 """`txl convert`: convert checkpoints between the paper's code, Hugging Face and `txl train`; read TensorFlow's.
 
     original      weights of `MemTransformerLM` (.safetensors, .bin or .pt) with `config.json`, its options, beside them
-    huggingface   a folder as `save_pretrained` writes it: weights and `config.json`
+    huggingface   a folder as `save_pretrained` or the hub has it: weights, `config.json`, perhaps `vocab.json`
     tensorflow    checkpoint of the paper's TensorFlow code, such as the published models; only as the source
     txl           a checkpoint of `txl train`, for `txl evaluate` and `txl train initial_weights=`
 
@@ -47,6 +47,7 @@ EVALUATION_LENGTHS = ("mem_len", "same_length", "clamp_len")
 LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
+VOCABULARY, PICKLED_VOCABULARIES = "vocab.json", ("vocab.bin", "vocab.pkl")
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -141,11 +142,27 @@ def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
     require(options.source_format != "txl" or path is None, "vocabulary", path, own)
     if path is None and options.source_format == "tensorflow":
         path = tensorflow_checkpoint.find_vocabulary(tensorflow_checkpoint.find_checkpoint(options.source))
+    if path is None and options.source_format == "huggingface":
+        path = _vocabulary_beside(Path(options.source))
     if path in (None, OF_CORPUS):
         return None
     levels = [level for level in LEVELS if level != "bpe"]  # a file of symbols has no merges
     require(options.data.level in levels, "data.level", options.data.level, f"must be one of {', '.join(levels)}")
     return tensorflow_checkpoint.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
+
+
+def _vocabulary_beside(source: Path) -> Path | None:
+    """Return the `vocab.json` in the folder of a model of Hugging Face, or None if the corpus has to give the symbols.
+
+    Raises:
+        OptionError: they are only in a pickle, which is never opened.
+    """
+    folder = source if source.is_dir() else source.parent
+    path = folder / VOCABULARY
+    pickled = [name for name in PICKLED_VOCABULARIES if (folder / name).is_file()]
+    allowed = f"must be given, or {VOCABULARY} be in {folder}: {' and '.join(pickled)} would run code when opened"
+    require(path.is_file() or not pickled, "vocabulary", None, allowed)
+    return path if path.is_file() else None
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -25,9 +25,10 @@ class ConvertOptions(Config):
         mem_len: memory length in tokens; null for that of the source. A TensorFlow model without config.json needs it.
         same_length: whether all queries attend to equally many keys; null for the source's.
         clamp_len: larger distances share one position; null for the source's.
-        vocabulary: text file with the symbols in the order of their numbers, one per line, for target_format=txl;
-            `corpus` for the vocabulary of the corpus; null for a file `vocab` beside a TensorFlow model, else `corpus`.
-            Must be null for source_format=txl.
+        vocabulary: text file with the symbols in the order of their numbers, one per line, or file of JSON with the
+            number of each symbol, for target_format=txl; `corpus` for the vocabulary of the corpus; null for a file
+            `vocab` beside a TensorFlow model or `vocab.json` beside one of Hugging Face, else `corpus`. Must be null
+            for source_format=txl.
     """
 
     source: str = MISSING

@@ -128,15 +128,17 @@ def find_vocabulary(prefix: Path) -> Path | None:
 def read_vocabulary(path: str | Path, level: Level) -> Vocabulary:
     """Read symbols in the order of their numbers: the first word of every line, each symbol once.
 
-    Bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8.
+    Bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8. A file of JSON is
+    a dictionary from symbols to numbers (`symbols_of_json`).
 
     Raises:
         OptionError: the file cannot be read, or a line is not a symbol of the level.
     """
     try:
-        lines = Path(path).read_text("utf-8").split("\n")
+        text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError("vocabulary", path, f"cannot be read as UTF-8 text ({error})") from error
+    lines = symbols_of_json(text, path) if Path(path).suffix == ".json" else text.split("\n")
     symbols: dict[str, None] = {}
     for number, line in enumerate(lines, start=1):
         if symbol := line if level == "char" and len(line) == 1 else FIRST_WORD.findall(line)[0]:
@@ -148,6 +150,28 @@ def read_vocabulary(path: str | Path, level: Level) -> Vocabulary:
     if level == "char" and " " not in symbols:
         return Vocabulary(level, tuple(" " if symbol == "_" else symbol for symbol in symbols))
     return Vocabulary(level, tuple(symbols))
+
+
+def symbols_of_json(text: str, path: str | Path) -> list[str]:
+    """Return the symbols of a dictionary from symbols to numbers, such as Hugging Face's `vocab.json`, by number.
+
+    Words of a pickle of Python 2 are UTF-8 that was read as Latin-1, `cafÃ©`, since that is how Hugging Face's
+    conversion opened the authors' `cache.pkl`. If all symbols of a file can be read so, they become UTF-8 again.
+
+    Raises:
+        OptionError: the text is not such a dictionary, with each of the numbers 0 … n - 1 once.
+    """
+    try:
+        numbers = json.loads(text)
+        valid = sorted(numbers.values()) == list(range(len(numbers)))
+    except (ValueError, TypeError, AttributeError):
+        valid = False
+    require(valid, "vocabulary", path, "must be a dictionary from symbols to their numbers, 0 … n - 1, in JSON")
+    symbols = sorted(numbers, key=numbers.__getitem__)
+    try:
+        return "\n".join(symbols).encode("latin-1").decode().split("\n")
+    except UnicodeError:
+        return symbols
 
 
 def _beside(prefix: Path, name: str) -> Path | None:

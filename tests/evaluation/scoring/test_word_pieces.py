@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.evaluation.recl.tokenized_text import (
+from txl_lightning.evaluation.scoring.tokenized_text import (
     TokenizedText,
     pieces_of_symbols,
     pieces_of_text,

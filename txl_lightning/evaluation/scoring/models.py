@@ -18,15 +18,14 @@ from torch import Tensor, nn
 from txl_lightning.config.lengths import extended_context, first_states, longest_trained_distance, trained_clamp
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.recl.tokenized_text import (
+from txl_lightning.evaluation.scoring.option_checks import chosen_device
+from txl_lightning.evaluation.scoring.token_losses import device_of
+from txl_lightning.evaluation.scoring.tokenized_text import (
     TokenizedText,
     character_starts,
     starts_of_spans,
     with_vocabulary,
 )
-from txl_lightning.evaluation.scoring.option_checks import chosen_device
-from txl_lightning.evaluation.scoring.token_losses import device_of
 from txl_lightning.evaluation.scoring.windows import WindowReader, window_reader
 from txl_lightning.files import file_checksum
 from txl_lightning.model.language_model import LanguageModel
@@ -36,6 +35,7 @@ OPTION = "models"
 TRAINED, HUGGING_FACE, FUNCTION = PREFIXES = ("txl:", "hf:", "py:")
 TRIED = 8  # tokens
 LOGITS_AT_ONCE = 1 << 27  # 512 MiB in float32
+CACHES = ("past_key_values", "cache", "cache_params", "state")  # arguments of transformers' models
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotations that depend on the length of the window
 
 
@@ -74,7 +74,7 @@ class Member:
         return "checkpoints" if self.trained else OPTION
 
 
-def load_member(reference: str, name: str, options: ReclOptions) -> Member:
+def load_member(reference: str, name: str, options: Any) -> Member:
     """Load a model to the chosen device.
 
     Args:
@@ -243,7 +243,7 @@ class HuggingFaceModel(nn.Module):
         """
         if state is not None:
             raise TypeError("a model of Hugging Face is not continued from a state: score the text at once")
-        logits_BTV = self.model(input_ids=self._with_begin(tokens_BT), use_cache=False).logits
+        logits_BTV = self.model(input_ids=self.with_begin(tokens_BT), use_cache=False).logits
         return _losses(logits_BTV[:, -targets_BT.shape[1] :], targets_BT), None
 
     def losses_at(self, tokens_BT: Tensor, targets_BC: Tensor, places_C: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ class HuggingFaceModel(nn.Module):
 
         Only their logits are computed if the model allows it, for a few rows at a time.
         """
-        tokens_BT = self._with_begin(tokens_BT)
+        tokens_BT = self.with_begin(tokens_BT)
         places_C = places_C + (self.begin_of_text is not None)
         selects = "logits_to_keep" in inspect.signature(self.model.forward).parameters
         selected = {"logits_to_keep": places_C} if selects else {}
@@ -263,10 +263,66 @@ class HuggingFaceModel(nn.Module):
             parts.append(_losses(logits_BCV if selects else logits_BCV[:, places_C], some_targets_BC))
         return torch.cat(parts)
 
-    def _with_begin(self, tokens_BT: Tensor) -> Tensor:
+    def with_begin(self, tokens_BT: Tensor) -> Tensor:
+        """Return the tokens after the begin-of-text token, if there is one."""
         if self.begin_of_text is None:
             return tokens_BT
         return nn.functional.pad(tokens_BT, (1, 0), value=self.begin_of_text)
+
+
+class CarriedCache(nn.Module):
+    """Language model whose state is the cache of a causal model of transformers, from segment to segment.
+
+    Where the positions of the model end within a segment, its text begins anew, without context.
+
+    Args:
+        model: the model.
+        argument: name of the cache as argument and in the output.
+        limit: tokens that the model has positions for; None for any number.
+    """
+
+    def __init__(self, model: HuggingFaceModel, argument: str, limit: int | None) -> None:
+        super().__init__()
+        self.model, self.argument, self.limit = model, argument, limit
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return the loss of each target in nats, in float32, and the state: the cache and the tokens in it.
+
+        Arguments as `HuggingFaceModel.score`, but `state` is that of the segment before.
+        """
+        cache, n_read = state or (None, 0)
+        if self.limit is not None and n_read + tokens_BT.shape[1] > self.limit:
+            cache, n_read = None, 0
+        read_BT = self.model.with_begin(tokens_BT) if cache is None else tokens_BT
+        output = self.model.model(input_ids=read_BT, use_cache=True, **{self.argument: cache})
+        losses_BT = _losses(output.logits[:, -targets_BT.shape[1] :], targets_BT)
+        return losses_BT, (getattr(output, self.argument), n_read + tokens_BT.shape[1])
+
+
+def carrying(member: Member, text: TokenizedText) -> LanguageModel | None:
+    """Return a model from elsewhere for segments one after another, each with the state of the segment before.
+
+    None if its state is None, or if a cache of transformers gives two segments other losses than one.
+
+    Args:
+        member: the model.
+        text: text whose first tokens are tried.
+    """
+    model: Any = member.reader.model
+    tokens_BT = torch.from_numpy(text.tokens[: 2 * TRIED + 1].astype(np.int64))[None].to(device_of(model))
+    halves = [(tokens_BT[:, i : i + TRIED], tokens_BT[:, i + 1 : i + 1 + TRIED]) for i in (0, TRIED)]
+    with torch.no_grad():
+        if not isinstance(model, HuggingFaceModel):
+            return None if model.score(*halves[0], None)[1] is None else model
+        arguments = [name for name in CACHES if name in inspect.signature(model.model.forward).parameters]
+        if not arguments:
+            return None
+        carrier = CarriedCache(model, arguments[0], member.reader.limit)
+        first_BT, state = carrier.score(*halves[0])
+        second_BT, _ = carrier.score(*halves[1], state)
+        whole_BT, _ = model.score(tokens_BT[:, :-1], tokens_BT[:, 1:])
+    rounding = 1e-4 if next(model.parameters()).dtype == torch.float32 else 5e-2
+    return carrier if torch.allclose(torch.cat([first_BT, second_BT], 1), whole_BT, rounding, rounding) else None
 
 
 def _losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl.models import Member, load_function
+from txl_lightning.evaluation.scoring.models import Member, load_function
 
 TEXT = b"abcdefghijkl"
 

@@ -5,7 +5,7 @@ import pytest
 
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.recl.tokenized_text import (
+from txl_lightning.evaluation.scoring.tokenized_text import (
     TokenizedText,
     character_starts,
     common_pieces,

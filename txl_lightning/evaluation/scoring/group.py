@@ -1,4 +1,4 @@
-"""Group of models whose RECL is compared, and the text they read."""
+"""Group of models that are compared, and the text they read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +16,13 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import split_bytes
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.evaluation.recl.models import HUGGING_FACE, OPTION, PREFIXES, TRAINED, Member, load_member
-from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.recl.tokenized_text import TokenizedText, common_pieces, whole_characters
+from txl_lightning.evaluation.scoring.models import HUGGING_FACE, OPTION, PREFIXES, TRAINED, Member, load_member
+from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText, common_pieces, whole_characters
 from txl_lightning.evaluation.scoring.windows import Integers
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
 
 
-def references(options: ReclOptions) -> list[str]:
+def references(options: Any) -> list[str]:
     """Return the references of all models, `checkpoints` first, a pattern such as `run/step*.ckpt` as its files.
 
     Raises:
@@ -44,7 +44,7 @@ def _files(path: str) -> list[str]:
     return sorted(found, key=lambda name: [(len(n), n) for n in re.findall(r"\d+|\D+", name)]) or [path]
 
 
-def load_group(options: ReclOptions) -> list[Member]:
+def load_group(options: Any) -> list[Member]:
     """Load all models, in evaluation mode, on the chosen device.
 
     Raises:
@@ -101,7 +101,7 @@ class GroupText:
         return len(first.tokens) if self.pieces is None else first.n_bytes
 
 
-def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
+def group_text(members: Sequence[Member], options: Any) -> GroupText:
     """Load the text of all members and its tokens.
 
     Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
@@ -135,7 +135,7 @@ def group_text(members: Sequence[Member], options: ReclOptions) -> GroupText:
     return GroupText({**corpus, "level": level}, of_member, content=content)
 
 
-def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], options: ReclOptions) -> GroupText:
+def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> GroupText:
     """Load the corpus of all members, which are of runs, or the text `data_path`, as each member reads it.
 
     For a member with `memory.reset=document` the first token of every document is marked.
@@ -160,7 +160,7 @@ def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], 
     return GroupText({"name": first.name, "sha256": first.checksum, "level": first.vocabulary.level}, of_member)
 
 
-def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options: ReclOptions) -> tuple[str, bytes]:
+def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> tuple[str, bytes]:
     """Return the name and the bytes of the text; of UTF-8 text without a character that is cut at either end."""
     path, configs = options.data_path, [of.config.data for of in trained]
     require(bool(configs) or path is not None, "data_path", path, "must be a text file: no checkpoint brings a corpus")
