@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -44,7 +45,7 @@ class EvaluateOptions:
             null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
-        data_path: text file to score instead of the run's corpus, in the vocabulary of the checkpoint.
+        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint.
         max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
             without limit if it had none or with protocol=sliding.
         cached: keep keys and values as memory instead of hidden states: equal losses up to rounding, faster.
@@ -77,7 +78,7 @@ class EvaluateOptions:
     tolerance: float | None = None
     block_len: int = 1000
     losses: bool = False
-    data_path: str | None = None
+    data_path: Any = None
     max_segments: int | None = None
     cached: bool = True
     accelerator: str = "cpu"
