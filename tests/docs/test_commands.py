@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -18,7 +19,7 @@ from omegaconf import OmegaConf
 
 from experiments.reproduce import parse
 from sweeps import dashboard
-from tests.docs.pages import ROOT, Command, commands
+from tests.docs.pages import ROOT, Command, blocks, commands
 from tests.evaluation.recl.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
 from txl_lightning import cli
@@ -53,7 +54,15 @@ SMALLER = {
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
 REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
-RUNS = ("runs/first", "runs/second", "runs/t5", "runs/kept", "runs/book")  # other commands read them
+RUNS = (
+    "runs/first",
+    "runs/second",
+    "runs/t5",
+    "runs/kept",
+    "runs/book",
+    "runs/notes",
+    "runs/tune",
+)  # other commands read them
 
 
 def txl_words(command: Command) -> list[str]:
@@ -132,6 +141,13 @@ def test_the_dashboard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / words[-1]).stat().st_size > 1000
 
 
+def make_notes() -> None:
+    """Run the Python of the page on own tokens, but for what reads a generated tune."""
+    for code in blocks(ROOT / "docs/own-tokens.md", "python"):
+        if "samples.npy" not in code:
+            exec(code.replace("2_000", "400"), {})
+
+
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the changes that a command makes to its process."""
@@ -161,6 +177,7 @@ def test_the_commands_run(
     lines = (f"{'' if i % 50 else 'CHAPTER'}\nline {i}: the square of {i} is {i * i}\n" for i in range(4000))
     (tmp_path / "book.txt").write_text("".join(lines))
     (tmp_path / "prompts.txt").write_text("line 7\nthe\n")
+    make_notes()
     if find_spec("transformers") and not page:
         save_tiny(import_module("transformers"), tmp_path / "tiny", "gpt2")
     found = must_run(page)
@@ -174,4 +191,5 @@ def test_the_commands_run(
             cli.main()
         except SystemExit as error:
             pytest.fail(f"{shlex.join(given)}: exit status {error.code}\n{capsys.readouterr().err[-2000:]}")
-    assert page or all(Path(run, "metrics.json").is_file() for run in RUNS)
+    assert page or all(Path(run, "metrics.json").is_file() for run in RUNS if run != "runs/tune")
+    assert page or np.load("runs/tune/samples.npy").shape == (1, 30)

@@ -16,7 +16,7 @@ from txl_lightning.jobs.folder import job_folders
 from txl_lightning.reporting.tables import markdown_table
 
 JSON_FILE, TABLE_FILE = "multirun.json", "multirun.md"
-LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpb"))
+LOSSES = tuple(f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", "bpc", "ppl", "bpt", "bpb"))
 MAX_EXIT_STATUS = 100  # higher ones mean signals and errors of the shell
 MAX_NAME_LENGTH = 128  # of a W&B group
 

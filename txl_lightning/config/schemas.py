@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -105,12 +106,20 @@ class DataConfig:
     a folder of files or a list of files. With `memory.reset=document` a document begins with every file, and with every
     line that the regular expression `document_start` matches (null: with files alone). At level bpe `tokenizer` is a
     `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
+
+    At level ids `path` is a `.npy` or raw `.bin` file of token ids, a folder of `.npy` files, or three paths: train,
+    valid, test. `dtype` is the type of the ids in a `.bin` file; `vocab_size` null is the largest id + 1, or the number
+    of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
+    documents. `bytes` is the number of bytes that all ids stand for, or three, one for each split.
     """
 
     name: str = MISSING
     level: str = "byte"
     vocab_size: int | None = None
     tokenizer: str | None = None
+    dtype: str | None = None
+    names: str | None = None
+    bytes: Any = None
     root: str | None = None
     prefix: bool = False
     newlines: str = "dropped"
@@ -301,6 +310,18 @@ def plain(config: Any) -> dict[str, Any]:
     if not OmegaConf.is_config(config):
         config = OmegaConf.structured(config)
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def stored(config: Config) -> dict[str, Any]:
+    """Return the `plain` config for `config.yaml` and checkpoints: with absolute paths of the corpus, `~` kept."""
+
+    def absolute(path: Any) -> Any:
+        if isinstance(path, list):
+            return [absolute(one) for one in path]
+        return os.path.abspath(path) if isinstance(path, str) and not path.startswith("~") else path
+
+    values = plain(config)
+    return {**values, "data": {**values["data"], **{name: absolute(values["data"][name]) for name in ("path", "root")}}}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,7 +18,8 @@ import numpy as np
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import benchmarks, sources
 from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
-from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern
+from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern, without_marks
+from txl_lightning.data.ids import id_documents, id_range, ids_of, vocabulary_of_ids
 from txl_lightning.data.reading import SPLITS, read
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
@@ -28,12 +29,15 @@ from txl_lightning.files import file_checksum, sync_folder, write_json, write_te
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
+LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "tokenizer": ("bpe",)} | dict.fromkeys(
+    ("dtype", "names", "bytes"), ("ids",)
+)
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
     "python-3.11": (LEVELS, sources.python_snapshot),
     "python-stdlib": (LEVELS, sources.python_stdlib),
-    "file": (LEVELS, sources.file),
+    "file": ((*LEVELS, "ids"), sources.file),
     "enwik8": (("byte",), benchmarks.enwik8),
     "text8": (("char",), benchmarks.text8),
     "wikitext-103": (("word",), benchmarks.wikitext),
@@ -58,6 +62,7 @@ class Corpus:
             corpus is a list of unordered sentences (lm1b).
         documents: position of every document's first token by split, ascending from 0, memory-mapped; empty if it is
             not known where documents start.
+        bytes_per_token: mean by split, from `data.bytes`; empty without.
     """
 
     name: str
@@ -67,6 +72,14 @@ class Corpus:
     cutoffs: tuple[int, ...] = ()
     sentences: dict[str, np.ndarray] = field(default_factory=dict)
     documents: dict[str, np.ndarray] = field(default_factory=dict)
+    bytes_per_token: dict[str, float] = field(default_factory=dict)
+
+    def count_bytes(self, split: str, positions: np.ndarray) -> int | None:
+        """Return the number of bytes that the tokens at positions of a split stand for; None if it is not known."""
+        if self.vocabulary.byte_lengths is not None:
+            return self.vocabulary.count_bytes(without_marks(self.splits[split][positions]))
+        per_token = self.bytes_per_token.get(split)
+        return None if per_token is None else round(per_token * len(positions))
 
 
 def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked: bool = False) -> Corpus:
@@ -84,11 +97,14 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         UserError: a file is missing, empty or damaged, the text is not UTF-8, `vocabulary` lacks a symbol, or
             the sizes are not the published ones.
     """
-    for option, value in (("data.vocab_size", config.vocab_size), ("data.tokenizer", config.tokenizer)):
-        require(value is None or config.level == "bpe", option, value, f"is for data.level=bpe, not {config.level}")
+    for name, levels in LEVELS_OF_OPTIONS.items():
+        value, allowed = getattr(config, name), f"is for data.level={' or '.join(levels)}, not {config.level}"
+        require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = _source(config)
     directory = Path(config.cache_dir).expanduser()
-    if vocabulary is None and config.level == "bpe":
+    if config.level == "ids":
+        vocabulary = _vocabulary_of_ids(config, source, checksum, vocabulary)
+    elif vocabulary is None and config.level == "bpe":
         vocabulary = _tokenizer(config, source, checksum, directory)
     marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
     key = cache_key(checksum, f"{source.vocabulary.__name__} {marks}", source.published)
@@ -97,20 +113,27 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         key = cache_key(checksum, f"given vocabulary{sentences}{marks}", vocabulary)
     if pattern := start_pattern(config.document_start) if marked else None:
         key = cache_key(key, "marked", config.document_start)
-    try:
-        arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, pattern))
-    except UserError as error:
-        raise UserError(f"{source.name}: {error}") from error
-    vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
-    starts = {split: arrays[f"{split}.starts"] for split in SPLITS}
+    one_file = all(len(parts) == 1 for parts in source.parts.values())
+    if vocabulary is not None and config.level == "ids" and one_file and not marked:
+        splits = {split: ids_of(part) for split, (part,) in source.parts.items()}  # never copied, however large
+        starts = {split: np.zeros(1, np.int64) for split in SPLITS}
+    else:
+        try:
+            arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, pattern))
+        except UserError as error:
+            raise UserError(f"{source.name}: {error}") from error
+        vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
+        splits = {split: arrays[split] for split in SPLITS}
+        starts = {split: arrays[f"{split}.starts"] for split in SPLITS}
     return Corpus(
         name=source.name,
-        splits={split: arrays[split] for split in SPLITS},
+        splits=splits,
         vocabulary=vocabulary,
         checksum=checksum,
         cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
         sentences=starts if vocabulary.starts_sentences else {},
         documents=starts if (source.documents or marked) and not vocabulary.starts_sentences else {},
+        bytes_per_token=_bytes_per_token(config.bytes, {split: len(tokens) for split, tokens in splits.items()}),
     )
 
 
@@ -184,6 +207,38 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Pat
     return Vocabulary.of_tokenizer(description["tokenizer"])
 
 
+def _vocabulary_of_ids(config: DataConfig, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
+    """Return the given vocabulary, or that of the options, after a check that it has all ids; their range is cached.
+
+    Raises:
+        OptionError: an id is negative or too large.
+    """
+    parts = [part for of_split in source.parts.values() for part in of_split]
+    key = cache_key(checksum, "range of ids")
+    _, found = cached(Path(config.cache_dir).expanduser(), key, lambda _: id_range(parts))
+    require(found["smallest"] >= 0, "data.path", config.path, f"has the negative id {found['smallest']}")
+    vocabulary = given or vocabulary_of_ids(config, found["largest"])
+    allowed = f"has the id {found['largest']}, the vocabulary only ids from 0 to {len(vocabulary) - 1}"
+    require(found["largest"] < len(vocabulary), "data.path", config.path, allowed)
+    return vocabulary
+
+
+def _bytes_per_token(given: Any, n_tokens: dict[str, int]) -> dict[str, float]:
+    """Return bytes by token of every split, from `data.bytes`; empty without.
+
+    Raises:
+        OptionError: these are neither one nor three numbers.
+    """
+    if given is None:
+        return {}
+    listed = given if isinstance(given, list) else [given]
+    good = len(listed) in (1, len(SPLITS)) and all(isinstance(number, int) and number > 0 for number in listed)
+    require(good, "data.bytes", given, "must be the bytes of all splits together, or of each: [train,valid,test]")
+    if len(listed) == 1:
+        return dict.fromkeys(SPLITS, given / sum(n_tokens.values()))
+    return {split: number / n_tokens[split] for split, number in zip(SPLITS, listed, strict=True)}
+
+
 def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, folder: Path) -> dict[str, Any]:
     """Write the tokens of every split into `folder`, chunk by chunk, and return the description.
 
@@ -197,8 +252,12 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
     counts: dict[str, int] = {}
     for split in SPLITS:
         parts = source.parts[split]
-        documents = split_documents(parts, pattern) if apart else [read(parts)]
-        counts[split] = _write_split(encoder, documents, folder, split, source.closed_sentences, pattern is not None)
+        if encoder.level == "ids":
+            tokens = id_documents(parts, encoder, pattern)
+        else:
+            documents = split_documents(parts, pattern) if apart else [read(parts)]
+            tokens = map(encoder.encode_chunks, documents)
+        counts[split] = _write_split(encoder, tokens, folder, split, source.closed_sentences, pattern is not None)
         if not counts[split]:
             raise UserError(f"the {split} split is empty")
     if source.published and given is None:
@@ -207,9 +266,14 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
 
 
 def _write_split(
-    vocabulary: Vocabulary, documents: Iterable[Iterable[bytes]], folder: Path, split: str, closed: bool, marked: bool
+    vocabulary: Vocabulary,
+    documents: Iterable[Iterable[np.ndarray]],
+    folder: Path,
+    split: str,
+    closed: bool,
+    marked: bool,
 ) -> int:
-    """Write the tokens of a split and the positions where sentences or documents begin; return the number of tokens."""
+    """Write chunks of tokens and the positions where sentences or documents begin; return the number of tokens."""
     dtype, n_tokens = np.dtype(np.int32) if marked else vocabulary.dtype, 0
     with (
         (folder / f"{split}.{dtype.name}").open("xb") as tokens,
@@ -217,7 +281,7 @@ def _write_split(
     ):
         for document in documents:
             first = n_tokens
-            for chunk in vocabulary.encode_chunks(document):
+            for chunk in document:
                 if not vocabulary.starts_sentences:
                     begins = np.arange(min(len(chunk), 1) if n_tokens == first else 0)
                 elif closed:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -32,19 +32,19 @@ class Part:
 
     Args:
         path: path of the file; an `.xz` file is unpacked while it is read.
-        start: first byte; a float is a fraction of the file.
-        stop: byte after the last; a float is a fraction of the file, None is the end of the file.
+        start: first byte, or id; a float is a fraction of the file.
+        stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
             line break at the end of the file gets one.
         format: `numbers` and `spaced` are the output of the original's scripts for enwik8 (a number for every byte,
-            `10` written as a line break) and text8 (spaces between characters, `_` for a space).
+            `10` written as a line break) and text8 (spaces between characters, `_` for a space). For ids their type.
     """
 
     path: Path
     start: int | float = 0
     stop: int | float | None = None
     alignment: Alignment = "byte"
-    format: Format = "plain"
+    format: str = "plain"
 
 
 Parts = dict[str, list[Part]]  # by split
@@ -63,20 +63,25 @@ def cut_into_splits(paths: Sequence[Path], fractions: Sequence[float], alignment
     Raises:
         UserError: a file cannot be read.
     """
-    shares = np.cumsum(fractions)[:-1].tolist()
     if len(paths) == 1:
+        shares = np.cumsum(fractions)[:-1].tolist()
         return by_split(Part(paths[0], start, stop, alignment) for start, stop in pairwise([0, *shares, None]))
     sizes = []
     for path in paths:
         with mapped(path) as text:
             sizes.append(len(text))
+    return cut_parts([Part(path, alignment=alignment) for path in paths], sizes, fractions)
+
+
+def cut_parts(files: Sequence[Part], sizes: Sequence[int], fractions: Sequence[float]) -> Parts:
+    """Cut whole files of these sizes, one after the other, into consecutive splits by fractions with sum 1."""
     ends = np.cumsum(sizes).tolist()
-    cuts = [0, *(int(share * ends[-1]) for share in shares), ends[-1]]
-    files = list(zip(paths, [0, *ends], ends, strict=False))
+    cuts = [0, *(int(share * ends[-1]) for share in np.cumsum(fractions)[:-1].tolist()), ends[-1]]
+    places = list(zip(files, [0, *ends], ends, strict=False))
     return {
         split: [
-            Part(path, max(start - first, 0), stop - first if stop < end else None, alignment)
-            for path, first, end in files
+            replace(file, start=max(start - first, 0), stop=stop - first if stop < end else None)
+            for file, first, end in places
             if max(start, first) < min(stop, end)
         ]
         for split, (start, stop) in zip(SPLITS, pairwise(cuts), strict=True)

@@ -17,7 +17,8 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import vocabulary
-from txl_lightning.data.reading import SPLITS, Alignment, Part, Parts, cut_into_splits
+from txl_lightning.data.ids import map_ids
+from txl_lightning.data.reading import SPLITS, Alignment, Part, Parts, cut_into_splits, cut_parts
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 
@@ -30,6 +31,7 @@ OPEN_VOCABULARY: dict[str, MakeVocabulary] = {
     "char": vocabulary.characters_and_unknown,
     "word": vocabulary.words,
     "bpe": vocabulary.all_bytes,  # the alphabet; `load_corpus` trains or reads the tokenizer
+    "ids": vocabulary.all_bytes,  # not used: `load_corpus` reads names or the largest id
 }
 ALIGNMENT: dict[str, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
 
@@ -140,14 +142,45 @@ def file(config: DataConfig) -> Source:
     Every file is a document. Documents follow each other in the order of their paths, and nothing is put between them.
     A cut is never inside a character or, for words, a line; a document that a cut goes through continues as the first
     one of the next split. In a vocabulary with `<S>`, that of a model of lm1b, every line is a sentence as in lm1b.
+
+    At level ids the files hold token ids. Those of a folder are its `.npy` files, and a list has a path for each split.
     """
     fractions = list(config.fractions)
     good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
     require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
+    if config.level == "ids":
+        return _ids(config, fractions)
     name, paths = _documents(config.path)
     parts = cut_into_splits(paths, fractions, ALIGNMENT[config.level])
     closed = config.sentence_marks == "both"
     return Source(name, parts, OPEN_VOCABULARY[config.level], closed_sentences=closed, documents=True)
+
+
+def _ids(config: DataConfig, fractions: list[float]) -> Source:
+    """Token ids: one path, cut into splits, or one for each. Every array is a document."""
+    paths = config.path if isinstance(config.path, list) else [config.path]
+    allowed = "must be a .npy or .bin file, a folder of .npy files, or a list of three: train, valid, test"
+    require(len(paths) in (1, len(SPLITS)), "data.path", config.path, allowed)
+    names: list[str] = []
+    splits: list[list[Part]] = []
+    sizes: list[int] = []
+    for path in paths:
+        name, files = _documents(path)
+        parts: list[Part] = []
+        for file in files:
+            if file.suffix == ".npy" or len(files) == 1:
+                ids = map_ids(file, config.dtype)  # closed at the next one: a process has few open files
+                shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
+                require(ids.ndim == 1, "data.path", file, shape)
+                parts += [Part(file, format=ids.dtype.name)] if len(ids) else []
+                sizes += [len(ids)] if len(ids) else []
+        require(bool(parts), "data.path", path, "must have ids: it is empty, or a folder without .npy files")
+        names.append(name)
+        splits.append(parts)
+    if len(paths) == 1:
+        return Source(names[0], cut_parts(splits[0], sizes, fractions), OPEN_VOCABULARY["ids"], documents=True)
+    by_split = dict(zip(SPLITS, splits, strict=True))
+    return Source(f"{names[0]} and 2 more", by_split, OPEN_VOCABULARY["ids"], documents=True)
 
 
 def _documents(given: Any) -> tuple[str, list[Path]]:

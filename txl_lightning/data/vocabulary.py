@@ -16,8 +16,9 @@ from txl_lightning.data.byte_pairs import BytePairs
 from txl_lightning.data.reading import cut_after, decoded
 from txl_lightning.errors import UserError
 
-Level = Literal["byte", "char", "word", "bpe"]
-LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")
+Level = Literal["byte", "char", "word", "bpe", "ids"]
+LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
+KEPT_LEVELS = ("bpe", "ids")  # read with the vocabulary of a checkpoint, which is not made from the text again
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 SENTENCE, UNKNOWN_OF_LM1B = "<S>", "<UNK>"
@@ -35,10 +36,11 @@ class Vocabulary:
     Byte level: without symbols all 256 bytes, numbered by value; with symbols (Latin-1 characters) only those, and
     line breaks are dropped if they are not among them, as the paper reads enwik8. Word level: `<eos>` ends every
     line; if `<eos>` is not a symbol, `<S>` begins every sentence instead (lm1b). Unknown characters and words become
-    `<unk>` or `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters.
+    `<unk>` or `<UNK>`. BPE: symbols are the bytes of each token as Latin-1 characters. Ids: symbols are names, or the
+    numbers themselves; text is names between white space.
 
     Args:
-        level: byte, char, word or bpe.
+        level: byte, char, word, bpe or ids.
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
     """
@@ -71,12 +73,12 @@ class Vocabulary:
 
     @cached_property
     def byte_lengths(self) -> np.ndarray | None:
-        """Number of bytes of every token, in UTF-8 for characters, [V]; -1 for `<unk>`. None for words.
+        """Number of bytes of every token, in UTF-8 for characters, [V]; -1 for `<unk>`. None for words, ids.
 
         Words have no bytes of their own: white space is not kept. Bytes that are dropped, as the line breaks of enwik8,
         are not counted.
         """
-        if self.level == "word":
+        if self.level in ("word", "ids"):
             return None
         lengths = np.array([len(content) for content in self._bytes], dtype=np.int64)
         if self.level == "char" and self.unknown >= 0:
@@ -90,7 +92,7 @@ class Vocabulary:
         return [symbol.encode(encoding) for symbol in self.symbols or map(chr, range(256))]
 
     def count_bytes(self, tokens: np.ndarray) -> int | None:
-        """Return the number of bytes that tokens stand for; None if it is not known (words, unknown characters)."""
+        """Return the number of bytes that tokens stand for; None if it is not known (words, ids, `<unk>`)."""
         if self.byte_lengths is None:
             return None
         lengths = self.byte_lengths[tokens]
@@ -186,7 +188,8 @@ class Vocabulary:
         return self._known(tokens, lambda place: chr(int(values[place])))
 
     def _encode_lines(self, text: str) -> np.ndarray:
-        found = words_of_lines(text, SENTENCE if self.starts_sentences else END_OF_LINE)
+        mark = SENTENCE if self.starts_sentences else END_OF_LINE
+        found = text.split() if self.level == "ids" else words_of_lines(text, mark)
         tokens = np.fromiter(map(self.numbers.get, found, repeat(self.unknown)), dtype=np.int32, count=len(found))
         return self._known(tokens, lambda place: found[place])
 

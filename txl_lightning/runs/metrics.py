@@ -29,18 +29,18 @@ PEAKS = {
 
 
 def loss_unit(level: str) -> str:
-    """Return the unit of losses: `ppl` for words and the tokens of BPE, `bpc` for characters and bytes.
+    """Return the unit of losses: `ppl` for words, ids and the tokens of BPE, `bpc` for characters and bytes.
 
     Args:
-        level: level of the tokens: byte, char, word, bpe, or token for the pieces of another tokenizer.
+        level: level of the tokens: byte, char, word, bpe, ids, or token for the pieces of another tokenizer.
     """
-    return "ppl" if level in ("word", "bpe", "token") else "bpc"
+    return "ppl" if level in ("word", "bpe", "ids", "token") else "bpc"
 
 
 def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -> dict[str, float]:
-    """Return the metrics of a mean loss: `nll`, `ppl` or `bpc`, and `bpb`, which compares levels.
+    """Return the metrics of a mean loss: `nll`, `ppl` or `bpc`, for ids also `bpt`, and `bpb`, which compares levels.
 
-    bpc = nll / ln 2        bpb = bpc / bytes per token
+    bpc = bpt = nll / ln 2        bpb = bpc / bytes per token
     ppl = exp nll (infinite from nll = 700, where float64 nearly overflows)
 
     Args:
@@ -51,19 +51,20 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
     bits = nll / math.log(2)
     unit = loss_unit(level)
     values = {"nll": nll, unit: bits if unit == "bpc" else math.exp(nll) if nll < 700 else math.inf}
+    values |= {"bpt": bits} if level == "ids" else {}
     if not bytes_per_token or math.isnan(bytes_per_token):
         return values
     return {**values, "bpb": bits / bytes_per_token}
 
 
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
-    """Return the units of a loss to show: `bpc` or `ppl`, and `bpb` where it is known and not the same.
+    """Return the units of a loss to show: `bpc` or `ppl`, `bpt` of ids, and `bpb` where it is known and not the same.
 
     Args:
         values: metrics by name.
         prefix: of their names, such as `val/`.
     """
-    units = [unit for unit in ("bpc", "ppl", "bpb") if f"{prefix}{unit}" in values]
+    units = [unit for unit in ("bpc", "ppl", "bpt", "bpb") if f"{prefix}{unit}" in values]
     same = units == ["bpc", "bpb"] and values[f"{prefix}bpc"] == values[f"{prefix}bpb"]
     return units[:1] if same else units
 

@@ -11,7 +11,7 @@ import torch
 
 from txl_lightning.config.schemas import Config, from_plain
 from txl_lightning.data.corpus import Corpus, load_corpus
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.runs.models import Model, make_model
 from txl_lightning.runs.storage import DamagedFileError, read_file
@@ -102,7 +102,7 @@ def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def checkpoint_corpus(
-    trained: TrainedModel, checkpoint: str | Path, data_path: str | None = None, option: str = "checkpoint"
+    trained: TrainedModel, checkpoint: str | Path, data_path: Any = None, option: str = "checkpoint"
 ) -> Corpus:
     """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
 
@@ -112,8 +112,9 @@ def checkpoint_corpus(
     Args:
         trained: contents of the checkpoint.
         checkpoint: path of the checkpoint, for errors.
-        data_path: text file, split as `data=file` does; a word that is not in the vocabulary becomes `<unk>`. For a
-            model of lm1b every line is a sentence, with `<S>` as in its corpus.
+        data_path: the files of the run where they are now, or others: of text, split as `data=file` does, or of ids.
+            A word that is not in the vocabulary becomes `<unk>`. For a model of lm1b every line is a sentence, with
+            `<S>` as in its corpus.
         option: name of the command's option for checkpoints.
 
     Raises:
@@ -123,14 +124,16 @@ def checkpoint_corpus(
     """
     if data_path is not None:
         return _encoded_text(trained, data_path)
-    # At level bpe that of the checkpoint needs neither the tokenizer's file nor its training.
-    given = trained.vocabulary_given or trained.vocabulary.level == "bpe"
+    # That of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
+    given = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
     try:
         corpus = load_corpus(
             trained.config.data, trained.vocabulary if given else None, trained.config.memory.reset == "document"
         )
     except UserError as error:
-        raise UserError(f"corpus of {checkpoint}: {error}") from error
+        moved = isinstance(error, OptionError) and error.option == "data.path"
+        advice = "; if it has moved, give data_path=" if moved else ""
+        raise UserError(f"corpus of {checkpoint}: {error}{advice}") from error
     if corpus.vocabulary != trained.vocabulary:
         raise OptionError(option, checkpoint, f"was trained with another vocabulary than that of {corpus.name}")
     report_if_changed(trained, f"{option}={checkpoint}", corpus.name, corpus.checksum)
@@ -153,13 +156,14 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
         print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
 
 
-def _encoded_text(trained: TrainedModel, data_path: str) -> Corpus:
+def _encoded_text(trained: TrainedModel, data_path: Any) -> Corpus:
     data = replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
     try:
-        return load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document")
+        corpus = load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document")
+        return corpus if corpus.checksum == trained.corpus else replace(corpus, bytes_per_token={})
     except OptionError as error:
         option = "data_path" if error.option == "data.path" else error.option
         raise OptionError(option, error.value, error.allowed) from error
     except UserError as error:
-        reason = str(error).removeprefix(f"{Path(data_path).name}: ")
+        reason = str(error).removeprefix(f"{Path(str(data_path)).name}: ")
         raise OptionError("data_path", data_path, reason) from error

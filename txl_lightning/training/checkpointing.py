@@ -31,7 +31,10 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 # an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
 FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
 FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
-FREE_OPTIONS = ("data.root", "data.path", "data.tokenizer", "data.cache_dir", "model.name", "memory.segments")
+FREE_OPTIONS = (
+    *("data.root", "data.path", "data.tokenizer", "data.names", "data.bytes", "data.cache_dir", "model.name"),
+    "memory.segments",
+)
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
     *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std", "forget_len"),

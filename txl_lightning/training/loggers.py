@@ -175,7 +175,7 @@ def _offline_files(directory: Path, rows: Sequence[Mapping[str, Any]]) -> list[P
 
 CURVES = {  # over tokens, each with its summary of the run, such as `val/nll.min`
     **dict.fromkeys(("train/*", "context/*", "recl/*")),
-    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpb"), "min"),
+    **dict.fromkeys(("val/nll", "val/bpc", "val/ppl", "val/bpt", "val/bpb"), "min"),
     "train/tokens_per_second": "mean",
 }
 FINAL = "final"  # prefix of the values of `metrics.json`: `final/val/nll` is of the best weights on the whole split

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
@@ -143,6 +143,7 @@ class LanguageModelModule(L.LightningModule):
         ranks: the processes of the run.
         segment_len: T, where a batch has several segments: they are scored one after the other, with the gradient
             flowing through the memory among them (`memory.gradient_segments`); None for batches of one segment.
+        bytes_per_token: mean by split, where a token has no bytes of its own (`data.bytes`).
 
     Attributes:
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
@@ -161,11 +162,12 @@ class LanguageModelModule(L.LightningModule):
         evaluation_lengths: dict[str, Any],
         ranks: Ranks = Ranks(),  # noqa: B008 - frozen
         segment_len: int | None = None,
+        bytes_per_token: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config, self.ranks, self.evaluation_lengths = model, config, ranks, evaluation_lengths
-        self.segment_len = segment_len
+        self.segment_len, self.bytes_per_token = segment_len, bytes_per_token or {}
         self.level, byte_lengths = vocabulary.level, vocabulary.byte_lengths
         # No buffer: DDP would broadcast it before every step.
         self.byte_lengths_V = None if byte_lengths is None else torch.from_numpy(byte_lengths)
@@ -358,7 +360,10 @@ class LanguageModelModule(L.LightningModule):
     def _evaluation_end(self, stage: str) -> None:
         loss: TokenLoss = self.losses[stage]  # type: ignore[assignment]
         nll, tokens, n_bytes = loss.compute()
-        values = loss_metrics(float(nll), self.level, float(n_bytes / tokens.to(n_bytes.device)))
+        per_token = self.bytes_per_token.get(
+            {"val": "valid"}.get(stage, stage), float(n_bytes / tokens.to(n_bytes.device))
+        )
+        values = loss_metrics(float(nll), self.level, per_token)
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
         self.evaluation_memory, self._evaluation_score = MemoryHolder(), None

@@ -20,10 +20,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf
 
 from txl_lightning.config.lengths import evaluation_lengths, extended_context, protocol_word, streams_start
-from txl_lightning.config.schemas import Config, from_plain, plain
+from txl_lightning.config.schemas import Config, from_plain, plain, stored
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.distributed.launch import run_on_all
 from txl_lightning.distributed.ranks import Ranks, connect, environment, n_processes
 from txl_lightning.errors import OptionError, Stopped, UserError, require
@@ -140,17 +140,21 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         check_config(config)
     L.seed_everything(config.seed, verbose=False)
     given = None
-    if record and config.data.level == "bpe":  # a resumed run needs neither file nor training
+    if record and config.data.level in KEPT_LEVELS:  # a resumed run needs neither file nor training
         given = Vocabulary.from_state_dict(record["vocabulary"])
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus, vocabulary = data.corpus, data.corpus.vocabulary
+    if config.data.level == "ids" and given is None and config.data.vocab_size is None:
+        origin = config.data.names or f"the largest id of {corpus.name}, plus one"
+        ranks.report(f"data.vocab_size={len(vocabulary)}: {origin}")
     model = _build_model(config, corpus, ranks, resumed_from, checkpoint)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     config = resolve_threads(config, n_parameters, checkpoint or None)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
     segment_len = config.data.segment_len if config.memory.gradient_segments else None
-    module = LanguageModelModule(model, config, vocabulary, evaluation_lengths(config), ranks, segment_len)
+    lengths, per_token = evaluation_lengths(config), corpus.bytes_per_token
+    module = LanguageModelModule(model, config, vocabulary, lengths, ranks, segment_len, per_token)
     curves = TrainingCurves(directory, config.trainer.log_every_n_steps, ranks)
     contexts = None
     if config.context_curve.every_n_steps is not None:
@@ -162,7 +166,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         if not continues:
             clear_earlier_run(config, directory)
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(plain(config))))
+        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(stored(config))))
         if vocabulary.tokenizer:
             write_text(directory / "tokenizer.json", vocabulary.tokenizer)
         if config.logger.name == "csv":
@@ -172,7 +176,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
             logger = start_wandb(config, directory, n_parameters, from_step, wandb_id)
             wandb_id = logger.experiment.id
     new_record = {
-        "config": plain(config),
+        "config": stored(config),
         "vocabulary": vocabulary.state_dict(),
         "corpus": corpus.checksum,
         "wandb_id": wandb_id,
@@ -328,7 +332,7 @@ def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:
     # Prepare the corpus once; bad options end the run before the processes start. A resumed run needs no tokenizer:
     # each process takes that of the checkpoint.
     resumed = last_good(directory / "checkpoints")[0] if config.resume == "auto" else config.resume
-    if resumed is None or config.data.level != "bpe":
+    if resumed is None or config.data.level not in KEPT_LEVELS:
         make_data(config)
     result = run_on_all(_train_started_rank, plain(config), str(directory), processes=options.devices)
     if isinstance(result, Stopped):

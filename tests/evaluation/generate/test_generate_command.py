@@ -268,7 +268,11 @@ def test_a_prompt_is_encoded_as_the_corpus_is(
 @pytest.mark.parametrize(
     ("kind", "chosen", "words"),
     [
-        ("relative", {"prompt": None}, "prompt=None: one of prompt, prompts, prompt_file, context must be given"),
+        (
+            "relative",
+            {"prompt": None},
+            "prompt=None: one of prompt, prompts, prompt_file, prompt_ids, context must be given",
+        ),
         ("relative", {"prompt": ""}, "prompt='': must have at least one token"),
         ("relative", {"prompt": "a", "context": 3}, "context=3: one of prompt"),
         ("relative", {"prompt": None, "prompt_file": "/nowhere"}, r"prompt_file=/nowhere: cannot be read \(No such"),

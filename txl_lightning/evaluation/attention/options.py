@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -30,7 +31,7 @@ class AttentionOptions:
             the first, the middle and the last layer.
         text_position: position in the split of Figure 6's first target; null for the middle.
         text_tokens: number of Figure 6's targets; null for 24, or fewer in short segments.
-        data_path: text file to read instead of the run's corpus, in the vocabulary of the checkpoint.
+        data_path: the run's own files where they have moved, or others to read, in the vocabulary of the checkpoint.
         accelerator: cpu or gpu.
         num_threads: CPU threads; null for as many as training such a model pays for.
         logger: group: none or wandb.
@@ -47,7 +48,7 @@ class AttentionOptions:
     heads: list[str] | None = None
     text_position: int | None = None
     text_tokens: int | None = None
-    data_path: str | None = None
+    data_path: Any = None
     accelerator: str = "cpu"
     num_threads: int | None = None
     logger: LoggerConfig = field(default_factory=LoggerConfig)

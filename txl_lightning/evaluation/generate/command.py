@@ -16,6 +16,7 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.data.documents import close_sentences, without_marks
+from txl_lightning.data.ids import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
@@ -50,6 +51,8 @@ def show(text: str) -> None:
 def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
     """Draw and print the samples, the first one as it is drawn; write `generation.json` and `samples.txt`.
 
+    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt.
+
     Args:
         options: options of the command.
         directory: folder for the files.
@@ -79,7 +82,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        **({"prompts": continued} if options.prompts or options.prompt_file else continued[0]),
+        **({"prompts": continued} if options.prompts or options.prompt_file or len(prompts) > 1 else continued[0]),
         "options": {**sampling, "n_samples": options.n_samples, "seed": options.seed, "precision": precision},
         "context": context,
         "prompt_seconds": round(times[1] - times[0], 4),
@@ -87,6 +90,8 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
         "float32_difference": difference,
     }
     write_json(directory / "generation.json", results, ensure_ascii=False)
+    if trained.vocabulary.level == "ids":
+        np.save(directory / "samples.npy", drawn)
     parts = [_layout(one, prompt.title) for one, prompt in zip(continued, prompts, strict=True)]
     write_text(directory / "samples.txt", "\n".join(parts))
     write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
@@ -97,7 +102,7 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
 
 
 def _check_options(options: GenerateOptions) -> None:
-    names = ("prompt", "prompts", "prompt_file", "context")
+    names = ("prompt", "prompts", "prompt_file", "prompt_ids", "context")
     given = [name for name in names if getattr(options, name) is not None] or ["prompt"]
     chosen = getattr(options, given[-1])
     require(len(given) == 1 and chosen is not None, given[-1], chosen, f"one of {', '.join(names)} must be given")
@@ -250,6 +255,8 @@ def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt
     if options.context is not None:
         return [_context_prompt(options, trained)]
     vocabulary, closed = trained.vocabulary, trained.closed_sentences
+    if options.prompt_ids is not None:
+        return _prompts_of_ids(options.prompt_ids, len(vocabulary))
     if options.prompt is not None:
         return [typed_prompt(options.prompt, vocabulary, closed=closed)]
     if options.prompts is not None:
@@ -297,6 +304,21 @@ def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", clos
     unknown = [word for word in words if word not in vocabulary.numbers]
     named = f" ({', '.join(map(repr, unknown))} read as {vocabulary.symbols[vocabulary.unknown]})" if unknown else ""
     return Prompt(tokens.tolist(), f"prompt{named}", {"prompt": text, "unknown": unknown})
+
+
+def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
+    """Return the ids of a list or of a `.npy` file: of one prompt, or of one in each row.
+
+    Raises:
+        OptionError: these are no ids of the vocabulary, or none at all.
+    """
+    is_file = isinstance(given, str) and given.endswith(".npy")
+    ids = map_ids(Path(given).expanduser(), option="prompt_ids").tolist() if is_file else given
+    rows = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
+    for row in rows:
+        good = isinstance(row, list) and bool(row) and all(isinstance(n, int) and 0 <= n < vocab_size for n in row)
+        require(good, "prompt_ids", given, f"must be a list or a .npy file of ids from 0 to {vocab_size - 1}")
+    return [Prompt(row, f"prompt of {len(row)} ids, {i}", {"prompt_ids": given}) for i, row in enumerate(rows, 1)]
 
 
 def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -16,6 +17,7 @@ class GenerateOptions:
         prompt: text to continue; null to continue tokens of a corpus.
         prompts: several texts to continue, of any lengths: each as it is continued alone; instead of `prompt`.
         prompt_file: text file with a prompt on every line that is not empty; instead of `prompt`.
+        prompt_ids: token ids to continue, a list or a `.npy` file: one prompt, or one in each row; instead of `prompt`.
         context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
         position: position in the split of the first of these tokens; null for a random one.
         split: train, valid or test, for `context`.
@@ -28,7 +30,8 @@ class GenerateOptions:
         mem_len: memory length in tokens; null for the length of the run's own evaluation. A run without recurrence
             then recomputes a window of its training segment for every token. Distances beyond the longest of training
             are clamped.
-        data_path: text file for `context` instead of the run's corpus, in the vocabulary of the checkpoint.
+        data_path: the run's own files where they have moved, or others, for `context`, in the vocabulary of the
+            checkpoint.
         accelerator: cpu or gpu.
         precision: 32-true; bf16-mixed for products in bfloat16 with losses in float32; auto for the faster of both
             on this machine.
@@ -39,6 +42,7 @@ class GenerateOptions:
     prompt: str | None = None
     prompts: list[str] | None = None
     prompt_file: str | None = None
+    prompt_ids: Any = None
     context: int | None = None
     position: int | None = None
     split: str = "test"
@@ -49,7 +53,7 @@ class GenerateOptions:
     temperature: float = 1.0
     seed: int = 1
     mem_len: int | None = None
-    data_path: str | None = None
+    data_path: Any = None
     accelerator: str = "cpu"
     precision: str = "32-true"
     num_threads: int | None = None

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
-from txl_lightning.data.documents import without_marks
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units, unit_name
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
@@ -52,9 +51,7 @@ class SplitScores:
 
     def values(self, losses: TokenLosses) -> dict[str, Any]:
         """Return the values of losses that `evaluation.json` has for every split and length."""
-        vocabulary, tokens = self.corpus.vocabulary, self.corpus.splits[self.split]
-        has_bytes = vocabulary.byte_lengths is not None
-        n_bytes = vocabulary.count_bytes(without_marks(tokens[losses.positions])) if has_bytes else None
+        n_bytes = self.corpus.count_bytes(self.split, losses.positions)
         units, over = self.units(losses)
         error, n_units = standard_error(losses.nll, units)
         errors = errors_by_unit(error, losses.mean, self.level)

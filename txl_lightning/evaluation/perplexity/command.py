@@ -12,8 +12,9 @@
                         tokens: how many; null with precision=32-true
     streams_start       context of the first token of every stream
     SPLIT               nll (nats per token), bpc or ppl, tokens (scored), seconds
+        bpt             bits per token, for ids
         bpb, bytes      bits per byte, and bytes of the scored tokens; no bpb and null where the bytes are not known:
-                        words, and characters that are `<unk>`
+                        words, ids without `data.bytes`, and characters that are `<unk>`
         standard_error  nll, bpc or ppl (null for a single unit), over (name of a unit), units (how many)
         left_out        tokens of the split that are not scored: first_of_streams, trimmed, max_segments
         losses          with `losses=true`, the file `losses_SPLIT.npz`: nll and positions of the scored tokens, in
@@ -240,10 +241,10 @@ def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) ->
     error, margin, over = result["standard_error"], "", ""
     if error[unit] is not None:
         margin, over = f" ± {error[unit]:.4f}", f"; ± over {error['units']:,} {error['over']}"
-    by_bytes = f", bpb {result['bpb']:.4f}" if "bpb" in shown_units(result) else ""
+    others = "".join(f", {name} {result[name]:.4f}" for name in shown_units(result)[1:])
     reasons = ", ".join(f"{n:,} {REASONS[reason]}" for reason, n in result["left_out"].items() if n)
     return (
-        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{by_bytes} over "
+        f"{split}: nll {result['nll']:.4f}, {unit} {result[unit]:.4f}{margin}{others} over "
         f"{result['tokens']:,} tokens of {corpus} ({lengths}; left out: {reasons}{over})"
     )
 

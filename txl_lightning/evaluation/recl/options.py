@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
 
@@ -36,7 +37,8 @@ class ReclOptions:
         seed: seed of the resampling and of the ablations.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
             the longest distance of its training; -1 for no limit.
-        data_path: text file to score instead of the runs' corpus; needed if no checkpoint brings a corpus.
+        data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
+            corpus.
         store: folder that keeps losses for later groups.
         batch_tokens: context tokens in a batch; null for the default of the device.
         accelerator: cpu or gpu.
@@ -67,7 +69,7 @@ class ReclOptions:
     position_windows: int = 256
     seed: int = 1
     clamp_len: int | None = None
-    data_path: str | None = None
+    data_path: Any = None
     store: str = "~/.cache/txl_lightning/losses"
     batch_tokens: int | None = None
     accelerator: str = "cpu"

@@ -114,9 +114,12 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
     if not by_bytes and len(trained) == len(members):
         return _encoded_corpus(members, trained, options)
     for member in members:
-        resets = member.trained is not None and member.trained.config.memory.reset == "document"
-        allowed = "has memory.reset=document, which needs context_unit=token and a group of checkpoints alone"
-        require(not resets, member.option, member.path, allowed)
+        config = None if member.trained is None else member.trained.config
+        resets, ids = config and config.memory.reset == "document", config and config.data.level == "ids"
+        allowed = (
+            f"has {'memory.reset=document' if resets else 'data.level=ids'}, which needs context_unit=token and a "
+        )
+        require(not (resets or ids), member.option, member.path, f"{allowed}group of checkpoints alone")
     name, content = _content(members, trained, options)
     corpus = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
     of_member = {member.name: member.tokenize(content) for member in members}

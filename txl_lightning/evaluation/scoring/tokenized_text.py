@@ -214,8 +214,8 @@ def pieces_of_text(text: TokenizedText, content: bytes, positions: Integers) -> 
 
 
 def pieces_of_symbols(vocabulary: Vocabulary, tokens: np.ndarray, positions: Integers) -> Iterator[Piece] | None:
-    """Return the tokens at `positions` of an encoded split of characters, bytes or BPE; None for words."""
-    if vocabulary.level == "word":
+    """Return the tokens at `positions` of an encoded split of characters, bytes or BPE; None for words and ids."""
+    if vocabulary.level in ("word", "ids"):
         return None
     if vocabulary.consists_of_bytes:
         encoded = [symbol.encode("latin-1") for symbol in vocabulary.symbols] or [bytes([b]) for b in range(256)]

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
-from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, plain
+from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, stored
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
@@ -209,7 +209,7 @@ def _write_run(model: TransformerXL, run_of_model: TrainedModel, target: Path) -
             "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
             "global_step": 0,
             "txl_lightning": {
-                "config": plain(_run_config(model, run_of_model.config)),
+                "config": stored(_run_config(model, run_of_model.config)),
                 "vocabulary": run_of_model.vocabulary.state_dict(),
                 "vocabulary_given": run_of_model.vocabulary_given,
                 **({"corpus": run_of_model.corpus} if run_of_model.corpus else {}),

@@ -1,0 +1,150 @@
+"""Token ids in files of NumPy: splits, documents, names, bytes, and input that is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data import ids as of_ids
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.documents import without_marks
+from txl_lightning.errors import OptionError, UserError
+
+IDS = np.arange(1000) % 37
+
+
+def corpus_of(folder: Path, path: Any, marked: bool = False, **options: Any) -> Corpus:
+    config = DataConfig(name="file", level="ids", path=path, cache_dir=str(folder / "cache"), **options)
+    return load_corpus(config, marked=marked)
+
+
+def saved(folder: Path, ids: Any, name: str = "notes.npy") -> str:
+    (folder / name).parent.mkdir(exist_ok=True)
+    np.save(folder / name, ids)
+    return str(folder / name)
+
+
+def joined(corpus: Corpus) -> np.ndarray:
+    return np.concatenate([without_marks(corpus.splits[split]) for split in SPLITS])
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", ">u2", "<i4", ">i8", "u8"])
+def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
+    corpus = corpus_of(tmp_path, saved(tmp_path, IDS.astype(dtype)), fractions=[0.5, 0.3, 0.2])
+    assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
+    assert np.array_equal(joined(corpus), IDS)
+    assert all(isinstance(corpus.splits[split].base, np.memmap) for split in SPLITS)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 500 and path.is_file()]
+    assert len(corpus.vocabulary) == 37
+    assert corpus.vocabulary.decode([3, 36]) == "3 36"
+    assert corpus.name == "notes.npy"
+
+
+@pytest.mark.parametrize("dtype", of_ids.RAW_DTYPES)
+def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path: Path, dtype: str) -> None:
+    IDS.astype(dtype).tofile(tmp_path / "notes.bin")
+    corpus = corpus_of(tmp_path, str(tmp_path / "notes.bin"), dtype=dtype, vocab_size=50)
+    assert np.array_equal(joined(corpus), IDS)
+    assert len(corpus.vocabulary) == 50
+
+
+def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
+    for name, part in {"train.bin": IDS[:800], "val.bin": IDS[800:]}.items():
+        part.astype(np.uint16).tofile(tmp_path / name)
+    paths = [str(tmp_path / name) for name in ("train.bin", "val.bin", "val.bin")]
+    corpus = corpus_of(tmp_path, paths, dtype="uint16", bytes=[1600, 1000, 300])
+    assert [corpus.splits[split].tolist() for split in SPLITS] == [IDS[:800].tolist(), *[IDS[800:].tolist()] * 2]
+    assert corpus.bytes_per_token == {"train": 2, "valid": 5, "test": 1.5}
+    assert corpus.count_bytes("test", np.arange(10)) == 15
+
+
+def test_bytes_of_the_whole_are_shared_evenly(tmp_path: Path) -> None:
+    assert set(corpus_of(tmp_path, saved(tmp_path, IDS), bytes=2500).bytes_per_token.values()) == {2.5}
+    corpus = corpus_of(tmp_path, saved(tmp_path, IDS))
+    assert (corpus.bytes_per_token, corpus.count_bytes("test", np.arange(10))) == ({}, None)
+
+
+def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_ids, "IDS_AT_ONCE", 64)  # several chunks in a document
+    for number, part in enumerate(np.split(IDS, [100, 250, 470, 700])):
+        saved(tmp_path, part.astype("u2" if number % 2 else "i8"), f"pieces/{number}.npy")
+    saved(tmp_path, np.zeros(0, np.int64), "pieces/empty.npy")
+    (tmp_path / "pieces/names.txt").write_text("not an array")
+    for marked in (False, True):
+        corpus = corpus_of(tmp_path, str(tmp_path / "pieces"), marked)
+        assert np.array_equal(joined(corpus), IDS)
+        assert corpus.documents["train"].tolist() == [0, 100, 250, 470, 700]
+        begun = np.flatnonzero(corpus.splits["train"] < 0)
+        assert begun.tolist() == (corpus.documents["train"].tolist() if marked else [])
+
+
+@pytest.mark.parametrize("start", ["7", "<go>"])
+def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, start: str) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"<go>": 7, "x": 40}))
+    path, names = saved(tmp_path, IDS), str(tmp_path / "vocab.json")
+    corpus = corpus_of(tmp_path, path, marked=True, names=names, document_start=start)
+    assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
+    assert len(corpus.vocabulary) == 41
+    assert corpus.vocabulary.decode([7, 8, 40]) == "<go> 8 x"
+    assert corpus.vocabulary.encode(b"x 8\n<go>").tolist() == [40, 8, 7]
+
+
+def test_names_are_the_lines_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("".join(f"note {number}\n" for number in range(40)))
+    corpus = corpus_of(tmp_path, saved(tmp_path, IDS), names=str(tmp_path / "names.txt"))
+    assert (len(corpus.vocabulary), corpus.vocabulary.symbols[39]) == (40, "note 39")
+    larger = corpus_of(tmp_path, saved(tmp_path, IDS), names=str(tmp_path / "names.txt"), vocab_size=64)
+    assert (len(larger.vocabulary), larger.vocabulary.symbols[63]) == (64, "63")
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (IDS / 2, {}, r"data.path=.*notes.npy: must hold an array of integers, not float64"),
+    (IDS > 3, {}, r"data.path=.*: must hold an array of integers, not bool"),
+    (np.array([{}]), {}, r"data.path=.*notes.npy: cannot be read"),
+    (IDS.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
+    (IDS[:0], {}, r"data.path=.*notes.npy: must have ids: it is empty"),
+    (IDS - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
+    (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary only ids from 0 to 35"),
+    (IDS, {"vocab_size": 0}, r"data.vocab_size=0: must be an integer >= 1"),
+    (np.array([1, 2**40]), {}, r"data.vocab_size=1099511627777: must be an integer >= 1 and below 2\^31"),
+    (IDS, {"bytes": [1, 2]}, r"data.bytes=\[1, 2\]: must be the bytes of all splits together, or of each"),
+    (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
+    (IDS, {"tokenizer": "t.json"}, r"data.tokenizer=t.json: is for data.level=bpe, not ids"),
+]
+
+
+@pytest.mark.parametrize(("ids", "options", "words"), REFUSED)
+def test_input_that_is_no_sequence_of_ids_is_refused_in_one_line(
+    tmp_path: Path, ids: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words) as error:
+        corpus_of(tmp_path, saved(tmp_path, ids), **options)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/notes.bin").write_bytes(b"1234")
+    (tmp_path / "folder/more.bin").write_bytes(b"1234")
+    cases = {
+        ("odd.bin", None): r"data.dtype=None: must be uint16, uint32, int32 for odd.bin: only a .npy file states",
+        ("odd.bin", "uint16"): r"data.path=.*odd.bin: cannot be read",
+        ("text.npy", None): r"data.path=.*text.npy: cannot be read",
+        ("none.npy", None): r"data.path=.*none.npy: cannot be read \(No such file",
+        ("folder", "uint16"): r"data.path=.*folder: must have ids: it is empty, or a folder without .npy files",
+    }
+    for (name, dtype), words in cases.items():
+        with pytest.raises(OptionError, match=words):
+            corpus_of(tmp_path, str(tmp_path / name), dtype=dtype)
+    with pytest.raises(OptionError, match=r"data.path=.*: must be a .npy or .bin file, a folder .* or a list of three"):
+        corpus_of(tmp_path, [saved(tmp_path, IDS)] * 2)
+    with pytest.raises(UserError, match="the valid split is empty"):
+        corpus_of(tmp_path, saved(tmp_path, IDS[:4]))
+    config = DataConfig(name="file", level="byte", path=saved(tmp_path, IDS), dtype="uint16")
+    with pytest.raises(OptionError, match=r"data.dtype=uint16: is for data.level=ids, not byte"):
+        load_corpus(config)

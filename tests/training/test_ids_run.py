@@ -1,0 +1,174 @@
+"""Runs on token ids: every command on their checkpoints, resume, several ranks, and files that have moved."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from tests.evaluation.kept_figures import kept_figures
+from tests.training.recorded_run import recorded_losses, recorded_run
+from tests.training.small_run import tiny_config
+from txl_lightning.config.schemas import LoggerConfig, plain
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.attention import command as attention
+from txl_lightning.evaluation.attention.options import AttentionOptions
+from txl_lightning.evaluation.generate import command as generate
+from txl_lightning.evaluation.generate.options import GenerateOptions
+from txl_lightning.evaluation.perplexity import command as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.recl import command as recl
+from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.training.run import train
+
+IDS = np.arange(4000) ** 2 % 53
+SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "memory=on", "data.level=ids")
+NO_LOGGER = LoggerConfig(name="none")
+GRID: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 12, "n_positions": 20, "bootstrap": 5}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `notes.bin`, named by a relative path, and the run; the names are deleted."""
+    folder = tmp_path_factory.mktemp("ids")
+    IDS.astype(np.uint16).tofile(folder / "notes.bin")
+    (folder / "names.txt").write_text("\n".join(f"n{number}" for number in range(60)))
+    options = ("data.path=notes.bin", "data.dtype=uint16", "data.names=names.txt", "data.bytes=10000")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(tiny_config(folder, *SHORT, *options), folder / "run")
+    (folder / "names.txt").unlink()
+    return folder
+
+
+def checkpoint(folder: Path) -> str:
+    return str(folder / "run/checkpoints/best.ckpt")
+
+
+def evaluation(folder: Path, directory: Path, **options: Any) -> dict[str, Any]:
+    evaluate.run(EvaluateOptions(checkpoint(folder), **options), directory)
+    return json.loads((directory / "evaluation.json").read_text())["test"]
+
+
+def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, tmp_path: Path) -> None:
+    metrics = json.loads((run / "run/metrics.json").read_text())
+    assert OmegaConf.load(run / "run/config.yaml").data.path == str(run / "notes.bin")
+    result = evaluation(run, tmp_path)
+    assert result["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    for units in (result, {name: metrics[f"test/{name}"] for name in ("nll", "ppl", "bpt", "bpb")}):
+        assert units["ppl"] == pytest.approx(math.exp(units["nll"]))
+        assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
+        assert units["bpb"] == pytest.approx(units["bpt"] / 2.5, rel=1e-3)  # 10,000 bytes for 4,000 ids
+    assert result["bytes"] == round(result["tokens"] * 2.5)
+    assert math.isfinite(evaluation(run, tmp_path, protocol="sliding", window=8, stride=4)["nll"])
+
+
+def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Path) -> None:
+    before = evaluation(run, tmp_path)
+    (run / "notes.bin").rename(tmp_path / "moved.bin")
+    try:
+        words = (
+            r"corpus of .*best.ckpt: data.path=.*notes.bin: cannot be read \(No such .*; if it has moved, give data_pa"
+        )
+        with pytest.raises(UserError, match=words):
+            evaluation(run, tmp_path)
+        moved = {"data_path": str(tmp_path / "moved.bin")}
+        for result in (before, after := evaluation(run, tmp_path, **moved)):
+            result.pop("seconds")
+        assert after == before
+        generate.run(GenerateOptions(checkpoint(run), context=8, n_tokens=2, **moved), tmp_path)
+        with kept_figures():
+            attention.run(AttentionOptions(checkpoint(run), text_tokens=4, logger=NO_LOGGER, **moved), tmp_path)
+            given = {**GRID, **moved, "store": str(tmp_path / "store"), "logger": NO_LOGGER}
+            recl.run(ReclOptions([checkpoint(run)], **given), tmp_path)
+    finally:
+        (tmp_path / "moved.bin").rename(run / "notes.bin")
+    assert json.loads((tmp_path / "recl.json").read_text())["unit"] == "ppl"
+
+
+def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "other.npy", (IDS[:900] + 7).astype(">u4"))
+    result = evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
+    assert result["bpt"] > 0
+    assert "bpb" not in result  # the bytes of these ids are not known
+    assert evaluation(run, tmp_path, data_path=[str(tmp_path / "other.npy")] * 3)["tokens"] > 800
+    np.save(tmp_path / "other.npy", IDS + 8)
+    with pytest.raises(
+        OptionError, match=r"^data_path=.*other.npy: has the id 60, the vocabulary only ids from 0 to 59"
+    ):
+        evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
+
+
+def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
+    def generated(**prompt: Any) -> dict[str, Any]:
+        generate.run(GenerateOptions(checkpoint(run), n_tokens=5, **prompt), tmp_path)
+        return json.loads((tmp_path / "generation.json").read_text())
+
+    by_ids = generated(prompt_ids=[1, 4, 9], n_samples=2)
+    assert by_ids["prompt"]["text"] == "n1 n4 n9"
+    samples = np.load(tmp_path / "samples.npy")
+    assert samples.tolist() == [sample["tokens"] for sample in by_ids["samples"]]
+    assert by_ids["samples"][0]["text"] == " ".join(f"n{number}" for number in samples[0])
+    assert generated(prompt="n1 n4 n9", n_samples=2)["samples"] == by_ids["samples"]
+    np.save(tmp_path / "prompts.npy", [[1, 4, 9], [5, 6, 7]])
+    both = generated(prompt_ids=str(tmp_path / "prompts.npy"))["prompts"]
+    assert [one["prompt"]["tokens"] for one in both] == [[1, 4, 9], [5, 6, 7]]
+    assert both[0]["samples"][0]["tokens"] == by_ids["samples"][0]["tokens"]
+    assert np.load(tmp_path / "samples.npy").shape == (2, 5)
+    np.save(tmp_path / "floats.npy", [0.5])
+    for wrong in ([60], [], [-1], "1 4 9", [1.0], str(tmp_path / "floats.npy"), "/nowhere.npy"):
+        with pytest.raises(OptionError, match=r"^prompt_ids=.*: (must (be|hold)|cannot be read)"):
+            generated(prompt_ids=wrong)
+    with pytest.raises(OptionError, match="'x' is not among the 60 symbols"):
+        generated(prompt="n1 x")
+
+
+def test_recl_by_bytes_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"checkpoints=.*: has data.level=ids, which needs context_unit=token and a"):
+        recl.run(ReclOptions([checkpoint(run)], context_unit="byte", logger=NO_LOGGER, **GRID), tmp_path)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> tuple[str, ...]:
+    np.save(tmp_path / "notes.npy", IDS)
+    return (*SHORT, f"data.path={tmp_path / 'notes.npy'}", "optimizer.schedule=constant", "model.dropout=0")
+
+
+def test_a_resumed_run_continues_with_a_moved_file(options: tuple[str, ...], tmp_path: Path) -> None:
+    losses = {}
+    for name, further in {"whole": (), "half": ("trainer.max_steps=3",), "resumed": ("resume",)}.items():
+        if name == "resumed":
+            (tmp_path / "notes.npy").rename(tmp_path / "moved.npy")
+            last = tmp_path / "half/checkpoints/last.ckpt"
+            further = (f"resume={last}", f"data.path={tmp_path / 'moved.npy'}", "data.bytes=8000")
+        (tmp_path / name).mkdir()
+        recorded_run(plain(tiny_config(tmp_path, *options, *further)), str(tmp_path / name), {})
+        losses[name] = recorded_losses(tmp_path / name)
+    assert losses["resumed"] == losses["whole"][3:]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(
+    options: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = train(tiny_config(tmp_path, *options), tmp_path / "one")
+    assert capfd.readouterr().err.count("data.vocab_size=53: the largest id of notes.npy, plus one") == 1
+    two = train(tiny_config(tmp_path, *options, "trainer.devices=2"), tmp_path / "two")
+    assert capfd.readouterr().err.count("data.vocab_size=53") == 1
+    assert two["test/nll"] == pytest.approx(one["test/nll"], rel=1e-4)
+
+
+def test_documents_of_a_folder_reset_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "pieces").mkdir()
+    for number, piece in enumerate(np.split(IDS, 40)):
+        np.save(tmp_path / f"pieces/{number:03}.npy", piece)
+    documents = (*SHORT, f"data.path={tmp_path / 'pieces'}", "memory.reset=document")
+    train(tiny_config(tmp_path, *documents), tmp_path / "run")
+    result = evaluation(tmp_path, tmp_path)
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert result["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
+    generate.run(GenerateOptions(checkpoint(tmp_path), context=30, n_tokens=3), tmp_path)
+    assert np.load(tmp_path / "samples.npy").min() >= 0
