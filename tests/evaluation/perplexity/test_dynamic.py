@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.evaluation.perplexity.scored import result
+from tests.evaluation.perplexity.test_evaluate_values import by_blocks
 from tests.evaluation.small_runs import SmallRuns
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import Corpus, load_corpus
@@ -186,7 +187,8 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
         assert learned["tokens"] == test["tokens"] == len(positions)
         below = learned["below_static"]
         assert below["nll"] == pytest.approx((before.astype(float) - nll).mean(), rel=1e-6)
-        assert below["nll"] > 10 * below["standard_error"]["nll"] > 0
+        error, _ = by_blocks(before - nll, positions)
+        assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-5)
 
 
 def test_lines_have_the_difference_and_its_interval(runs: SmallRuns, tmp_path: Path) -> None:
