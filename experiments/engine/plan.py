@@ -88,7 +88,7 @@ class Plan:
     def seconds(self, job: Job) -> float:
         """Return the estimated wall-clock seconds of one job."""
         profile = self.setup.profile
-        fixed = profile.seconds.get(job.command, 30.0)
+        fixed = profile.seconds.get(job.name, profile.seconds.get(job.command, 30.0))
         if job.command != "train":
             return fixed
         return fixed + tokens_read(job) * token_cost(job, profile) / self.tokens_per_second

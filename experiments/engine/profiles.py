@@ -32,9 +32,10 @@ class Profile:
             no_recurrence, shaw, absolute, lstm, qrnn and adam. Those of lstm and qrnn have the sizes that give as many
             parameters as the Transformer-XL of Table 8's group 1.
         evaluate, recl, speed, attention, generate: overrides of these commands.
+        dynamic: overrides of the dynamic evaluation, by the command evaluate.
         tokens_per_second: estimated speed of one training.
         measured: origin of `tokens_per_second`.
-        seconds: estimated seconds of one job by command; for `train` the time outside of its steps.
+        seconds: estimated seconds of one job, by its name or else by command; for `train` the time outside its steps.
         devices: devices of one training.
         main: published models to train if their corpora are present, as files of `conf/experiment/paper`.
         main_warmup_steps: warm-up of those models when they train only as long as the profile's own runs;
@@ -58,6 +59,7 @@ class Profile:
     speed: tuple[str, ...]
     attention: tuple[str, ...]
     generate: tuple[str, ...]
+    dynamic: tuple[str, ...]
     tokens_per_second: float
     measured: str
     seconds: dict[str, float]

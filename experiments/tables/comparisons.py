@@ -236,7 +236,7 @@ def _by_text(outcomes: Outcomes, value: Callable[[Evaluation], float]) -> list[l
         defaultdict[str, dict[str, dict[int, float]]](dict),
     )
     for job in outcomes.jobs:
-        if job.command == "evaluate" and outcomes.has(job):
+        if "select_on=valid" in job.overrides and outcomes.has(job):
             run = evaluation(job, outcomes, seeds[job.needs[0]])
             found[run.found["corpus"]["sha256"]].setdefault(job.arm, {})[run.seed] = value(run)
     return [list(arms.values()) for arms in found.values()]

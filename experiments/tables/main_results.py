@@ -1,8 +1,8 @@
 """Tables 1 to 5: the main results, for the corpora on this machine.
 
 Paper: Transformer-XL is better than recurrent and vanilla Transformer models of its size on five corpora.
-Runs: arms of Tables 6 and 8 side by side; with the larger profiles also the published models
-(`conf/experiment/paper`) whose corpora are there.
+Runs: arms of Tables 6 and 8 side by side, and dynamic evaluation (Krause et al. 2019) of the first; with the larger
+profiles also the published models (`conf/experiment/paper`) whose corpora are there.
 Writes: a table of our arms, and each of the paper's tables that has a published model that was run.
 """
 
@@ -10,11 +10,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.dynamic_evaluation import DYNAMIC
 from experiments.engine.jobs import Job, Outcomes, at_hand, composed, unit_of
 from experiments.engine.profiles import Setup
 from experiments.paper import MAIN_RESULTS, ResultRow
-from experiments.report.sections import Cell, Section, Table, cell, label, ours, paper
-from experiments.tables.arms import PLACES, Arm, devices_for, kept, trainings
+from experiments.report.sections import (
+    DIGITS,
+    Cell,
+    Section,
+    Table,
+    cell,
+    decimal,
+    interval,
+    label,
+    ours,
+    paper,
+)
+from experiments.tables.arms import (
+    PLACES,
+    Arm,
+    Variant,
+    devices_for,
+    in_precision_of_training,
+    kept,
+    training,
+    trainings,
+)
 from experiments.tables.length_sweep import WINDOWS, Evaluations, evaluations, loss_cell, with_sweeps
 from txl_lightning.config.schemas import DataConfig
 
@@ -30,6 +51,9 @@ ARMS = {
     Arm(baseline="qrnn"): "QRNN",
     Arm(baseline="lstm"): "LSTM",
 }
+LEARNING = Arm(variant=Variant("dynamic evaluation", lambda config: ()))  # names a row: the run is that of Arm()
+TITLES = {**ARMS, LEARNING: "Transformer-XL, dynamic evaluation"}
+NORMAL_95 = 1.96  # standard errors on each side of a 95 % interval
 NEAREST_TABLE = {"bpc": 2, "ppl": 1}  # the paper's table whose corpus has tokens of the same kind
 NEAREST_MODEL = {  # rows there of the same kind of model
     (2, Arm()): "Transformer-XL 12 layers",
@@ -54,7 +78,15 @@ STANDARD, LARGE = "wt103_base", "wt103_large"
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the runs of all tables."""
-    return [*with_sweeps(_runs(setup), setup), *published_runs(setup).values()]
+    return [*with_sweeps(_runs(setup), setup), *published_runs(setup).values(), dynamic_job(setup)]
+
+
+def dynamic_job(setup: Setup) -> Job:
+    """Return the dynamic evaluation of the first run, at rates chosen on validation."""
+    run = training(Arm(), setup.profile.seeds[0], setup)
+    given = in_precision_of_training(setup.profile.dynamic, setup)
+    words = (f"checkpoint={run.checkpoint}", "splits=[test]", "dynamic.search=true", *given)
+    return Job(f"dynamic-seed{run.seed}", "evaluate", words, LEARNING.title, needs=(run.name,))
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
@@ -74,10 +106,12 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{corpus['name']}, {corpus['level']} level, {first['tokens']:,} tokens of training. Test "
             "loss of the weights with the best validation loss, at training's lengths; without recurrence in "
             f"{WINDOWS}. The paper's numbers are of the same kind of model on another corpus: compare their order only."
+            " Dynamic evaluation learns from every segment once it is scored; the number beside ours is that of Krause "
+            "et al. (2019) for the paper's largest model."
             f"{left_out}"
         ),
         tables=(
-            _our_table(trained, evaluations(runs, setup, outcomes)),
+            _our_table(trained, evaluations(runs, setup, outcomes), _learned(setup, outcomes)),
             *(_paper_table(table, published) for table in sorted({PUBLISHED[name][0] for name in published})),
         ),
     )
@@ -128,20 +162,33 @@ def _runs(setup: Setup) -> dict[Arm, list[Job]]:
     return {arm: trainings(arm, setup) for arm in kept(ARMS, setup)}
 
 
-def _our_table(trained: dict[Arm, dict[str, Any]], found: Evaluations) -> Table:
+def _learned(setup: Setup, outcomes: Outcomes) -> dict[str, Any] | None:
+    """Return `evaluation.json` of dynamic evaluation; None before it is finished."""
+    job = dynamic_job(setup)
+    return outcomes.result(job, "evaluation.json") if outcomes.has(job) else None
+
+
+def _our_table(trained: dict[Arm, dict[str, Any]], found: Evaluations, learned: dict[str, Any] | None) -> Table:
     first = trained[Arm()]
     unit = unit_of(first)
     nearest = NEAREST_TABLE[unit]
     theirs = MAIN_RESULTS[nearest]
     rows = {arm: theirs.row(model) for arm in trained if (model := NEAREST_MODEL.get((nearest, arm)))}
+    losses: dict[Arm, Cell] = {arm: loss_cell(found[arm], unit) for arm in trained}
+    notes: tuple[str, ...] = ()
+    if learned is not None:
+        trained, rows = {**trained, LEARNING: first}, {**rows, LEARNING: DYNAMIC[nearest]}
+        static, dynamic = learned["test"], learned["test"]["dynamic"]
+        losses[LEARNING] = cell(dynamic[unit], DIGITS[unit])
+        notes = (_note(static, dynamic, learned["dynamic"], unit),)
     return Table.filled(
         "main_results",
         f"Main results on {first['corpus']['name']}",
         {arm.key: arm for arm in trained},
         {
-            label("arm"): lambda arm: ARMS[arm],
+            label("arm"): lambda arm: TITLES[arm],
             ours("parameters", "parameters", "million"): lambda arm: cell(trained[arm]["parameters"] / 1e6, 2),
-            ours("loss", "test loss", unit): lambda arm: loss_cell(found[arm], unit),
+            ours("loss", "test loss", unit): lambda arm: losses[arm],
             paper("paper_parameters", f"parameters, {theirs.corpus}", "million"): lambda arm: (
                 cell(rows[arm].parameters, 0) if arm in rows else None
             ),
@@ -149,6 +196,19 @@ def _our_table(trained: dict[Arm, dict[str, Any]], found: Evaluations) -> Table:
                 cell(rows[arm].result, 2) if arm in rows else None
             ),
         },
+        notes,
+    )
+
+
+def _note(static: dict[str, Any], dynamic: dict[str, Any], rates: dict[str, Any], unit: str) -> str:
+    """Compare dynamic evaluation with static evaluation of the same tokens."""
+    below = dynamic["below_static"]
+    gain, half, digits = below[unit], NORMAL_95 * (below["standard_error"][unit] or 0.0), DIGITS[unit]
+    return (
+        f"Dynamic evaluation is of the first seed, in one stream, on the first {dynamic['tokens']:,} tokens of test. "
+        f"Static evaluation has {decimal(static[unit], digits)} {unit} there: dynamic is {decimal(gain, digits)} "
+        f"below, 95 % interval {interval(gain - half, gain + half, digits)}. Validation chose lr {rates['lr']:g} and "
+        f"decay {rates['decay']:g}."
     )
 
 

@@ -109,3 +109,12 @@ def test_panels_are_those_of_tables_and_figures(tmp_path: Path) -> None:
     lengths, series, *_ = panels["evaluate/attention_lengths"]
     assert (lengths, series) == ([4, 24, 40], {"valid": [2.75, 2.3, 2.25]})
     assert panels["config"]["splits"] == ["valid", "test"]
+
+
+def test_dynamic_scores_are_in_the_summary(tmp_path: Path) -> None:
+    learned = {"nll": 1.25, "bpc": 1.8034, "bpb": 1.5, "tokens": 5678}
+    found = {**results(), "valid": {**results()["valid"], "dynamic": learned}}
+    with logged_panels() as panels:
+        log_results(found, EvaluateOptions("path", ["valid", "test"], logger=LoggerConfig(name="wandb")), tmp_path)
+    logged = {name: value for name, value in panels["summary"].items() if "/dynamic/" in name}
+    assert logged == {f"valid/dynamic/{name}": value for name, value in learned.items()}

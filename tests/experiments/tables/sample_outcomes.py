@@ -43,7 +43,7 @@ def write_outcomes(setup: Setup, jobs: Sequence[Job], world: World = PAPER) -> N
         random_ = random.Random(job.name)
         for name, content in WRITERS[job.command](world, job, random_).items():
             (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
-        if job.command == "evaluate":
+        if "select_on=valid" in job.overrides:
             write_losses(folder, job)
         if job.command == "attention":
             maps, far = np.random.default_rng([*job.name.encode()]), np.arange(40)
@@ -67,7 +67,9 @@ def _train(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
 
 
 def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
-    """An evaluation as `txl evaluate splits=[valid,test] select_on=valid losses=true` writes it."""
+    """An evaluation as `txl evaluate splits=[valid,test] select_on=valid losses=true` writes it, or a dynamic one."""
+    if "dynamic.search=true" in job.overrides:
+        return {"evaluation.json": _dynamic(world, random_)}
     absolute = "absolute" in job.name or "al_rfou" in job.name
     swept = next((word for word in job.overrides if word.startswith("attention_lengths=")), None)
     trained = 32 if "no_recurrence" in job.name else 64
@@ -105,6 +107,17 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
     test = {"tokens": 1, "selected": selected, "memory_at_evaluation": alone}
     corpus = CORPUS | ({"sha256": "cd" * 32} if "shuffled_lines" in job.name else {})
     return {"evaluation.json": {"corpus": corpus, "valid": valid, "test": test}}
+
+
+def _dynamic(world: World, random_: random.Random) -> dict[str, Any]:
+    static, below = 4.3 + random_.random(), 0.3 * world.sign + random_.random() / 10
+    errors = {"bpc": 0.01 + random_.random() / 100}
+    errors |= {"ppl": 3 * errors["bpc"]}
+    gain = {"bpc": below, "ppl": 2**static - 2 ** (static - below), "standard_error": errors}
+    learned = {**scored(static - below), "tokens": 128_000, "below_static": gain}
+    rates = {"lr": random_.choice([1e-4, 3e-4]), "decay": random_.choice([0.0, 1e-3])}
+    corpus = CORPUS | {"level": world.level}
+    return {"corpus": corpus, "dynamic": rates, "test": {**scored(static), "tokens": 128_000, "dynamic": learned}}
 
 
 POSITIONS = 12_345

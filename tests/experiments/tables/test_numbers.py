@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,25 @@ def test_main_results(tables: dict[str, Table], finished: Setup) -> None:
             "loss": of_seeds(finished, arm, lambda found: found["test"]["selected"]["init"]["bpc"]),
         }
         check_row(table, arm, {"arm": table.title(arm), **measured, "paper_parameters": size, "paper": loss})
+    key, size = f"{ON}-dynamic_evaluation", read(finished, f"{ON}-seed1", "metrics.json")["parameters"] / 1e6
+    learned = read(finished, "dynamic-seed1", "evaluation.json")
+    static, dynamic = learned["test"]["bpc"], learned["test"]["dynamic"]
+    measured = {"parameters": size, "loss": dynamic["bpc"], "paper_parameters": 277, "paper": 0.94}
+    check_row(table, key, {"arm": "Transformer-XL, dynamic evaluation", **measured})
+    (note,) = table.notes
+    gain, half = dynamic["below_static"]["bpc"], 1.96 * dynamic["below_static"]["standard_error"]["bpc"]
+    assert f"the first 128,000 tokens of test. Static evaluation has {static:.3f} bpc there" in note
+    assert f"dynamic is {gain:.3f} below, 95 % interval [{gain - half:.3f}, {gain + half:.3f}]." in note
+    assert f"Validation chose lr {learned['dynamic']['lr']:g} and decay {learned['dynamic']['decay']:g}." in note
+
+
+def test_main_results_without_dynamic_evaluation(finished: Setup) -> None:
+    outcomes = outcomes_of(finished)
+    others = frozenset(job.name for job in outcomes.jobs if job.name != "dynamic-seed1")
+    table = SECTIONS["main_results"].section(finished, replace(outcomes, finished=others)).tables[0]
+    assert f"{ON}-dynamic_evaluation" not in table.rows
+    assert table.rows
+    assert not table.notes
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])

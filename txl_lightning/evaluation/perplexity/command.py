@@ -46,17 +46,27 @@ at the lengths of training, and a split has more entries
     memory_at_evaluation    values of a model with relative distances that was trained without memory, with a memory
                         of `memory_at_evaluation` states; null for other models; not on the split `select_on`
 
+With `dynamic.lr` or `dynamic.search` the values above are static, and there are more entries
+
+    dynamic             lr, decay, epsilon; segments of training text and their rms, the mean over all weights; search:
+                        lr, decay and nll (null if not finite) on validation
+    SPLIT dynamic       values of dynamic evaluation, from nll to left_out; with `losses=true`, losses: the file
+                        `losses_SPLIT_dynamic.npz`
+        below_static    difference of both on the same tokens, and its standard_error
+
 A recurrent model has no sweep (null) and no attention lengths (null): init and best are the same.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, Corpus
+from txl_lightning.distributed.ranks import environment
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.perplexity.attention_lengths import (
     AtLength,
@@ -72,7 +82,13 @@ from txl_lightning.evaluation.perplexity.attention_lengths import (
     write_sweeps,
 )
 from txl_lightning.evaluation.perplexity.comparison import compare_models
-from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.dynamic import (
+    DynamicEvaluation,
+    difference_line,
+    dynamic_evaluation,
+    dynamic_scores,
+)
+from txl_lightning.evaluation.perplexity.options import DynamicOptions, EvaluateOptions
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
@@ -112,6 +128,10 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     protocol = _make_protocol(trained, corpus, options)
     sweep = _plan(protocol, options)
     shown = protocol if options.select_on is None else protocol.at_training_lengths()
+    dynamic, found = None, None
+    if options.dynamic.on and isinstance(protocol, StateReuse):
+        own = corpus if options.data_path is None else checkpoint_corpus(trained, options.checkpoint)
+        dynamic, found = dynamic_evaluation(protocol, own, options.dynamic, options.sweep_tokens)
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
@@ -120,14 +140,16 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         "evaluation": shown.settings(),
         "streams_start": protocol.streams_start,
     }
-    scored = _score_splits(protocol, shown, sweep, options, directory)
+    scored = _score_splits(protocol, shown, sweep, dynamic, options, directory)
     difference = float32_difference(shown, options.splits[0])
-    results |= {**scored, "float32_difference": difference}
+    results |= {**scored, "float32_difference": difference, **({} if found is None else {"dynamic": found})}
     write_json(directory / "evaluation.json", results)
     lines = [split_line(split, results[split], corpus.name, shown.description()) for split in scored]
     if difference is not None:
         sample = f"the first {difference['tokens']:,} tokens of {difference['split']}"
         lines.append(f"{shown.precision}: nll {difference['nll']:+.5f} beside float32 on {sample}")
+    if found is not None:
+        lines += dynamic_lines(results, options, corpus.name)
     if sweep is not None:
         lines += write_sweeps(results, options.splits, directory)
     if options.logger.name == "wandb":
@@ -160,8 +182,29 @@ def _check_options(options: EvaluateOptions) -> None:
     allowed = f"must be null, or valid or train and among splits={options.splits}"
     require(split is None or split in {"valid", "train"}.intersection(options.splits), "select_on", split, allowed)
     for name in ("sweep_tokens", "memory_at_evaluation"):
+        value, used = getattr(options, name), split is not None or (name == "sweep_tokens" and options.dynamic.search)
+        require(value is None or used, name, value, "is for select_on=valid")
+    _check_dynamic(options)
+
+
+def _check_dynamic(options: EvaluateOptions) -> None:
+    dynamic = options.dynamic
+    for name, most in (("lr", math.inf), ("lrs", math.inf), ("decay", 1), ("decays", 1)):
+        value = getattr(dynamic, name)
+        values = value if isinstance(value, list) else [value or 0.0]
+        allowed = "must be >= 0" if name.startswith("lr") else "must be in 0 … 1"
+        require(bool(values) and min(values) >= 0 and max(values) <= most, f"dynamic.{name}", value, allowed)
+    require(dynamic.epsilon > 0, "dynamic.epsilon", dynamic.epsilon, "must be > 0")
+    require(dynamic.segments >= 1, "dynamic.segments", dynamic.segments, "must be an integer >= 1")
+    right = dynamic.lr is None if dynamic.search else dynamic.on or dynamic == DynamicOptions()
+    allowed = "must be null with dynamic.search=true, and given with other options of dynamic without it"
+    require(right, "dynamic.lr", dynamic.lr, allowed)
+    for name, only in (("protocol", "memory"), ("attention_lengths", None), ("select_on", None), ("models", [])):
         value = getattr(options, name)
-        require(value is None or split is not None, name, value, "is for select_on=valid")
+        allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
+        require(not dynamic.on or value == only, name, value, allowed)
+    alone = (started := environment()) is None or started.world_size() == 1
+    require(not dynamic.on or alone, "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
 
 
 def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
@@ -177,7 +220,12 @@ def _plan(protocol: ScoringProtocol, options: EvaluateOptions) -> Sweep | None:
 
 
 def _score_splits(
-    protocol: ScoringProtocol, shown: ScoringProtocol, sweep: Sweep | None, options: EvaluateOptions, directory: Path
+    protocol: ScoringProtocol,
+    shown: ScoringProtocol,
+    sweep: Sweep | None,
+    dynamic: DynamicEvaluation | None,
+    options: EvaluateOptions,
+    directory: Path,
 ) -> dict[str, Any]:
     """Score the splits as `shown`; sweep each, or choose the attention length on one. Return their entries."""
     chosen_on, files = options.select_on, directory if options.losses else None
@@ -192,6 +240,8 @@ def _score_splits(
             result["selected"] = score_chosen(*chosen, chosen_on, scores, files)
         elif files is not None:
             result["losses"] = scores.write(shown, files / f"losses_{split}.npz")
+        if dynamic is not None:
+            result["dynamic"] = dynamic_scores(shown, dynamic, scores, files)
         if split == chosen_on:
             result.setdefault("sweep", None)
         elif chosen_on is not None:
@@ -208,6 +258,8 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         return SlidingWindowProtocol(trained, corpus, *sizes, **common)
     given = {name: getattr(options, name) for name in (*MEMORY_LENGTHS, "clamp_len", "max_segments")}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if options.dynamic.on:
+        chosen.setdefault("batch_size", 1)
     own = trained.config.evaluation
     limited = with_segment_len(own, chosen.get("segment_len", own.segment_len))
     if limited.max_segments is not None:  # as many tokens with other streams, too
@@ -215,7 +267,8 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
     evaluation = replace(limited, **chosen)
     clamped = not {"segment_len", "mem_len", "compressed_len", "first", "ext_len"}.isdisjoint(chosen)
-    return StateReuse(trained, corpus, evaluation, options.cached, clamped=clamped, **common)
+    cached = options.cached and not options.dynamic.on  # keys and values would be those of earlier weights
+    return StateReuse(trained, corpus, evaluation, cached, clamped=clamped, **common)
 
 
 def float32_difference(protocol: ScoringProtocol, split: str) -> dict[str, Any] | None:
@@ -249,6 +302,28 @@ def split_line(split: str, result: dict[str, Any], corpus: str, lengths: str) ->
     )
 
 
+def dynamic_lines(results: dict[str, Any], options: EvaluateOptions, corpus: str) -> list[str]:
+    """Return the chosen rates, if they were searched, and for every split its dynamic loss and the difference.
+
+    Args:
+        results: contents of `evaluation.json`.
+        options: options of the command.
+        corpus: name of the corpus.
+    """
+    found, lrs = results["dynamic"], options.dynamic.lrs
+    rates, lines = ", ".join(f"{name} {found[name]:g}" for name in ("lr", "decay", "epsilon")), []
+    if options.dynamic.search:
+        end = "; lr is an end of dynamic.lrs" if found["lr"] in (min(lrs), max(lrs)) else ""
+        lines = [f"{rates}: lowest validation loss of {len(found['search'])}{end}"]
+    for split in options.splits:
+        result = results[split]["dynamic"]
+        lines += [
+            split_line(f"{split}, dynamic", result, corpus, rates),
+            difference_line(split, result["below_static"]),
+        ]
+    return lines
+
+
 def log_results(results: dict[str, Any], options: EvaluateOptions, directory: Path) -> None:
     """Log a W&B run: the scores as summary and table; for a sweep also its table and curves.
 
@@ -267,6 +342,8 @@ def log_results(results: dict[str, Any], options: EvaluateOptions, directory: Pa
         for split, result in scored.items():
             shown = ("nll", *shown_units(result), "tokens")
             run.summary.update({f"{split}/{name}": result[name] for name in shown})
+            learned = result.get("dynamic", {})
+            run.summary.update({f"{split}/dynamic/{name}": learned[name] for name in shown if learned})
         log_table(run, "evaluate/table", ["split", "nll", unit, f"{unit} standard error", "tokens"], rows)
         if sweeps := swept_splits(results, splits):
             log_table(run, "evaluate/table_6", *table_6(results, splits))

@@ -9,6 +9,34 @@ from txl_lightning.config.schemas import LoggerConfig
 
 
 @dataclass
+class DynamicOptions:
+    """Dynamic evaluation (see `DynamicEvaluation`): options `dynamic.NAME` of `txl evaluate`.
+
+    Args:
+        lr: η, the learning rate; null for static evaluation alone, or with `search`.
+        decay: λ, the rate of decay towards the trained weights.
+        epsilon: ε, added to the root mean square of the training gradients.
+        search: choose η of `lrs` and λ of `decays` with the lowest loss on validation.
+        lrs: learning rates of the search.
+        decays: decays of the search.
+        segments: segments of training text for the root mean square of the gradients.
+    """
+
+    lr: float | None = None
+    decay: float = 0.0
+    epsilon: float = 1e-5
+    search: bool = False
+    lrs: list[float] = field(default_factory=lambda: [3e-5, 1e-4, 3e-4, 1e-3])
+    decays: list[float] = field(default_factory=lambda: [0.0, 1e-3, 1e-2])
+    segments: int = 256
+
+    @property
+    def on(self) -> bool:
+        """Whether splits are evaluated dynamically too."""
+        return self.search or self.lr is not None
+
+
+@dataclass
 class EvaluateOptions:
     """Options of `txl evaluate`: perplexity or bits per character of a checkpoint, or bits per byte of several models.
 
@@ -20,7 +48,7 @@ class EvaluateOptions:
         splits: any of train, valid and test.
         protocol: `memory` carries the state from segment to segment; `sliding` recomputes a window of context for
             every few tokens; `both` scores `models` with both, those without a state with `sliding` alone.
-        batch_size: number of streams (protocol=memory; sliding has one).
+        batch_size: number of streams (protocol=memory; sliding has one, and so has dynamic evaluation if this is null).
         segment_len: tokens in a segment (protocol=memory).
         mem_len: memory length in tokens (protocol=memory).
         compressed_len: length of a compressed memory in states (protocol=memory).
@@ -37,10 +65,11 @@ class EvaluateOptions:
         attention_lengths: attention lengths to sweep for the columns of Table 6; null for no sweep.
         select_on: split that chooses the attention length, valid or train: the sweep runs on this split only, the
             others are scored at the lengths of training and at the chosen length; null for a sweep on every split.
-        sweep_tokens: tokens of that split to use, from its start; null for all.
+        sweep_tokens: tokens of that split, or of validation in `dynamic.search`, to use, from its start; null for all.
         unclamped: score attention lengths beyond the longest trained distance a second time, without clamp.
         memory_at_evaluation: memory length at which a model with relative distances that was trained without memory
             is scored as well, with `select_on`; null for none.
+        dynamic: dynamic evaluation as well (protocol=memory): the weights learn from every segment once it is scored.
         tolerance: how much worse than the best an attention length may be to count as reaching it, in ppl or bpc;
             null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
@@ -79,6 +108,7 @@ class EvaluateOptions:
     sweep_tokens: int | None = None
     unclamped: bool = False
     memory_at_evaluation: int | None = None
+    dynamic: DynamicOptions = field(default_factory=DynamicOptions)
     tolerance: float | None = None
     block_len: int = 1000
     losses: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,22 +40,6 @@ class TokenLosses:
         return float(self.nll.mean(dtype=np.float64))
 
 
-def token_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> TokenLosses:
-    """Score streams from their start, the state carried from segment to segment, token by token in text order.
-
-    The losses depend on the number of streams, since each starts without context: report both.
-    """
-    started = time.perf_counter()
-    segments = [nll_BT.cpu().numpy() for nll_BT in segment_losses(model, streams, max_segments)]
-    nll = np.concatenate(segments, axis=1).ravel()
-    positions = np.concatenate([streams.positions(index) for index in range(len(segments))], axis=1).ravel()
-    if (np.diff(positions) < 0).any():  # columns of shuffled sentences
-        order = positions.argsort()
-        nll, positions = nll[order], positions[order]
-    left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll)}
-    return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
-
-
 @torch.no_grad()
 def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | None = None) -> Iterator[Tensor]:
     """Yield the nll of every segment, [B, T], in nats.
@@ -73,6 +57,33 @@ def segment_losses(model: LanguageModel, streams: Streams, max_segments: int | N
             state, size = None, len(tokens)
         nll, state = model.score(tokens, targets, state)
         yield from nll.chunk(len(group))
+
+
+def token_losses(
+    model: LanguageModel,
+    streams: Streams,
+    max_segments: int | None = None,
+    by_segment: Callable[[LanguageModel, Streams, int | None], Iterator[Tensor]] = segment_losses,
+) -> TokenLosses:
+    """Score streams from their start, the state carried from segment to segment, token by token in text order.
+
+    The losses depend on the number of streams, since each starts without context: report both.
+
+    Args:
+        model: scores the tokens.
+        streams: columns of the text.
+        max_segments: stop after this many segments of each.
+        by_segment: yields the nll of every segment, [B, T], in nats.
+    """
+    started = time.perf_counter()
+    segments = [nll_BT.cpu().numpy() for nll_BT in by_segment(model, streams, max_segments)]
+    nll = np.concatenate(segments, axis=1).ravel()
+    positions = np.concatenate([streams.positions(index) for index in range(len(segments))], axis=1).ravel()
+    if (np.diff(positions) < 0).any():  # columns of shuffled sentences
+        order = positions.argsort()
+        nll, positions = nll[order], positions[order]
+    left_out = {**streams.left_out, "max_segments": streams.n_targets - len(nll)}
+    return TokenLosses(nll, positions, left_out, time.perf_counter() - started)
 
 
 def _groups(segments: Iterable[Segment], n_tokens: int) -> Iterator[list[Segment]]:
