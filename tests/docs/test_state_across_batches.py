@@ -33,6 +33,6 @@ def test_the_code_of_the_page_runs_and_its_module_trains_and_resumes(
         resumed.on_load_checkpoint(torch.load("module.ckpt", weights_only=True))
         assert torch.equal(resumed.memory.states, module.memory.states)
         again = L.Trainer(max_steps=6, **options)
-        again.fit(resumed, loader, ckpt_path="module.ckpt")
+        again.fit(resumed, loader, loader, ckpt_path="module.ckpt")
         assert again.global_step == 6
         assert not torch.equal(resumed.memory.states, module.memory.states)
