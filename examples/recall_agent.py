@@ -5,7 +5,7 @@
 In every episode the agent walks along a corridor of 5 to 12 steps. At the first step it sees one of four signs, then
 bare walls, and at the end a junction with four ways; only the way of the sign is rewarded. The same agent is trained
 with memory and without it, by plain policy gradient (REINFORCE, Williams 1992), and both success rates are printed.
-Without memory nothing beats chance, 25 %: at the junction the sign is out of sight. Both take about a minute on one core.
+Without memory nothing beats chance, 25 %: at the junction the sign is out of sight. It takes a minute on one core.
 """
 
 import argparse
