@@ -65,7 +65,7 @@ class Architecture:
     """Fields of every model.
 
     Args:
-        vocab_size: V, number of tokens.
+        vocab_size: V, number of tokens; None for a model without embedding and softmax, which reads inputs.
         n_layer: N, layers.
         d_model: D, width of the hidden states.
         dropout: probability; see the model for the places.
@@ -79,7 +79,7 @@ class Architecture:
         OptionError: a value is not allowed; the message names it.
     """
 
-    vocab_size: int
+    vocab_size: int | None
     n_layer: int = 12
     d_model: int = 512
     dropout: float = 0.1
@@ -94,7 +94,7 @@ class Architecture:
                 allows, allowed = RULES[name]
                 require(allows(value), name, list(value) if isinstance(value, tuple) else value, allowed)
         below = f"must be below the {self.vocab_size} tokens of the vocabulary"
-        require(max(self.cutoffs, default=0) < self.vocab_size, "cutoffs", list(self.cutoffs), below)
+        require(max(self.cutoffs, default=-1) < (self.vocab_size or 0), "cutoffs", list(self.cutoffs), below)
         narrowest = (self.d_embed or self.d_model) // self.div_val ** len(self.cutoffs)
         require(narrowest >= 1, "div_val", self.div_val, "must leave the last cluster an embedding of width >= 1")
 
@@ -248,6 +248,11 @@ class TransformerXLConfig(Architecture):
         ]
         for name, wrong, allowed in refused:
             require(not wrong, name, getattr(self, name), allowed)
+
+    def require_for_reset(self, **values: Any) -> None:
+        """Raise `OptionError` unless these fields have the values that a memory with streams that were reset needs."""
+        for name, value in values.items():
+            require(getattr(self, name) == value, name, getattr(self, name), f"must be {value} with memory.reset()")
 
     @property
     def compresses(self) -> bool:

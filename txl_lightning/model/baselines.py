@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import RecurrentConfig
-from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
+from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout, initialize
 from txl_lightning.model.memory import CarriedState
@@ -216,8 +216,8 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = TokenEmbedding(config)
-        self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
+        self.embedding = make_embedding(config)
+        self.softmax = make_softmax(config, self.embedding)
         self.dropout, self.hidden_dropout = Dropout(config.dropout), Dropout(config.hidden_dropout)
         layer = LAYERS[config.cell]
         self.layers = nn.ModuleList(layer(config.d_model, config.weight_dropout) for _ in range(config.n_layer))
@@ -236,11 +236,16 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
 
     def start_memory(self, batch_size: int, static: bool = False) -> RecurrentState:
         """Return zeros, the state before the first token of B streams; its shape never changes, `static` or not."""
-        zeros = self.embedding.tables[0].new_zeros(self.config.n_layer, batch_size, self.config.d_model)
+        zeros = next(self.parameters()).new_zeros(self.config.n_layer, batch_size, self.config.d_model)
         return RecurrentState(zeros, zeros)
 
     def forward(
-        self, tokens_BT: Int[Tensor, "B T"], state: RecurrentState | None = None, n_last: int | None = None
+        self,
+        tokens_BT: Int[Tensor, "B T"] | None = None,
+        state: RecurrentState | None = None,
+        n_last: int | None = None,
+        *,
+        inputs_BTD: Float[Tensor, "B T D"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], RecurrentState]:
         """Return the outputs of the last layer, after dropout, and the state after the last token.
 
@@ -248,16 +253,18 @@ class RecurrentLanguageModel(ScoringModel, nn.Module):
             tokens_BT: T consecutive tokens of B streams.
             state: returned for the previous segment; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose outputs are returned; None for all.
+            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
 
         Raises:
-            ValueError: the state is of another number of streams.
+            ValueError: the state is of another number of streams; see also `embed`.
         """
+        hidden_BTD = self.dropout(self.embed(tokens_BT, inputs_BTD))
+        B = len(hidden_BTD)
         if state is None:
-            state = self.start_memory(tokens_BT.shape[0])
-        if state.batch_size != tokens_BT.shape[0]:
-            raise ValueError(f"state of {state.batch_size} streams given with tokens of {tokens_BT.shape[0]} streams")
+            state = self.start_memory(B)
+        if state.batch_size != B:
+            raise ValueError(f"state of {state.batch_size} streams given with tokens of {B} streams")
         previous_NBD, cells_NBD = state.previous.detach(), state.cells.detach()
-        hidden_BTD = self.dropout(self.embedding(tokens_BT))
         carried: list[tuple[Tensor, Tensor]] = []
         for n, layer in enumerate(self.layers):
             input_BTD = self.hidden_dropout(hidden_BTD) if n else hidden_BTD

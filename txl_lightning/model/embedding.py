@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from txl_lightning.config.architecture import Architecture
+from txl_lightning.errors import OptionError
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
 
 ROWS_BYTES = 1 << 20  # of the rows whose gradient is computed at a time on the CPU
@@ -33,9 +34,9 @@ class TokenEmbedding(nn.Module):
     def __init__(self, config: Architecture) -> None:
         super().__init__()
         self.d_model, self.div_val = d_model, div_val = config.d_model, config.div_val
-        self.edges = (0, *config.cutoffs, config.vocab_size)
+        self.edges = (0, *config.cutoffs, config.vocab_size or 0)
         self.n_clusters, d_embed = len(config.cutoffs) + 1, config.d_embed or d_model
-        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [config.vocab_size]  # noqa: E741
+        sizes = [r - l for l, r in self.ranges()] if div_val > 1 else [self.edges[-1]]  # noqa: E741
         widths = [d_embed // div_val**i for i in range(len(sizes))]
         self.tables = nn.ParameterList(torch.empty(n, width) for n, width in zip(sizes, widths, strict=True))
         for table in self.tables:
@@ -163,6 +164,26 @@ class TokenSoftmax(nn.Module):
         weight = torch.cat([embedding.rows(0), self.cluster_weight])
         bias = torch.cat([self.bias[: embedding.edges[1]], self.cluster_bias])
         return F.linear(self._project(hidden, 0, embedding), weight, bias)
+
+
+class NoVocabulary(nn.Module):
+    """Embedding and softmax of a model with `vocab_size=None`: refuses tokens, losses and distributions."""
+
+    def forward(self, *_: object) -> Tensor:
+        """Raise `OptionError`."""
+        raise OptionError("vocab_size", None, "must be given for tokens and losses; without it give inputs_BTD")
+
+    log_probabilities = forward
+
+
+def make_embedding(config: Architecture) -> Any:
+    """Return the embedding of a model."""
+    return TokenEmbedding(config) if config.vocab_size else NoVocabulary()
+
+
+def make_softmax(config: Architecture, embedding: Any) -> Any:
+    """Return the softmax of a model with this embedding."""
+    return TokenSoftmax(embedding, config.tie_projections) if config.vocab_size else NoVocabulary()
 
 
 def negative_log_likelihood(

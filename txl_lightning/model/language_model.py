@@ -27,7 +27,23 @@ class SelectiveModel(Protocol):
 
 
 class ScoringModel:
-    """Losses and distributions from a model's hidden states, by its `softmax` and `embedding`."""
+    """Inputs, and losses and distributions from hidden states, by a model's `embedding` and `softmax`."""
+
+    def embed(
+        self: Any, tokens_BT: Int[Tensor, "B T"] | None, inputs_BTD: Float[Tensor, "B T D"] | None
+    ) -> Float[Tensor, "B T D"]:
+        """Return the scaled embeddings of the tokens, or the inputs that take their place.
+
+        Raises:
+            OptionError: tokens are given to a model without a vocabulary.
+            ValueError: both or none of them are given, or the inputs are not of width D.
+        """
+        if (tokens_BT is None) == (inputs_BTD is None):
+            raise ValueError("give either tokens or inputs_BTD")
+        if inputs_BTD is not None and inputs_BTD.shape[2:] != (self.config.d_model,):
+            raise ValueError(f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}")
+        embedded_BTD: Tensor = self.embedding(tokens_BT) if inputs_BTD is None else inputs_BTD
+        return embedded_BTD
 
     def score(
         self: Any, tokens_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T_targets"], memory: Any = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from txl_lightning.model.positions import states_of_document
@@ -44,6 +44,19 @@ class CarriedState:
         """Copy the state to a device."""
         return self._changed(lambda x: x.to(device))
 
+    def reset(self: State, done_B: Bool[Tensor, " B"]) -> State:
+        """Let the streams where `done_B` is true start from scratch: their next token is the first of an episode.
+
+        Such a stream computes what it computes after `start_memory`; all others are unchanged bit by bit.
+
+        Args:
+            done_B: on any device.
+
+        Raises:
+            ValueError: it does not have one value for each stream.
+        """
+        return self._changed(lambda x: x.masked_fill(_one_each(done_B, self.batch_size).to(x.device)[:, None], 0.0))
+
     @classmethod
     def join(cls: type[State], parts: Sequence[State]) -> State:
         """Join the states of neighbouring columns, in the order of their columns.
@@ -58,6 +71,8 @@ class CarriedState:
             if found != expected:
                 raise ValueError(f"parts do not join: first column and filled are {found}, expected {expected}")
             column += part.batch_size
+        if len({frozenset(part._tensors()) for part in parts}) > 1:  # some had a reset
+            parts = [part.reset(torch.zeros(part.batch_size, dtype=torch.bool)) for part in parts]
         parts_of_tensors = [part._tensors() for part in parts]
         joined = {
             name: torch.cat([tensors[name] for tensors in parts_of_tensors], dim=_streams_axis(x))
@@ -87,6 +102,20 @@ def _streams_axis(x: Tensor) -> int:
     return min(1, x.ndim - 1)
 
 
+def _one_each(done_B: Tensor, n_streams: int) -> Tensor:
+    if done_B.shape != (n_streams,):
+        raise ValueError(f"done_B of shape {tuple(done_B.shape)} given for {n_streams} streams")
+    return done_B
+
+
+def after_reset(memory: Any, done_B: Bool[Tensor, " B"], device: torch.device) -> Int[Tensor, " B"]:
+    """Return `in_document_B` of a memory of states, or of keys and values, after `reset`."""
+    states_B = memory.in_document_B
+    if states_B is None:
+        states_B = torch.full((memory.batch_size,), memory.filled, device=device)
+    return states_B.masked_fill(_one_each(done_B, memory.batch_size).to(device), -1)
+
+
 @dataclass(frozen=True)
 class Memory(CarriedState):
     """Inputs of the layers at earlier tokens (paper §3.2).
@@ -98,8 +127,8 @@ class Memory(CarriedState):
         states: the states, oldest first; with `config.first` the oldest are the first of the stream. M may be below the
             model's `memory_slots` (a memory that grows) or equal to it from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
-        in_document_B: number of states, counted from the newest, that belong to each stream's present document; None
-            unless the memory is reset at documents.
+        in_document_B: number of states, counted from the newest, that belong to each stream's present document or
+            episode, -1 before its first token (`reset`); None unless the memory is reset.
         tokens_nBD: memory tokens that the next segment reads; None for a model without any.
         keeps_gradient: whether the next memory keeps the gradient of its states and tokens, so that a later loss
             reaches them; otherwise they are stored without (SG in the paper). Training sets it for the segments of one
@@ -111,6 +140,10 @@ class Memory(CarriedState):
     in_document_B: Int[Tensor, " B"] | None = None
     tokens_nBD: Float[Tensor, "n B D"] | None = field(default=None, kw_only=True)
     keeps_gradient: bool = field(default=False, compare=False, kw_only=True)
+
+    def reset(self, done_B: Bool[Tensor, " B"]) -> Memory:
+        """Let some streams start from scratch; see `CarriedState.reset`. Their states stay, and are hidden."""
+        return replace(self, in_document_B=after_reset(self, done_B, self.states.device))
 
     @property
     def length(self) -> int:
@@ -168,7 +201,7 @@ class Memory(CarriedState):
         return replace(self, states=states, filled=min(longest, written), in_document_B=in_document_B)
 
     def document_states(self) -> Int[Tensor, " B"]:
-        """Return `in_document_B`; of a memory that was not reset so far, all states belong to one document."""
+        """Return `in_document_B`, at least 0; if the memory was not reset so far, all states are of one document."""
         if self.in_document_B is not None:
-            return self.in_document_B
+            return self.in_document_B.clamp(min=0)
         return torch.full((self.batch_size,), self.filled, device=self.states.device)

@@ -158,17 +158,21 @@ def without_marks(tokens_BT: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
 
 
 def first_of_documents(
-    tokens_BT: Int[Tensor, "B T"], n_memory: int, in_document_B: Int[Tensor, " B"]
+    tokens_BT: Int[Tensor, "B T"] | None, n_tokens: int, n_memory: int, in_document_B: Int[Tensor, " B"]
 ) -> Int[Tensor, "B T"]:
     """Return the first of the K = M + T keys that belongs to the document of each token.
 
     Args:
-        tokens_BT: tokens, marked where a document begins.
+        tokens_BT: tokens, marked where a document begins; None if none begins among them.
+        n_tokens: T.
         n_memory: M.
         in_document_B: number of states of the memory, counted from the newest, of the last document before the tokens.
     """
-    places_T = torch.arange(n_memory, n_memory + tokens_BT.shape[1], device=tokens_BT.device)
-    return torch.where(tokens_BT < 0, places_T, n_memory - in_document_B[:, None]).cummax(dim=1).values
+    first_B1 = n_memory - in_document_B[:, None]
+    if tokens_BT is None:
+        return first_B1.expand(-1, n_tokens)
+    places_T = torch.arange(n_memory, n_memory + n_tokens, device=tokens_BT.device)
+    return torch.where(tokens_BT < 0, places_T, first_B1).cummax(dim=1).values
 
 
 def hide_other_documents(mask_TK: Float[Tensor, "T K"], first_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T K"]:

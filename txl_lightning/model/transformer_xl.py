@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
-from txl_lightning.model.embedding import TokenEmbedding, TokenSoftmax
+from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
@@ -102,6 +102,10 @@ class TransformerXL(ScoringModel, nn.Module):
 
         nll, memory = model.score(tokens, targets, memory)
 
+    With `vocab_size=None` it has no embedding and no softmax, and is a memory for other inputs:
+
+        hidden, memory = model(inputs_BTD=inputs, memory=memory)
+
     Args:
         config: architecture and the default lengths of memory and attention.
     """
@@ -110,12 +114,12 @@ class TransformerXL(ScoringModel, nn.Module):
         super().__init__()
         self.config = config
         self.encoding = ENCODINGS[config.encoding](config)
-        self.embedding = TokenEmbedding(config)
+        self.embedding = make_embedding(config)
         self.dropout = Dropout(config.dropout)
         layers = [TransformerXLLayer(config) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
-        self.softmax = TokenSoftmax(self.embedding, config.tie_projections)
+        self.softmax = make_softmax(config, self.embedding)
         initialize(self, config.init_std)
         self.encoding.initialize()
         for layer in layers:
@@ -172,7 +176,7 @@ class TransformerXL(ScoringModel, nn.Module):
         """
         config, zeros = self.config, self.config.memory_start == "zeros"
         length = config.memory_slots if zeros or (static and not config.compresses) else 0
-        states = self.embedding.tables[0].new_zeros(config.n_layer, batch_size, length, config.d_model)
+        states = next(self.parameters()).new_zeros(config.n_layer, batch_size, length, config.d_model)
         filled = length if zeros else 0
         if config.compresses:
             return CompressiveMemory(states, filled, n_compressed=max(0, length - config.mem_len))
@@ -181,12 +185,27 @@ class TransformerXL(ScoringModel, nn.Module):
         tokens_nBD = None if self.memory_tokens is None else self.memory_tokens.start(batch_size)
         return Memory(states, filled, in_document_B=none_B, tokens_nBD=tokens_nBD)
 
+    def _with_starts(self, memory: Memory) -> Memory:
+        """Give the streams that start from scratch (`Memory.reset`) what `start_memory` has: memory tokens or zeros."""
+        if memory.in_document_B is None:
+            return memory
+        self.config.require_for_reset(first=0, compressed_len=0)
+        begins_B1, tokens_nBD = memory.in_document_B[:, None] < 0, memory.tokens_nBD
+        if self.memory_tokens is not None and tokens_nBD is not None:
+            tokens_nBD = torch.where(begins_B1, self.memory_tokens.start(memory.batch_size), tokens_nBD)
+            memory = replace(memory, tokens_nBD=tokens_nBD)
+        if self.config.memory_start == "zeros":
+            return replace(memory, states=memory.states.masked_fill(begins_B1[..., None], 0.0), in_document_B=None)
+        return memory
+
     def forward(
         self,
-        tokens_BT: Int[Tensor, "B T"],
+        tokens_BT: Int[Tensor, "B T"] | None = None,
         memory: Memory | None = None,
         n_last: int | None = None,
         places_Q: Int[Tensor, " Q"] | None = None,
+        *,
+        inputs_BTD: Float[Tensor, "B T D"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], Memory]:
         """Return the hidden states of the last layer, after its norm and dropout, and the memory for the next segment.
 
@@ -198,23 +217,25 @@ class TransformerXL(ScoringModel, nn.Module):
             memory: returned for the previous segment; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
             places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`; None for all.
+            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets the gradient.
 
         Raises:
-            ValueError: the memory is of another number of streams, or of another kind.
+            OptionError: tokens are given to a model without a vocabulary, or the memory was reset and cannot be.
+            ValueError: the memory is of another number of streams, or of another kind; see also `embed`.
         """
         config, compressor = self.config, self.compressor if self.config.compresses else None
-        memory_tokens, (B, T) = self.memory_tokens, tokens_BT.shape
+        memory_tokens, first_BT = self.memory_tokens, None
+        marked_BT = tokens_BT if config.memory_reset == "document" else None
+        hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD)
+        B, T = hidden_BTD.shape[:2]
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         if isinstance(memory, CompressiveMemory) != config.compresses:
             raise ValueError(f"{type(memory).__name__} given to a model with compressed_len={config.compressed_len}")
-        M, first_BT = memory.length, None
-        if config.memory_reset == "document":
-            first_BT = first_of_documents(tokens_BT, M, memory.document_states())
-            tokens_BT = without_marks(tokens_BT)
-        hidden_BTD, n_returned = self.embedding(tokens_BT), T if n_last is None else n_last
+        memory = self._with_starts(memory)
+        M, n_returned = memory.length, T if n_last is None else n_last
         if memory_tokens is not None:
             if memory.tokens_nBD is None:
                 raise ValueError(f"a memory without memory tokens given to a model with n_tokens={config.n_tokens}")
@@ -223,12 +244,13 @@ class TransformerXL(ScoringModel, nn.Module):
         hidden_BTD = self.dropout(self.encoding.embed(hidden_BTD, config.clamp_len))
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
         mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD, config.n_first)
-        if first_BT is not None:
-            mask_TK = hide_other_documents(mask_TK, first_BT)
         visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len, config.n_first)
         if memory_tokens is not None:
             positions = [of_layer.without_distance_k() for of_layer in positions]
             visible = memory_tokens.see(visible, M)
+        if marked_BT is not None or memory.in_document_B is not None:
+            first_BT = first_of_documents(marked_BT, T, M, memory.document_states())
+            visible = visible._replace(mask_TK=hide_other_documents(visible.mask_TK, first_BT))
 
         inputs: list[Tensor] = []
         usage: list[Tensor] = []

@@ -17,7 +17,7 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.perplexity.command import run
 from txl_lightning.evaluation.perplexity.comparison import piece_losses
-from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.options import DynamicOptions, EvaluateOptions
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText
 
@@ -138,6 +138,7 @@ def test_what_cannot_be_compared_is_named(runs: SmallRuns, pairs: str, tmp_path:
         ({"models": [COUNTS], "checkpoint": checkpoint}, "checkpoint=.*: is for a checkpoint"),
         ({"models": [COUNTS], "attention_lengths": [4]}, r"attention_lengths=\[4\]: is for a checkpoint"),
         ({"models": [COUNTS], "losses": True}, "losses=True: is for a checkpoint"),
+        ({"models": [COUNTS], "dynamic": DynamicOptions(lr=1e-3)}, r"models=.*: must be \[\] for dynamic"),
         ({"models": [COUNTS], "max_segments": 3}, "max_segments=3: is for a checkpoint"),
         ({"models": [COUNTS], "logger": LoggerConfig(name="wandb")}, "logger=wandb: must be none with models"),
         ({"models": [COUNTS], "dtype": "int8"}, "dtype=int8: must be one of float32"),

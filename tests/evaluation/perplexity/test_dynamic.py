@@ -267,7 +267,6 @@ def test_impossible_rates_are_named(runs: SmallRuns, tmp_path: Path, given: dict
         ({"protocol": "sliding"}, "^protocol=sliding: must be memory for dynamic evaluation"),
         ({"attention_lengths": [8]}, r"^attention_lengths=\[8\]: must be null for dynamic evaluation"),
         ({"select_on": "valid"}, "^select_on=valid: must be null for dynamic evaluation"),
-        ({"models": ["py:x.y"]}, r"^models=.*: must be \[\] for dynamic evaluation"),
         ({"sweep_tokens": 80}, "^sweep_tokens=80: is for select_on=valid"),
     ],
 )

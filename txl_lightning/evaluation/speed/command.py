@@ -167,7 +167,7 @@ def _warmed_up_schemes(
     schemes: Schemes = {}
     round_seconds = 0.0
     for level, (model, vanilla) in pairs.items():
-        text_1n = random_text(model.config.vocab_size, TEXT_LEN, level == "word", options.seed).to(device)
+        text_1n = random_text(len(model.softmax.bias), TEXT_LEN, level == "word", options.seed).to(device)
         for length in sorted(options.attention_lengths):
             named = make_schemes(model.to(device), vanilla.to(device), length, options.segment_len, text_1n)
             schemes[level, length] = named

@@ -195,6 +195,7 @@ def _require_parts(
 ) -> None:
     """Raise `CheckpointError` unless another implementation has all parts of a model."""
     all_lack: dict[str, tuple[bool, str]] = {
+        "vocab_size": (config.vocab_size is None, "tokens, always"),
         "encoding": (config.encoding not in encodings, f"only {', '.join(encodings)}"),
         **{name: (getattr(config, name) != only, f"only {name}={only}") for name, only in ONLY.items()},
         "terms": (config.active_terms != config.kind.terms, f"all terms of encoding={config.encoding}, always"),
@@ -365,8 +366,8 @@ def _embedding_and_softmax(config: TransformerXLConfig, family: Family) -> Itera
 
     The column of cluster i is number `-i` in the original and `shortlist + i - 1` in the other two.
     """
-    edges, clustered, tensorflow = (0, *config.cutoffs, config.vocab_size), config.div_val > 1, family == "TensorFlow"
-    clusters, prefix = range(len(edges) - 1), PREFIXES[family]
+    edges, clustered = (0, *config.cutoffs, config.vocab_size or 0), config.div_val > 1
+    clusters, prefix, tensorflow = range(len(edges) - 1), PREFIXES[family], family == "TensorFlow"
     tables = clusters if clustered else range(1)
     if tensorflow:
         scope = f"{EMBEDDING}cutoff_{{}}/" if clustered else EMBEDDING
@@ -382,7 +383,7 @@ def _embedding_and_softmax(config: TransformerXLConfig, family: Family) -> Itera
     sizes = [end - first for first, end in pairwise(edges)]
     one_bias = not (clustered or (tensorflow and config.cutoffs))
     biases = [bias.format(i) for i in (range(1) if one_bias else clusters)]
-    yield _concatenated(biases, "softmax.bias", [config.vocab_size] if one_bias else sizes)
+    yield _concatenated(biases, "softmax.bias", [edges[-1]] if one_bias else sizes)
     columns = {"cluster_weight": "cluster_W", "cluster_bias": "cluster_b"} if config.cutoffs else {}
     for name, in_tensorflow in columns.items():
         theirs = f"{SOFTMAX}cutoff_0/{in_tensorflow}" if tensorflow else f"crit.{name}"

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.errors import require
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.language_model import ScoringModel
 from txl_lightning.model.layers import Dropout
+from txl_lightning.model.memory import after_reset
 from txl_lightning.model.positions import (
     VisibleKeys,
     attention_mask,
@@ -87,6 +88,12 @@ class KeyValueMemory:
         successor = replace(self)
         self.buffer_NPXCE = None
         return successor
+
+    def reset(self, done_B: Bool[Tensor, " B"]) -> KeyValueMemory:
+        """Let some streams start from scratch (`CarriedState.reset`); this memory cannot be used again."""
+        memory = self.spend()
+        memory.in_document_B = after_reset(self, done_B, memory._buffer().device).clamp(min=0)
+        return memory
 
     def copy(self) -> KeyValueMemory:
         """Return a second memory of the same content, to continue twice from one place.
@@ -211,7 +218,7 @@ class CachedTransformerXL(ScoringModel):
             RuntimeError: the weights changed.
         """
         self._weights.check()
-        zero_11D = self.model.embedding.tables[0].new_zeros(1, 1, self.config.d_model)
+        zero_11D = next(self.parameters()).new_zeros(1, 1, self.config.d_model)
         layers: Any = self.model.layers
         inputs = [(layer.attention, layer.attention_input(zero_11D)) for layer in layers]
         kv_NPHE = torch.stack([attention.project(input_11D)[1][:, :, 0, 0] for attention, input_11D in inputs])
@@ -228,7 +235,12 @@ class CachedTransformerXL(ScoringModel):
         return memory
 
     def __call__(
-        self, tokens_BT: Int[Tensor, "B T"], memory: KeyValueMemory | None = None, n_last: int | None = None
+        self,
+        tokens_BT: Int[Tensor, "B T"] | None = None,
+        memory: KeyValueMemory | None = None,
+        n_last: int | None = None,
+        *,
+        inputs_BTD: Float[Tensor, "B T D"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], KeyValueMemory]:
         """Return the hidden states of the last layer and the memory for the next segment.
 
@@ -236,8 +248,10 @@ class CachedTransformerXL(ScoringModel):
             tokens_BT: T consecutive tokens of B streams, extended context included.
             memory: returned by the previous call; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
+            inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
 
         Raises:
+            OptionError: the memory was reset, and the model has first states or starts with zeros.
             RuntimeError: gradients are enabled, dropout is on, or the weights changed.
             ValueError: the memory was given before, has other streams, or is another object's.
         """
@@ -247,21 +261,24 @@ class CachedTransformerXL(ScoringModel):
             raise RuntimeError("cached inference has no dropout; call eval() on the model")
         self._weights.check()
         model, config = self.model, self.config
-        B, T = tokens_BT.shape
+        marked_BT = tokens_BT if config.memory_reset == "document" else None
+        hidden_BTD = model.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD)
+        B, T = hidden_BTD.shape[:2]
         if memory is None:
             memory = self.start_memory(B)
         if memory.batch_size != B:
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
+        if memory.in_document_B is not None:
+            config.require_for_reset(first=0, memory_start="empty")
         memory = memory.spend()
         memory.make_room(T)
         first_BT = None
         if memory.in_document_B is not None:
-            first_BT = first_of_documents(tokens_BT, memory.filled, memory.in_document_B)
-            tokens_BT = without_marks(tokens_BT)
+            first_BT = first_of_documents(marked_BT, T, memory.filled, memory.in_document_B)
         layers: Any = model.layers
-        hidden_BTD = model.encoding.embed(model.embedding(tokens_BT), config.clamp_len)
+        hidden_BTD = model.encoding.embed(hidden_BTD, config.clamp_len)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)

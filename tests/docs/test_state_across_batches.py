@@ -1,0 +1,38 @@
+"""The code of docs/state-across-batches.md, in its order, and its module in a trainer that stops and resumes."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from tests.docs.pages import ROOT, blocks
+
+PAGE = ROOT / "docs/state-across-batches.md"
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:The '.*_dataloader' does not have many workers")
+def test_the_code_of_the_page_runs_and_its_module_trains_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        for code in blocks(PAGE, "python"):
+            exec(compile(code, PAGE.name, "exec"), names)
+        options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+        options |= {"enable_model_summary": False, "enable_checkpointing": False, "num_sanity_val_steps": 1}
+        module, loader = names["StatefulModule"](), names["loader"]
+        trainer = L.Trainer(max_steps=5, **options)  # epochs of three segments
+        trainer.fit(module, loader, loader)
+        assert module.memory.filled == 32
+        assert trainer.callback_metrics["val/nll"] > 0
+        trainer.save_checkpoint("module.ckpt")
+        resumed = names["StatefulModule"]()
+        resumed.on_load_checkpoint(torch.load("module.ckpt", weights_only=True))
+        assert torch.equal(resumed.memory.states, module.memory.states)
+        again = L.Trainer(max_steps=6, **options)
+        again.fit(resumed, loader, loader, ckpt_path="module.ckpt")
+        assert again.global_step == 6
+        assert not torch.equal(resumed.memory.states, module.memory.states)

@@ -1,0 +1,193 @@
+"""`memory.reset(done_B)`: some streams start from scratch between two segments, and nothing else changes."""
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.covering import product_of
+from tests.model.test_baselines import tiny_recurrent
+from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
+from txl_lightning import CachedTransformerXL, Memory
+from txl_lightning.errors import OptionError
+from txl_lightning.model.compression import CompressiveMemory
+
+EXACT = {"rtol": 0, "atol": 1e-9}
+B, T, N = 3, 4, 6
+DONE: list[list[int]] = [[], [1], [0, 1], [], [2], []]  # streams that start from scratch before each segment
+
+TOKENS = {"n_tokens": 2, "mem_len": 5}
+ARMS: dict[str, dict[str, Any]] = {
+    **{f"{name}, memory": {**options, "mem_len": 9} for name, options in ENCODINGS.items()},
+    "short memory": {"mem_len": 3},
+    "no memory": {"mem_len": 0},
+    "same length, pre-norm": {"mem_len": 5, "same_length": True, "pre_norm": True},
+    "zeros": {"mem_len": 5, "memory_start": "zeros"},
+    "documents": {"mem_len": 9, "memory_reset": "document"},
+    "gates and a sink": {"mem_len": 9, "forget_gate": True, "attention_gate": "head", "sink": True},
+    "memory tokens": {"n_tokens": 2, "mem_len": 0},
+    "memory tokens and states": TOKENS,
+    "memory tokens that see states, in their places": {**TOKENS, "tokens_see_states": True, "write_tokens": False},
+    "lstm": {"cell": "lstm"},
+    "qrnn": {"cell": "qrnn"},
+}
+
+
+def model_of(arm: str, **options: Any) -> Any:
+    options = {**ARMS[arm], **options}
+    return tiny_recurrent(**options) if "cell" in options else tiny_model(**options)
+
+
+def cached(model: Any, arm: str) -> Any:
+    """Cached inference of the model, or the model where there is none with resets."""
+    without = {"cell", "n_tokens", "memory_start"} & ARMS[arm].keys()
+    return model if without else CachedTransformerXL(model)
+
+
+def done_before(segment: int) -> Tensor:
+    return torch.tensor([row in DONE[segment] for row in range(B)])
+
+
+def hidden_of(model: Any, stream: Tensor, resets: bool = True, memory: Any = None) -> tuple[Tensor, Any]:
+    """Hidden states of all segments, with the resets of DONE or without any, and the last memory."""
+    hidden = []
+    memory = model.start_memory(B) if memory is None else memory
+    for n, tokens in enumerate(stream.split(T, dim=1)):
+        memory = memory.reset(done_before(n)) if resets else memory
+        hidden_BTD, memory = model(tokens, memory)
+        hidden.append(hidden_BTD)
+    return torch.cat(hidden, dim=1), memory
+
+
+@pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["model", "static", "cached"]))
+def test_an_episode_is_computed_as_it_is_alone_at_the_start_of_a_stream(arm: str, mode: str) -> None:
+    model, stream = model_of(arm), random_stream(B, N * T)
+    memory = model.start_memory(B, static=True) if mode == "static" else None
+    scorer = cached(model, arm) if mode == "cached" else model
+    with torch.no_grad():
+        together, _ = hidden_of(scorer, stream, memory=memory)
+        for row in range(B):
+            starts = [n for n in range(N) if n == 0 or row in DONE[n]]
+            for first, stop in zip(starts, [*starts[1:], N], strict=True):
+                alone, own = [], None
+                for tokens in stream[row : row + 1, first * T : stop * T].split(T, dim=1):
+                    hidden, own = model(tokens, own)
+                    alone.append(hidden)
+                torch.testing.assert_close(together[row, first * T : stop * T], torch.cat(alone, dim=1)[0], **EXACT)
+
+
+@pytest.mark.parametrize(("arm", "mode"), product_of(ARMS, ["train", "evaluate", "cached"]))
+def test_other_streams_do_not_change_a_bit_and_earlier_episodes_neither(arm: str, mode: str) -> None:
+    model = model_of(arm, dropout=0.1 if mode == "train" else 0.0).float()
+    model.train(mode == "train")
+    scorer = cached(model, arm) if mode == "cached" else model
+    stream = random_stream(B, N * T)
+    other = stream.clone()
+    other[1, : 2 * T] = (other[1, : 2 * T] + 1) % 11  # what stream 1 reads before its last episode
+    with torch.set_grad_enabled(mode == "train"):
+        found = []
+        for text, resets in ((stream, False), (stream, True), (other, True)):
+            torch.manual_seed(0)
+            found.append(hidden_of(scorer, text, resets)[0])
+    without, with_resets, of_other = found
+    for row, first_reset in enumerate((2, 1, 4)):
+        assert torch.equal(without[row, : first_reset * T], with_resets[row, : first_reset * T])
+    assert torch.equal(with_resets[:, 2 * T :], of_other[:, 2 * T :])
+    assert torch.equal(with_resets[[0, 2]], of_other[[0, 2]])
+    if arm != "no memory":
+        assert not torch.equal(without[1, T : 2 * T], with_resets[1, T : 2 * T])
+
+
+def test_gradients_of_an_episode_reach_the_first_memory_tokens_but_not_what_was_before() -> None:
+    model, stream = tiny_model(**TOKENS), random_stream(2, 2 * T)
+    _, memory = model(stream[:, :T])
+    before = memory.tokens_nBD.requires_grad_()
+    hidden, _ = model(stream[:, T:], memory.reset(torch.tensor([False, True])))
+    hidden[1].square().sum().backward()
+    assert model.memory_tokens.initial.grad.abs().sum() > 0
+    assert before.grad[:, 1].abs().sum() == 0
+
+
+def test_a_static_memory_keeps_its_shape() -> None:
+    model, stream = tiny_model(mem_len=9), random_stream(B, N * T)
+    memory = model.start_memory(B, static=True)
+    for n, tokens in enumerate(stream.split(T, dim=1)):
+        _, memory = model(tokens, memory.reset(done_before(n)))
+        assert memory.states.shape[2] == 9
+    assert memory.in_document_B.tolist() == [9, 9, 8]
+
+
+@pytest.mark.parametrize("arm", ["relative, memory", "zeros", "memory tokens and states", "lstm"])
+def test_a_reset_survives_a_file_and_columns_of_which_one_had_none(arm: str) -> None:
+    model, stream = model_of(arm), random_stream(B, 3 * T)
+    done = torch.tensor([True, False, False])
+    _, memory = model(stream[:, :T])
+    _, memory = model(stream[:, T : 2 * T], memory)
+    expected, _ = model(stream[:, 2 * T :], memory.reset(done))
+    parts = [memory.columns(0, 1).reset(done[:1]), memory.columns(1, 3)]
+    joined, file = type(memory).join(parts), io.BytesIO()
+    torch.save(joined.state_dict(), file)
+    file.seek(0)
+    restored = type(memory).from_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(model(stream[:, 2 * T :], restored)[0], expected)
+
+
+def test_resets_add_up_and_a_reset_of_none_changes_nothing() -> None:
+    model, stream = tiny_model(mem_len=6), random_stream(B, 2 * T)
+    _, memory = model(stream[:, :T])
+    twice = memory.reset(torch.tensor([True, False, False])).reset(torch.tensor([False, True, False]))
+    assert twice.in_document_B.tolist() == [-1, -1, 4]
+    none = memory.reset(torch.tensor([False] * B))
+    assert torch.equal(model(stream[:, T:], none)[0], model(stream[:, T:], memory)[0])
+    assert memory.in_document_B is None
+
+
+def test_what_cannot_be_reset_is_refused_in_one_line() -> None:
+    stream, done = random_stream(B, 2 * T), torch.tensor([True, False, False])
+    compressive = {"mem_len": 4, "compressed_len": 2, "compression": "max", "compression_rate": 2}
+    for options, message in (
+        (compressive, r"^compressed_len=2: must be 0 with memory.reset\(\)$"),
+        ({"first": 2}, r"^first=2: must be 0 with memory.reset\(\)$"),
+    ):
+        model = tiny_model(**{"compression_loss": "none", **options})
+        _, memory = model(stream[:, :T])
+        assert isinstance(memory, CompressiveMemory) == (options is compressive)
+        with pytest.raises(OptionError, match=message):
+            model(stream[:, T:], memory.reset(done))
+    for options, message in (
+        ({"memory_start": "zeros"}, r"^memory_start=zeros: must be empty with memory.reset\(\)$"),
+        ({"first": 2}, r"^first=2: must be 0 with memory.reset\(\)$"),
+    ):
+        scorer = CachedTransformerXL(tiny_model(**options))
+        with torch.no_grad():
+            _, memory = scorer(stream[:, :T])
+            with pytest.raises(OptionError, match=message):
+                scorer(stream[:, T:], memory.reset(done))
+        with pytest.raises(ValueError, match="this memory is spent"):
+            memory.reset(done)
+    flex = tiny_model(d_head=16).float()
+    flex.use_attention("flex")
+    with torch.no_grad(), pytest.raises(OptionError, match=r"memory.reset\(\) need eager"):
+        flex(stream, flex.start_memory(B).reset(done))
+    states: list[Any] = [tiny_model().start_memory(B), tiny_recurrent("lstm").start_memory(B)]
+    for state in [*states, CachedTransformerXL(tiny_model()).start_memory(B)]:
+        with pytest.raises(ValueError, match=r"^done_B of shape \(2,\) given for 3 streams$"):
+            state.reset(done[:2])
+
+
+def test_a_document_that_begins_in_a_segment_ends_an_episode_too() -> None:
+    model, stream = tiny_model(mem_len=9, memory_reset="document"), random_stream(B, 2 * T)
+    _, memory = model(stream[:, :T])
+    marked = stream[:, T:].clone()
+    marked[:, 2] = ~marked[:, 2]
+    reset = memory.reset(torch.tensor([True, False, False]))
+    hidden, after = model(marked, reset)
+    alone, _ = model(marked[:1])
+    torch.testing.assert_close(hidden[0], alone[0], **EXACT)
+    assert torch.equal(hidden[1:], model(marked, memory)[0][1:])
+    assert after.in_document_B.tolist() == [2, 2, 2]
+    assert isinstance(after, Memory)
+    assert replace(after, in_document_B=None).document_states().tolist() == [8, 8, 8]

@@ -1,0 +1,50 @@
+"""examples/recall_agent.py at a tiny size; at its own size memory solves the task, and without it chance is left."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.docs.pages import ROOT
+
+EXAMPLE: Path = ROOT / "examples/recall_agent.py"
+AGENT = runpy.run_path(str(EXAMPLE))
+WAYS, WALL, JUNCTION = 4, 4, 5
+
+
+def test_the_corridors_show_the_sign_once_and_reward_it_at_the_end() -> None:
+    corridors = AGENT["Corridors"](50, seed=3)
+    signs, steps, lengths, rewards = torch.zeros(50).long(), torch.zeros(50).long(), [], []
+    for _ in range(100):
+        seen = corridors.observe().argmax(dim=-1)
+        begins = steps == 0
+        assert bool((seen[begins] < WAYS).all())
+        assert bool((seen[~begins] >= WALL).all())
+        signs, steps = torch.where(begins, seen, signs), steps + 1
+        reward, done = corridors.act(signs)
+        assert torch.equal(done, seen == JUNCTION)
+        assert bool((reward[~done] == 0).all())
+        lengths += steps[done].tolist()
+        rewards += reward[done].tolist()
+        steps[done] = 0
+    assert set(lengths) == set(range(5, 13))
+    assert set(rewards) == {1.0}
+
+
+def test_the_example_prints_both_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    AGENT["main"](["--steps", "30", "--seed", "2"])
+    on, off = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"memory on: \d+% of episodes succeed \(chance: 25%\)", on)
+    assert re.fullmatch(r"memory off: \d+% of episodes succeed \(chance: 25%\)", off)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])  # the first three: none was chosen
+def test_memory_solves_the_task_and_without_it_chance_is_what_is_left(seed: int) -> None:
+    with torch.random.fork_rng():
+        on, off = (AGENT["train"](mem_len, 5000, seed=seed) for mem_len in (12, 0))
+    assert on > 0.95
+    assert 0.22 < off < 0.28
