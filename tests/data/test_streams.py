@@ -72,13 +72,18 @@ def test_extended_context_repeats_the_tokens_before_and_tokens_are_one_before_th
     assert torch.equal(past[:, 1:], epoch(make(batch_size, segment_len))[:, :-1])
 
 
+def test_columns_are_divided_evenly_the_first_ranks_have_one_more() -> None:
+    sizes = [len(OrderedStreams(np.arange(647), 22, 4, rank=rank, world_size=8).columns) for rank in range(8)]
+    assert sizes == [3, 3, 3, 3, 3, 3, 2, 2]
+
+
 @given(few_streams, few_streams, lengths_of_segments)
 @few
 @each_kind
 def test_the_union_over_ranks_does_not_depend_on_their_number(
-    make: Make, per_rank: int, world_size: int, segment_len: int
+    make: Make, more: int, world_size: int, segment_len: int
 ) -> None:
-    lengths = (per_rank * world_size, segment_len, 2)
+    lengths = (world_size + more, segment_len, 2)
     whole, *parts = make(*lengths), *(make(*lengths, rank, world_size) for rank in range(world_size))
     assert [part.left_out for part in parts] == [whole.left_out] * world_size
     assert sum(part.n_targets for part in parts) == whole.n_targets

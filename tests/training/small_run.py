@@ -18,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from txl_lightning.config.composition import register_schemas
 from txl_lightning.config.schemas import CONF, Config, OptimizerConfig, TrainerConfig, typed
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.runs.models import Model
-from txl_lightning.training.module import LanguageModelModule
+from txl_lightning.runs.models import Model, State, state_from_dict
+from txl_lightning.runs.storage import read_file
+from txl_lightning.training.module import LanguageModelModule, join_columns
 from txl_lightning.training.run import train
 
 TINY = (
@@ -61,6 +62,13 @@ def trained(*overrides: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     train(tiny_config(folder, *overrides), folder / "run")
     return folder
+
+
+def stored_memory(checkpoint: Path) -> State:
+    """Return the memory of all columns that a checkpoint holds, or that the files beside it hold."""
+    stored = read_file(checkpoint)["training_memory"]
+    parts = [read_file(checkpoint.parent / name) for name in stored.get("files", [])] or [stored["memory"]]
+    return join_columns([state_from_dict(part) for part in parts])
 
 
 def bare_module(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training.recorded_run import recorded_losses, recorded_runs
-from tests.training.small_run import tiny_config
+from tests.training.recorded_run import complete, recorded_losses, recorded_runs
+from tests.training.small_run import stored_memory, tiny_config
 from txl_lightning.config.schemas import plain
 from txl_lightning.distributed.launch import run_on_all
 
@@ -32,13 +33,13 @@ ARMS: dict[str, tuple[str, ...]] = {
     "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
     "gradient segments": (
         *("memory.gradient_segments=1", "memory.first=3", "model.residual=gru", "loss=random_half"),
-        *("trainer.column_chunks=2", "trainer.precision=64-true"),
+        *("trainer.column_chunks=2", "trainer.precision=64-true", "data.batch_size=9"),
     ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
     "forget gate": ("encoding=none", "model.forget_gate=true"),
     "sink": ("model.sink=true",),
     "element gate": ("model.attention_gate=element", "model.pre_norm=true"),
-    "compressive": ("memory=compressive", "memory.rate=2"),
+    "compressive": ("memory=compressive", "memory.rate=2", "data.batch_size=9", "trainer.precision=64-true"),
     "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.column_chunks=2", "trainer.precision=64-true"),
 }
 
@@ -51,8 +52,8 @@ def run_all(base: Path, arms: list[str], worlds: tuple[int, ...]) -> Path:
     def job(name: str, W: int, *overrides: str) -> tuple[dict[str, Any], str]:
         return plain(tiny_config(base, *OPTIONS, f"trainer.devices={W}", *overrides)), str(base / f"{name}{W}")
 
-    half = ("trainer.max_steps=10", "optimizer.schedule=constant")
-    resume = (f"resume={base / 'half2/checkpoints/last.ckpt'}", "optimizer.schedule=constant")
+    ragged = ("optimizer.schedule=constant", "data.batch_size=7")
+    half, resume = ("trainer.max_steps=10", *ragged), (f"resume={base / 'half2/checkpoints/last.ckpt'}", *ragged)
     for W in (2, *(W for W in worlds if W != 2)):
         jobs = [job(arm, W, *ARMS[arm]) for arm in arms] + [job("half", 2, *half)] * (W == 2)
         jobs.append(job("resumed", W, *resume))
@@ -94,10 +95,7 @@ def check_losses(runs: Path, arm: str, worlds: tuple[int, ...], tolerance: float
 def check_resumed(runs: Path, W: int) -> None:
     assert [step for step, _ in recorded_losses(runs / "resumed1")] == list(range(11, 31))
     assert differences(runs, "resumed2", f"resumed{W}") < 1e-5
-    states = [
-        torch.load(runs / f"resumed{n}/checkpoints/last.ckpt", weights_only=True)["training_memory"]["memory"]["states"]
-        for n in (2, W)
-    ]
+    states = [stored_memory(runs / f"resumed{n}/checkpoints/last.ckpt").states for n in (2, W)]
     torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
 
 
@@ -123,3 +121,37 @@ def test_chunks_of_columns_change_nothing(runs: Path) -> None:
 @pytest.mark.parametrize("W", [1, 4])
 def test_a_checkpoint_of_two_processes_resumes_on_one_and_four(runs: Path, W: int) -> None:
     check_resumed(runs, W)
+
+
+def check_killed(
+    base: Path, kill: tuple[int, int], at: int, n_streams: int, steps: int, worlds: tuple[int, ...]
+) -> None:
+    """Compare runs of several numbers of processes, and one that is killed on some ranks and resumed on more."""
+    options = (*OPTIONS, f"data.batch_size={n_streams}", f"trainer.max_steps={steps}", "trainer.precision=64-true")
+    options = (*options, "evaluation.max_segments=2", "trainer.val_max_segments=2")
+    for W in worlds:
+        (base / f"{W}").mkdir()
+        done = complete(base / f"{W}", *options, f"trainer.devices={W}")
+        assert done.returncode == 0, done.stderr
+    expected = dict(recorded_losses(base / f"{worlds[0]}/run"))
+    assert len(expected) == steps
+    for W in worlds[1:]:
+        assert dict(recorded_losses(base / f"{W}/run")) == pytest.approx(expected, abs=1e-7)
+    (base / "killed").mkdir()
+    before, after = (f"trainer.devices={W}" for W in kill)
+    killed = complete(base / "killed", *options, before, at=at, signal=signal.SIGKILL, rank=1)
+    assert killed.returncode != 0
+    done = complete(base / "killed", *options, after, "resume=auto")
+    assert "resuming from" in done.stderr, done.stderr
+    losses = recorded_losses(base / "killed/run")
+    assert losses[at][0] == 1 + at // 10 * 10, "the first step after the checkpoint"
+    assert dict(losses) == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_run_killed_on_two_processes_goes_on_with_three(tmp_path: Path) -> None:
+    check_killed(tmp_path, (2, 3), 13, 5, 16, (1,))
+
+
+@pytest.mark.slow
+def test_ten_streams_on_one_to_four_processes_and_killed_on_three_and_resumed_on_four(tmp_path: Path) -> None:
+    check_killed(tmp_path, (3, 4), 27, 10, 50, (1, 2, 3, 4))

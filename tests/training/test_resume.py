@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.recorded_run import complete, recorded_losses
+from tests.training.small_run import stored_memory
 from txl_lightning.runs.storage import read_file
 
 OPTIONS = (
@@ -51,7 +52,7 @@ def outcome(directory: Path) -> dict[str, object]:
         "validation": [{name: value for name, value in row.items() if name != "seconds"} for row in rows],
         "curve": curve,
         "weights": {name: tensor.tolist() for name, tensor in last["state_dict"].items()},
-        "memory": last["training_memory"]["memory"]["states"].tolist(),
+        "memory": stored_memory(run / "checkpoints/last.ckpt").states.tolist(),
         "best": last["callbacks"]["Checkpoints"]["best"],
     }
 

@@ -44,13 +44,23 @@ class Segment(NamedTuple):
         return parts
 
 
+def part_of_columns(n_columns: int, part: int, n_parts: int) -> tuple[int, int]:
+    """Return the first column and the end of one of n parts of neighbouring columns; the first parts may have one more.
+
+    22 columns in 8 parts are 3, 3, 3, 3, 3, 3, 2, 2.
+    """
+    size, more = divmod(n_columns, n_parts)
+    first = part * size + min(part, more)
+    return first, first + size + (part < more)
+
+
 @dataclass(eq=False)
 class Streams(ABC):
     """Columns of text as an iterable of `Segment` with a length and a position that can be saved and restored.
 
-    Rank r of W reads the columns [rB/W, (r+1)B/W), rounded down: the columns of all ranks together are those of a
-    single process. In a column every token but the first is a target exactly once, in order. A segment depends on its
-    index and the epoch only, so that an iteration can resume anywhere.
+    Rank r of W reads part r of the columns (`part_of_columns`): those of all ranks together are the columns of a single
+    process. In a column every token but the first is a target exactly once, in order. A segment depends on its index
+    and the epoch only, so that an iteration can resume anywhere.
 
     Args:
         tokens: the whole split, one-dimensional.
@@ -77,7 +87,7 @@ class Streams(ABC):
         require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
         require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
-        self.columns = np.arange(*(rank * self.batch_size // self.world_size for rank in (self.rank, self.rank + 1)))
+        self.columns = np.arange(*part_of_columns(self.batch_size, self.rank, self.world_size))
         self.position = self._start = 0
         self.n_targets_of_column = self._measure()
 

@@ -57,14 +57,23 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, A
     """
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")
-    try:
-        contents = read_file(path)
-    except (DamagedFileError, OSError) as error:
-        raise OptionError(option, path, str(error)) from error
+    contents = read_undamaged(path, option)
     record = contents.get("txl_lightning") if isinstance(contents, dict) else None
     if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
         raise OptionError(option, path, "is not a checkpoint of txl train")
     return contents
+
+
+def read_undamaged(path: str | Path, option: str) -> Any:
+    """Return the contents of a file of a checkpoint, as `read_file`.
+
+    Raises:
+        OptionError: the file is damaged or cannot be read.
+    """
+    try:
+        return read_file(path)
+    except (DamagedFileError, OSError) as error:
+        raise OptionError(option, path, str(error)) from error
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:

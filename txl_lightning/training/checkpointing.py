@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -21,8 +22,14 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.runs.models import Model, architecture
-from txl_lightning.runs.storage import DurableCheckpoints, copy_checkpoint, write_checkpoint
-from txl_lightning.runs.trained import model_weights, read_checkpoint
+from txl_lightning.runs.storage import (
+    MEMORY,
+    DurableCheckpoints,
+    copy_checkpoint,
+    remove_unused_memory,
+    write_checkpoint,
+)
+from txl_lightning.runs.trained import model_weights, read_checkpoint, read_undamaged
 from txl_lightning.training.loggers import HISTORY, reported
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
@@ -112,19 +119,41 @@ class Checkpoints(Callback):
         step = trainer.global_step
         keep_previous = self.last_is_good and self.saved_step != step
         options = {"previous": self.directory / PREVIOUS} if keep_previous else None
-        trainer.save_checkpoint(self.directory / LAST, storage_options=options)
-        io = trainer.strategy.checkpoint_io
-        assert isinstance(io, DurableCheckpoints)
-        error = self.ranks.first(io.error and str(io.error))
+        error = self._write_memory(trainer)
         if error is None:
-            for name in self.stale if self.ranks.rank == 0 else ():
+            trainer.save_checkpoint(self.directory / LAST, storage_options=options)
+            io = trainer.strategy.checkpoint_io
+            assert isinstance(io, DurableCheckpoints)
+            error = self.ranks.first(None if io.error is None else str(io.error))
+        if self.ranks.rank == 0:
+            for name in self.stale if error is None else ():
                 (self.directory / name).unlink(missing_ok=True)
+            with reported(MEMORY):
+                remove_unused_memory(self.directory)
+        if error is None:
             self.saved_step, self.last_is_good, self.stale = step, True, ()
         else:
             last = f"the last one is of step {self.saved_step}" if self.saved_step >= 0 else "there is none yet"
             then = "; training continues" if trainer.training else ""
             self.ranks.report(f"could not write the checkpoint of step {step}: {error}; {last}{then}")
         return error is None
+
+    def _write_memory(self, trainer: L.Trainer) -> str | None:
+        """Write the memory of every rank, if there are several; return the error of the first rank that could not.
+
+        The files have names of their own and are complete before a checkpoint names them. Those that no checkpoint
+        names any more are removed after it is written. So a run that is killed leaves every checkpoint its memory.
+        """
+        error = None
+        if self.ranks.world_size == 1 or not self.options.memory:
+            return None
+        name = self.ranks.first(f"step{trainer.global_step}-{uuid.uuid4().hex[:8]}")
+        try:
+            cast("Any", trainer.lightning_module).training_memory.write_file(self.directory, name, self.ranks)
+        except OSError as failed:
+            error = str(failed)
+        errors = self.ranks.gather(error) or []
+        return self.ranks.first(next((error for error in errors if error), None))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["txl_lightning"] = self.record
@@ -284,17 +313,7 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
         ranks.report(*damaged, f"resume=auto: {start if path is None else f'resuming from {path}'}")
     if path is None:
         return None, {}
-    contents = read_checkpoint(path, option="resume")
-    carried = contents.get("training_memory", {})
-    memory = config.memory
-    if (memory.mem_len or memory.n_tokens) and carried.get("next_number") and carried.get("memory") is None:
-        n_tokens = memory.first + memory.mem_len + memory.compressed_len * memory.rate
-        n_tokens = n_tokens or config.data.segment_len  # memory tokens are filled at its end
-        ranks.report(
-            f"resume={path} holds no training memory (checkpoint.memory=false): it fills again over the next "
-            f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
-        )
-    return path, contents
+    return path, read_checkpoint(path, option="resume")
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:
@@ -307,7 +326,11 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
     for path in (directory / LAST, directory / PREVIOUS, directory / BEST):
         if path.exists() and directory / LAST not in steps:
             try:
-                steps[path] = int(read_checkpoint(path)["global_step"])
+                contents = read_checkpoint(path)
+                for file in contents.get("training_memory", {}).get("files", []):
+                    if (directory / file).exists():
+                        read_undamaged(directory / file, "checkpoint")
+                steps[path] = int(contents["global_step"])
             except UserError as error:
                 messages.append(str(error).replace("checkpoint=", "", 1))
     return max(steps, key=lambda path: steps[path], default=None), messages

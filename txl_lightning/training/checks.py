@@ -93,14 +93,14 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     is_file, n_gpus = data.name == "file", torch.cuda.device_count()
     kept, chunks = checkpoint.keep_every_n_steps, trainer.column_chunks
     processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
-    divisible = f"must be divisible by the {W} processes of {processes}, times trainer.column_chunks={chunks}"
+    enough = f"must be at least the {W} processes of {processes}, times trainer.column_chunks={chunks}"
     visible = f"{n_gpus} GPUs are visible and trainer.devices={trainer.devices}"
     k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
     longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
     rules = [
         ("data.path", is_file or data.path is None, "needs data=file"),
         ("data.fractions", is_file or data.fractions == DataConfig().fractions, "needs data=file"),
-        ("data.batch_size", data.batch_size % (W * chunks) == 0, divisible),
+        ("data.batch_size", data.batch_size >= W * chunks, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
         ("memory.gradient_segments", k >= 0, "must be an integer >= 0"),

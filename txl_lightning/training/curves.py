@@ -78,7 +78,7 @@ class TrainingCurves(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Segment, *_: Any) -> None:
         n_tokens = batch.targets.numel()
-        self.tokens += n_tokens * self.ranks.world_size
+        self.tokens += trainer.train_dataloader.batch_size * batch.targets.shape[1]  # type: ignore[union-attr]
         self._shape = (batch.targets.shape[0], pl_module.segment_len or batch.targets.shape[1])
         skipped = pl_module.step_skipped
         self._nll_sum = self._nll_sum + torch.where(skipped, 0.0, pl_module.loss * n_tokens)
@@ -100,7 +100,7 @@ class TrainingCurves(Callback):
             "train/peak_memory_bytes": self.ranks.largest(peak_memory(module.device)),
         }
         if module.compression_loss is not None:
-            (total,) = self.ranks.total(float(module.compression_loss))
+            (total,) = self.ranks.total(float(module.compression_loss) * module.weight)
             self.latest["train/compression_loss"] = total / self.ranks.world_size
         peak = peak_flops(module.device, str(trainer.precision))
         if peak is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
@@ -15,7 +16,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 
 from txl_lightning.config.schemas import Config
-from txl_lightning.data.streams import Segment
+from txl_lightning.data.streams import Segment, part_of_columns
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
@@ -23,6 +24,8 @@ from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State, state_from_dict
+from txl_lightning.runs.storage import MEMORY, write_checkpoint
+from txl_lightning.runs.trained import read_undamaged
 from txl_lightning.training.optimization import make_optimizer
 
 
@@ -36,6 +39,7 @@ class MemoryHolder:
     def __init__(self) -> None:
         self.memory: Any = None
         self.next_number = 0
+        self.files: list[str] = []
 
     def load_for(self, segment: Segment) -> Any:
         """Return the memory to score `segment` with; None at segment 0.
@@ -56,28 +60,67 @@ class MemoryHolder:
         """Store the memory that scoring `segment` returned."""
         self.memory, self.next_number = memory, segment.number + 1
 
-    def state_dict(self, ranks: Ranks, with_memory: bool = True) -> dict[str, Any]:
-        """Return plain containers; on rank 0 they hold the memory of all columns of the global batch."""
-        whole = None
-        if with_memory and self.memory is not None:
-            parts = ranks.gather(self.memory.to("cpu").state_dict())
-            whole = parts and join_columns([state_from_dict(part) for part in parts]).state_dict()
-        return {"memory": whole, "next_number": self.next_number}
+    def write_file(self, folder: Path, name: str, ranks: Ranks) -> None:
+        """Write this rank's columns to a file beside the checkpoint that will name those of all ranks.
 
-    def load_state_dict(self, state: dict[str, Any], ranks: Ranks) -> None:
-        """Restore this rank's columns; the number of ranks may differ from the one that wrote the state."""
+        Args:
+            folder: folder of the checkpoint.
+            name: the same on all ranks and of no earlier file, so that older checkpoints keep theirs.
+            ranks: the processes of the run.
+
+        Raises:
+            OSError: the disk is full or the folder is not writable.
+        """
+        self.files = []
+        if self.memory is not None:  # None if the first step of an epoch was skipped
+            files = [f"{MEMORY}/{name}-{rank}-of-{ranks.world_size}.pt" for rank in range(ranks.world_size)]
+            path = folder / files[ranks.rank]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self.memory.to("cpu").state_dict(), path)
+            self.files = files
+
+    def state_dict(self, with_memory: bool = True) -> dict[str, Any]:
+        """Return plain containers: the memory of a single process, or the `files` of several."""
+        state: dict[str, Any] = {"memory": None, "next_number": self.next_number}
+        if with_memory and self.files:
+            state["files"] = self.files
+        elif with_memory and self.memory is not None:
+            state["memory"] = self.memory.to("cpu").state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path, n_columns: int, ranks: Ranks) -> None:
+        """Restore this rank's columns; the number of ranks may differ from the one that wrote the state.
+
+        Without a file that any rank needs, the memory of all ranks is empty.
+
+        Args:
+            state: as `state_dict` returned it; versions up to 0.2.0 stored the memory of all ranks in it.
+            folder: folder of the checkpoint.
+            n_columns: B of all ranks.
+            ranks: the processes of the run.
+
+        Raises:
+            OptionError: a file is damaged.
+        """
         self.memory, self.next_number = None, state["next_number"]
-        if state["memory"]:
-            whole = state_from_dict(state["memory"])
-            first, end = (rank * whole.batch_size // ranks.world_size for rank in (ranks.rank, ranks.rank + 1))
-            self.memory = whole.columns(first, end)
+        first, end = part_of_columns(n_columns, ranks.rank, ranks.world_size)
+        parts, files = [state["memory"]], state.get("files", [])
+        if files:
+            bounds = [part_of_columns(n_columns, part, len(files)) for part in range(len(files))]
+            needed = [file for file, (start, stop) in zip(files, bounds, strict=True) if start < end and first < stop]
+            paths = [folder / file for file in needed]
+            if ranks.largest(not all(path.exists() for path in paths)):
+                return
+            parts = [read_undamaged(path, "resume") for path in paths]
+        if parts[0]:
+            joined = join_columns([state_from_dict(part) for part in parts])
+            self.memory = joined.columns(first - joined.first_column, end - joined.first_column)
 
 
 def column_chunks(segment: Segment, memory: State | None, n: int) -> Iterator[tuple[int, Segment, State | None]]:
-    """Yield n chunks of B/n neighbouring columns: first column, segment and memory of each."""
-    B = segment.tokens.shape[0]
-    for first in range(0, B, B // n):
-        end = first + B // n
+    """Yield n chunks of about B/n neighbouring columns: first column, segment and memory of each."""
+    for part in range(n):
+        first, end = part_of_columns(segment.tokens.shape[0], part, n)
         chunk = segment._replace(tokens=segment.tokens[first:end], targets=segment.targets[first:end])
         yield first, chunk, None if memory is None else memory.columns(first, end)
 
@@ -149,6 +192,7 @@ class LanguageModelModule(L.LightningModule):
         metrics: latest val/… and test/… values in float64 (Lightning rounds its own to float32).
         loss: mean training loss of this rank's columns in the last step, in nats.
         compression_loss: of this rank's columns in the last step; None without a compressed memory.
+        weight: W times this rank's share of the columns; the mean over ranks of weight · loss is the loss of the batch.
         gradient_norm: global norm before clipping in the last step.
         step_skipped: whether the last step was skipped because the loss or the gradient was not finite; a tensor on
             the device of the model, since reading it makes the CPU wait for a GPU.
@@ -179,6 +223,7 @@ class LanguageModelModule(L.LightningModule):
         self.score: Any = torch.compile(model.score) if config.trainer.compile else model.score
         self.loss = self.gradient_norm = torch.zeros(())
         self.compression_loss: Tensor | None = None
+        self.weight = 1.0
         self.step_skipped = torch.tensor(False)
         self._memory_before: State | None = None
         self.metrics: dict[str, float] = {}
@@ -195,29 +240,35 @@ class LanguageModelModule(L.LightningModule):
     def add_gradients(self, batch: Segment) -> None:
         """Add the gradients of the loss of a segment, or of all segments of a step, and store the memory after it.
 
-        A backward pass for each chunk of columns frees its activations before the next one is scored. Each chunk's
-        loss is its mean over tokens divided by the number of chunks, so that the gradient equals that of all columns
-        at once. The compression loss is added: its gradient is that of the compressor alone, where the loss of the
-        tokens has none.
+        A backward pass for each chunk of columns frees its activations before the next one is scored. A chunk of b of
+        the B_r columns of rank r, of W, has the loss
+
+            mean over its tokens · b / B_r · W · B_r / B        1 / chunks where all have the same number of columns
+
+        so that the gradient, which DDP averages over ranks, equals that of all B columns at once. The compression loss
+        is added: its gradient is that of the compressor alone, where the loss of the tokens has none.
         """
-        n = self.config.trainer.column_chunks
+        n, W, columns = self.config.trainer.column_chunks, self.ranks.world_size, len(batch.targets)
+        all_columns = self.config.data.batch_size if W > 1 else columns
+        rank_column, _ = part_of_columns(all_columns, self.ranks.rank, W)
+        self.weight = W * columns / all_columns
         memory = self._memory_before = self._memory_for(batch)
         losses, compression_losses, memories = [], [], []
         lengths = [segment.targets.shape[1] for segment in self._segments(batch)]
         positions = [self._positions(T, self.global_step * len(lengths) + i) for i, T in enumerate(lengths)]
-        rank_column = self.ranks.rank * batch.tokens.shape[0]
         for first, chunk, chunk_memory in column_chunks(batch, memory, n):
             nll_BP, chunk_memory = self._score(chunk, chunk_memory, positions)
-            loss = total = nll_BP.mean() / n
+            part = columns / len(chunk.targets)
+            loss = total = nll_BP.mean() / part
             losses.append(loss.detach())
             if getattr(chunk_memory, "compression_loss", None) is not None:
-                total = loss + chunk_memory.compression_loss / n
-                compression_losses.append(chunk_memory.compression_loss.detach() / n)
+                total = loss + chunk_memory.compression_loss / part
+                compression_losses.append(chunk_memory.compression_loss.detach() / part)
                 chunk_memory = replace(chunk_memory, compression_loss=None)
             # A memory that starts here counts its columns from 0.
             memories.append(replace(chunk_memory, first_column=rank_column + first))
             with nullcontext() if len(memories) == n else self._gradients_of_this_rank():
-                self.manual_backward(total)
+                self.manual_backward(total * self.weight)
         self.training_memory.store_after(batch, join_columns(memories))
         self.loss = torch.stack(losses).sum()
         self.compression_loss = torch.stack(compression_losses).sum() if compression_losses else None
@@ -370,13 +421,23 @@ class LanguageModelModule(L.LightningModule):
         loss.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the training memory of all ranks."""
-        checkpoint["training_memory"] = self.training_memory.state_dict(self.ranks, self.config.checkpoint.memory)
+        """Store the training memory, or the names of its files."""
+        checkpoint["training_memory"] = self.training_memory.state_dict(self.config.checkpoint.memory)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore this rank's slice of the training memory, and the number of steps."""
+        """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
         loops = checkpoint["loops"]["fit_loop"]
         done = loops["epoch_loop.manual_optimization.optim_step_progress"]
         if not done["total"]["completed"]:  # versions up to 0.2.0 left the step to Lightning, which counted elsewhere
             done |= loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-        self.training_memory.load_state_dict(checkpoint["training_memory"], self.ranks)
+        carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
+        data, memory, holder = self.config.data, self.config.memory, self.training_memory
+        holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks)
+        if (memory.mem_len or memory.n_tokens) and holder.next_number and holder.memory is None:
+            n_tokens = memory.first + memory.mem_len + memory.compressed_len * memory.rate
+            n_tokens = n_tokens or data.segment_len  # memory tokens are filled at its end
+            why = f"its files are not in {path.parent / MEMORY}" if "files" in carried else "checkpoint.memory=false"
+            self.ranks.report(
+                f"resume={path} holds no training memory ({why}): it fills again over the next "
+                f"{n_tokens} tokens of every stream, and the run will differ from an uninterrupted one"
+            )
