@@ -74,8 +74,8 @@ class EvaluateOptions:
             null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
-        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint; needed
-            if no model of `models` is a run's.
+        data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint;
+            needed if no model of `models` is a run's.
         begin_of_text: read the tokenizer's begin-of-text token of an hf: model before the text or the window.
         dtype: weights of hf: models: float32, bfloat16 or float16.
         max_segments: stop after this many segments or windows; null for as many tokens as the run's own evaluation,
