@@ -24,7 +24,7 @@ def test_the_code_of_the_page_runs_and_its_module_trains_and_resumes(
         options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
         options |= {"enable_model_summary": False, "enable_checkpointing": False, "num_sanity_val_steps": 1}
         module, loader = names["StatefulModule"](), names["loader"]
-        trainer = L.Trainer(max_steps=5, **options)  # epochs of three segments
+        trainer = L.Trainer(max_steps=6, **options)  # two epochs of three segments
         trainer.fit(module, loader, loader)
         assert module.memory.filled == 32
         assert trainer.callback_metrics["val/nll"] > 0
@@ -32,7 +32,7 @@ def test_the_code_of_the_page_runs_and_its_module_trains_and_resumes(
         resumed = names["StatefulModule"]()
         resumed.on_load_checkpoint(torch.load("module.ckpt", weights_only=True))
         assert torch.equal(resumed.memory.states, module.memory.states)
-        again = L.Trainer(max_steps=6, **options)
+        again = L.Trainer(max_steps=7, **options)
         again.fit(resumed, loader, loader, ckpt_path="module.ckpt")
-        assert again.global_step == 6
+        assert again.global_step == 7
         assert not torch.equal(resumed.memory.states, module.memory.states)

@@ -104,7 +104,10 @@ def test_longer_segments_have_equal_tokens_or_equal_steps(profile: str, loss: st
 
 def test_every_run_is_evaluated_once_on_both_splits(tmp_path: Path) -> None:
     _, found = planned("laptop", tmp_path)
-    evaluations = {job.needs[0]: " ".join(job.overrides) for job in found if job.command == "evaluate"}
+    jobs_of = {job: " ".join(job.overrides) for job in found if job.command == "evaluate"}
+    dynamic = [job for job, words in jobs_of.items() if "dynamic.search=true" in words]
+    assert [job.name for job in dynamic] == ["dynamic-seed1"]
+    evaluations = {job.needs[0]: words for job, words in jobs_of.items() if job not in dynamic}
     assert set(evaluations) == {job.name for job in found if job.command == "train"}
     assert all("splits=[valid,test] select_on=valid losses=true" in words for words in evaluations.values())
     unclamped = {name for name, words in evaluations.items() if "unclamped=true" in words}
