@@ -245,7 +245,8 @@ def _build_model(
     if not config.checkpoint.memory and (config.memory.mem_len or config.memory.n_tokens):
         consequence = "a run that resumes starts with an empty memory and will differ from an uninterrupted one"
         ranks.report(f"checkpoint.memory=false: {consequence}")
-    return model
+    # Lightning converts the model after it has restored the weights, which float32 would round.
+    return model.double() if config.trainer.precision == "64-true" else model
 
 
 def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | None) -> L.Trainer:
