@@ -101,9 +101,7 @@ dist:
 	$(PYTHON) -m venv --clear $(WHEEL)
 	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
 	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
-	cd "$$(mktemp -d)" && unset PYTHONPATH && PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" && txl --help && \
-	txl train profile=smoke trainer.max_steps=2 logger=none hydra.run.dir=run && \
-	txl evaluate checkpoint=run/checkpoints/best.ckpt max_segments=2
+	env -u PYTHONPATH PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" $(WHEEL)/bin/python tests/wheel.py
 	ls -l dist
 
 clean:
