@@ -23,7 +23,10 @@ RESERVED_OPTIONS = (
 RESERVED_GROUPS = ("logger", "hydra", "profile")
 ATTENTION_OPTIONS = tuple(f"evaluation.{name}" for name in ("mem_len", "ext_len", "same_length", "clamp_len"))
 PLACES = ("data.root", "data.cache_dir")
-CORPUS_OPTIONS = ("data", "data.path", "data.level", "data.fractions", "data.prefix", "data.newlines")
+CORPUS_OPTIONS = (
+    *("data", "data.path", "data.level", "data.fractions", "data.prefix", "data.newlines"),
+    *("data.dtype", "data.names", "data.bytes", "data.vocab_size"),
+)
 
 
 @dataclass(frozen=True)
