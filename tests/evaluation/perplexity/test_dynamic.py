@@ -192,7 +192,9 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
 
 
 def test_lines_have_the_difference_and_its_interval(runs: SmallRuns, tmp_path: Path) -> None:
-    given = EvaluateOptions(runs.checkpoint("characters"), splits=["test"], dynamic=DynamicOptions(**RATES), block_len=20)
+    given = EvaluateOptions(
+        runs.checkpoint("characters"), splits=["test"], dynamic=DynamicOptions(**RATES), block_len=20
+    )
     static, dynamic, below = run(given, tmp_path)
     found = json.loads((tmp_path / "evaluation.json").read_text())["test"]["dynamic"]
     gain, error = found["below_static"]["bpc"], found["below_static"]["standard_error"]["bpc"]
@@ -220,7 +222,9 @@ def test_rates_are_chosen_on_validation(runs: SmallRuns, tmp_path: Path) -> None
     chosen = learning(whole, lr=best["lr"], decay=best["decay"]).losses("test").mean
     assert found["test"]["dynamic"]["nll"] == pytest.approx(chosen, rel=1e-6)
     small = DynamicOptions(search=True, lrs=[1e-9, 1e-4], decays=[0.0], segments=8)
-    lines = run(EvaluateOptions(runs.checkpoint("characters"), splits=["test"], dynamic=small, sweep_tokens=80), tmp_path)
+    lines = run(
+        EvaluateOptions(runs.checkpoint("characters"), splits=["test"], dynamic=small, sweep_tokens=80), tmp_path
+    )
     assert lines[1] == "lr 0.0001, decay 0, epsilon 1e-05: lowest validation loss of 2; lr is an end of dynamic.lrs"
 
 
