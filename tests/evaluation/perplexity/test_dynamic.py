@@ -225,7 +225,7 @@ def test_rates_are_chosen_on_validation(runs: SmallRuns, tmp_path: Path) -> None
     lines = run(
         EvaluateOptions(runs.checkpoint("characters"), splits=["test"], dynamic=small, sweep_tokens=80), tmp_path
     )
-    assert lines[1] == "lr 0.0001, decay 0, epsilon 1e-05: lowest validation loss of 2; lr is an end of dynamic.lrs"
+    assert lines[1] == "lr 0.0001, decay 0, epsilon 0.0001: lowest validation loss of 2; lr is an end of dynamic.lrs"
 
 
 def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: SmallRuns, tmp_path: Path) -> None:

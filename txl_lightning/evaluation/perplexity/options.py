@@ -24,11 +24,11 @@ class DynamicOptions:
 
     lr: float | None = None
     decay: float = 0.0
-    epsilon: float = 1e-5
+    epsilon: float = 1e-4
     search: bool = False
-    lrs: list[float] = field(default_factory=lambda: [1e-5, 3e-5, 1e-4, 3e-4])
+    lrs: list[float] = field(default_factory=lambda: [3e-5, 1e-4, 3e-4, 1e-3])
     decays: list[float] = field(default_factory=lambda: [0.0, 1e-3, 1e-2])
-    segments: int = 256
+    segments: int = 1024
 
     @property
     def on(self) -> bool:
