@@ -93,8 +93,9 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{one['positions']['blocks']} blocks over the whole text, each with exactly c tokens of context; "
             f"c grows from {one['contexts'][0]} to {one['contexts'][-1]} in steps of {one['step']} (the paper's are of "
             "100 words). Each seed has its own models and its own positions. RECL counts a step wherever single losses "
-            "fall, even if their mean rises; guarded RECL also ends where the model's own mean loss over all positions "
-            "no longer falls. Lengths can be compared within a group only. The figures are of the first seed."
+            "fall, even if their mean rises; guarded RECL also ends where the model's own mean loss no longer falls, "
+            "over all positions or over those that were hard before. Lengths can be compared within a group only. The "
+            "figures are of the first seed."
             f"{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
         ),
         tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results, pending))),

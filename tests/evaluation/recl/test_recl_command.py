@@ -195,6 +195,8 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm"], {"context_unit": "line"}, "context_unit=line: must be one of token, byte"),
     (["lstm"], {"ablations": ["shuffle", "mask"]}, r"ablations=.*must be different ones of shuffle, .*, drop"),
     (["lstm"], {"ablation_contexts": [4, 16]}, "ablation_contexts=.*contexts of the grid below 16"),
+    (["lstm"], {"key_gain": 0.0}, "key_gain=0.0: must be above 0"),
+    (["lstm"], {"key_contexts": [8, 4]}, r"key_contexts=\[8, 4\]: must be two contexts of the grid, ascending"),
     (["gpt2"], {}, "models=gpt2: must begin with txl:, hf: or py:"),
     ([PAIRS, PAIRS], {}, r"models=\[.*is named twice"),
     ([PAIRS], {"data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
@@ -234,9 +236,10 @@ def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path)
     assert alone.status == 0, alone.err
     results = []
     for name, printed in (("alone", alone.out), ("two", two.stdout)):
-        assert printed.startswith("| model | kind |")
+        assert printed.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
+        assert "\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |" in printed
         assert printed.splitlines()[-1] == str(tmp_path / name)
-        assert printed.count("| model |") == 1
+        assert printed.count("| model |") == 2
         assert (tmp_path / name / "config.yaml").is_file()
         results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
     for of_one, of_two in zip(*results, strict=True):

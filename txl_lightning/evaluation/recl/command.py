@@ -20,6 +20,7 @@ from txl_lightning.evaluation.recl.loss_by_context import (
     ABLATIONS,
     block_gains,
     context_gains,
+    key_tokens,
     loss_differences,
     mean_and_error,
     token_classes,
@@ -44,7 +45,7 @@ from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
 
-SCHEMA_VERSION = 4  # of docs/recl.schema.json
+SCHEMA_VERSION = 5  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
 CONTEXT_UNITS = ("token", "byte")
 
@@ -112,6 +113,10 @@ def _check_options(options: ReclOptions) -> list[int]:
     valid = altered is None or (sorted(set(altered)) == altered != [] and set(altered) <= set(contexts[:-1]))
     allowed = f"must be contexts of the grid below {contexts[-1]}, ascending"
     require(valid, "ablation_contexts", altered, allowed)
+    require(options.key_gain > 0, "key_gain", options.key_gain, "must be above 0")
+    keys = options.key_contexts
+    valid = keys is None or (len(keys) == 2 and keys[0] < keys[1] and set(keys) <= set(contexts))
+    require(valid, "key_contexts", keys, "must be two contexts of the grid, ascending")
     return contexts
 
 
@@ -130,11 +135,14 @@ def _measure(
     """Return the entries of `recl.json`, apart from those of `ModelLosses` and the seconds."""
     level, unit = at.text.corpus["level"], loss_unit(at.text.corpus["level"])
     # In bytes a limit of tokens caps the windows, not RECL.
-    limits = {member.name: member.reader.limit if at.text.pieces is None else None for member in members}
+    in_tokens = at.text.pieces is None
+    limits = {member.name: member.reader.limit if in_tokens else None for member in members}
     labels = dict(zip(losses, options.groups or ["all"] * len(losses), strict=True))
     stated = ("split", "context_unit", "first_context", "step", "precision")
     definition = {name: getattr(options, name) for name in ("fractions", "threshold", "bootstrap", "seed")}
     lengths = group_lengths(losses, at.contexts, labels, limits=limits, blocks=at.blocks, **definition)
+    ends = [at.contexts[0], at.contexts[-1]]
+    key: dict[str, Any] = {"key_contexts": options.key_contexts or ends, "key_gain": options.key_gain}
     models = []
     for member in members:
         losses_CP, trained = losses[member.name], member.trained
@@ -159,6 +167,7 @@ def _measure(
                 f"{unit}_standard_error": [errors_by_unit(*pair, level)[unit] for pair in zip(error, nll, strict=True)],
                 **context_gains(losses_CP, at.contexts, at.blocks),
                 "token_classes": _token_classes(member, losses_CP, at),
+                "key_tokens": key_tokens(losses_CP, at.contexts, at.positions, **key) if in_tokens else None,
                 "group": labels[member.name],
                 "recl": lengths[member.name],
             }
@@ -170,6 +179,7 @@ def _measure(
         "contexts": at.contexts,
         **{name: getattr(options, name) for name in stated},
         **definition,
+        **key,
         "models": models,
         "differences": loss_differences(losses, at.blocks),
         "groups": group_summaries(lengths, losses, labels),

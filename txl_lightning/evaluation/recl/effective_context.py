@@ -34,7 +34,7 @@ class EffectiveContext:
         low: lower end of the percentile interval of RECL over resampled blocks of positions.
         high: upper end of that interval.
         high_at_least: whether `high` is only a lower bound.
-        guarded: RECL that also ends where the model's own mean loss no longer falls.
+        guarded: RECL that also ends where the model's own mean loss no longer falls, over all or over hard positions.
         guarded_at_least: whether `guarded` is only a lower bound.
         longer_than: ends of the interval of RECL minus that of each other model, over the same resamples, by model;
             empty without resamples.
@@ -75,10 +75,11 @@ def relative_effective_context_lengths(
         f_i(c,c') = mean_{t∈T} min(b(c,t), l_i(c',t))
         g_i(c,c') = (exp f_i(c,c) - exp f_i(c,c')) / exp f_i(c,c)
         RECL_i    = the first c with g_i(c, c + Δ) < threshold
-        guarded_i = the first c with g_i(c, c + Δ) < threshold or mean_t l_i(c + Δ, t) >= mean_t l_i(c, t)
+        guarded_i = the first c with g_i(c, c + Δ) < threshold, or at which the mean of l_i(c + Δ, t) - l_i(c, t) over
+                    all positions, or over the hard ones of `_rises`, is not below 0
 
     f_i(c,c') keeps b(c,t) where more context is worse, so a step gains wherever single losses fall, even if their
-    mean rises: losses that fluctuate with c lengthen RECL, but not guarded RECL, whose mean is over all positions t.
+    mean rises: losses that fluctuate with c lengthen RECL, but hardly guarded RECL.
     Compare RECL only within a group, on one grid.
     RECL does not depend on the order of models and positions; its interval depends on the order of blocks.
 
@@ -105,7 +106,7 @@ def relative_effective_context_lengths(
     require(len(block_P) == P, "blocks", f"{len(block_P)} numbers", f"must be {P}, one for each position")
     limit_of = {name: (limits or {}).get(name) for name in losses}
     limit_I = np.array([np.iinfo(np.int64).max if limit is None else limit for limit in limit_of.values()])
-    rises_IC = np.diff(losses_ICP.mean(axis=2)) >= 0
+    rises = dict(zip(fractions, _rises(losses_ICP, fractions), strict=True))
     means: dict[float, list[tuple[Array, Array]]] = {r: [] for r in fractions}
     for counts_SB in chain([np.ones((1, len(names)))], resampled(len(names), bootstrap, seed)):
         for r in fractions:
@@ -116,7 +117,7 @@ def relative_effective_context_lengths(
         gains = [_relative_gain(*of_samples) for of_samples in means[r]]
         (short_C,), (long_IC,), (gains_IC,) = *means[r][0], gains[0]  # of all blocks
         (value_I,), (at_least_I,) = _first(gains[0] < threshold, contexts, limit_I)
-        (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises_IC, contexts, limit_I)
+        (guarded_I,), (open_I,) = _first((gains[0] < threshold) | rises[r], contexts, limit_I)
         values_SI, open_SI = _first(np.concatenate(gains[1:] or gains) < threshold, contexts, limit_I)
         for i, name in enumerate(losses):
             values_S = values_SI[:, i]
@@ -172,6 +173,31 @@ def _mean_losses(
         short_SC[:, c], *longs = (total_S / size_S for total_S in _sums(best_P, values, size_S, counts_SB, block_P))
         long_SIC[:, :, c] = np.stack(longs, axis=1)
     return short_SC, long_SIC
+
+
+def _rises(losses_ICP: Array, fractions: Sequence[float]) -> NDArray[np.bool_]:
+    """Return whether a model's own mean loss no longer falls from c to c', for every r, [R, I, C-1].
+
+        H = the fraction r of positions with the largest sum_{c''<c} b(c'',t): at c_0 all tie, at r = 1 all are in H
+
+    The mean of l_i(c',t) - l_i(c,t) must be below 0 over all positions and over H.
+
+    H must not be T, which b(c,t) chooses: positions where noise raised l(c,t) are in T, and there l(c',t) is lower on
+    average, however useless the step is. Losses of contexts before c do not know the noise of c and c': if only
+    noise that is independent between contexts differs, losses at c and c' are exchangeable on H. If the noise of
+    neighbouring contexts is correlated, H has a rest of this bias. The mean over all positions, which nothing
+    chooses, has none. Contexts after c must not choose either: positions that gain at c' would then be left out.
+    """
+    _, C, P = losses_ICP.shape
+    size_R = np.maximum(1, np.floor(np.array(fractions) * P + 0.5))
+    rises_RIC = np.tile(np.diff(losses_ICP.mean(axis=2)) >= 0, (len(size_R), 1, 1))
+    before_P = np.zeros(P)
+    for c in range(C - 1):
+        order = np.argsort(-before_P, kind="stable")
+        weights_RP = _hardest(before_P[order], size_R, np.ones((len(size_R), P)))
+        rises_RIC[:, :, c] |= weights_RP @ (losses_ICP[:, c + 1] - losses_ICP[:, c])[:, order].T >= 0
+        before_P += losses_ICP[:, c].min(axis=0)
+    return rises_RIC
 
 
 def _sums(

@@ -136,6 +136,38 @@ def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers) -
     }
 
 
+def key_tokens(
+    losses_CP: Array, contexts: Sequence[int], positions: Integers, key_contexts: Sequence[int], key_gain: float
+) -> dict[str, Any]:
+    """Return the key tokens of a model, targets whose loss falls by much between two contexts a < b (Fang et al. 2025).
+
+        key tokens      t with d(t) = l(a, t) - l(b, t) > key_gain
+        share           |{t: d(t) > key_gain}| / P; of rises: |{t: d(t) < -key_gain}| / P
+        half of gain    k / P for the smallest k whose k largest d(t) sum to at least half of sum_t d(t); evenly
+                        spread gains have a half; None if this sum, the total gain, is not above 0
+
+    Fang et al. choose tokens by the losses of one strong model for all models, and demand l(b, t) < 2 nats too.
+
+    Args:
+        losses_CP: l(c, t), in nats.
+        contexts: c.
+        positions: t.
+        key_contexts: a and b, contexts of the grid.
+        key_gain: smallest fall, in nats.
+    """
+    short_P, long_P = (losses_CP[contexts.index(c)] for c in key_contexts)
+    falls_P = short_P - long_P
+    key_P, total = falls_P > key_gain, falls_P.sum()
+    k = int(np.argmax(np.sort(falls_P)[::-1].cumsum() >= total / 2)) + 1
+    return {
+        "share": float(key_P.mean()),
+        "share_of_rises": float((falls_P < -key_gain).mean()),
+        "half_of_gain": k / len(falls_P) if total > 0 else None,
+        "nll": losses_CP[:, key_P].mean(axis=1).tolist() if key_P.any() else None,
+        "positions": positions[key_P].tolist(),
+    }
+
+
 def block_gains(losses: Mapping[str, Array], blocks: Integers) -> dict[str, Array]:
     """Return the mean of l(c_0, t) - l(c, t) over the positions of each block, [C, blocks], in nats, by model."""
     names, block_P = np.unique(blocks, return_inverse=True)

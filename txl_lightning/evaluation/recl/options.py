@@ -33,6 +33,8 @@ class ReclOptions:
         ablations: far context to alter: shuffle, reverse, replace (by other text of the split) or drop.
         ablation_contexts: contexts beyond which tokens are altered; null for first_context, 2 first_context, 4
             first_context, … on the grid.
+        key_gain: nats by which the loss of a key token falls from the first to the second of key_contexts.
+        key_contexts: two contexts of the grid; null for the shortest and the longest.
         position_windows: windows for the loss by position in the window; 0 for none.
         seed: seed of the resampling and of the ablations.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
@@ -66,6 +68,8 @@ class ReclOptions:
     bootstrap: int = 1000
     ablations: list[str] = field(default_factory=list)
     ablation_contexts: list[int] | None = None
+    key_gain: float = 2.0
+    key_contexts: list[int] | None = None
     position_windows: int = 256
     seed: int = 1
     clamp_len: int | None = None

@@ -21,6 +21,7 @@ from txl_lightning.runs.metrics import loss_metrics
 
 DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
 MOST_TICKS = 12
+LAST_DOUBLINGS = 3  # in the table
 SIZE = (5.4, 4.4)  # inches; letters can be read at the width of a phone
 
 
@@ -29,7 +30,7 @@ def write_report(
 ) -> list[str]:
     """Write the table and the figures.
 
-        recl.md, recl.tex        Table 8; in Markdown also comparisons
+        recl.md, recl.tex        losses and gains by context, and Table 8; in Markdown also comparisons
         gains_*.svg|png          Figure 3, a file for each r and group
         contexts.svg|png         Figure 4
         differences.svg|png      loss minus that of the first model, if there are several
@@ -40,16 +41,19 @@ def write_report(
     Args:
         results: contents of `recl.json`.
         directory: folder for the files.
-        logger: logger options; `wandb` gets the table and the curves as panels.
+        logger: logger options; `wandb` gets the tables and the curves as panels.
         config: configuration to show beside the W&B run.
 
     Returns:
-        Lines to print: the table and its notes.
+        Lines to print: the tables and their notes.
     """
-    header, rows = _table_8(results)
-    lines = [*markdown_table(header, rows).splitlines(), "", *_notes(results)]
+    alone, (header, rows) = _gains(results), _table_8(results)
+    grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
+    lines = ["Loss by context and its gain, without a group:", "", *markdown_table(*alone).splitlines()]
+    lines += ["", f"RECL in the group of: {grouped}", "", *markdown_table(header, rows).splitlines()]
+    lines += ["", *_notes(results)]
     write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
-    write_text(directory / "recl.tex", latex_table(header, rows))
+    write_text(directory / "recl.tex", f"{latex_table(*alone)}\n{latex_table(header, rows)}")
     by_file = _gains_by_file(results)
     for stem, of_file in by_file.items():
         gain_figure(directory / stem, results, *of_file)
@@ -68,6 +72,7 @@ def write_report(
         from txl_lightning.reporting.wandb_panels import log_line_series, log_table, wandb_run
 
         with wandb_run(directory, logger, "recl", {**(config or {}), "corpus": results["corpus"]}) as run:
+            log_table(run, "recl/gains", *alone)
             log_table(run, "recl/table", header, rows)
             for stem, (title, curves, needed) in by_file.items():
                 series = {**curves, "needed for a longer RECL": needed}
@@ -221,20 +226,35 @@ def _hardest(fraction: str) -> str:
     return f"hardest {float(fraction):.0%} of positions"
 
 
+def _gains(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows that need no group: losses at both ends of the grid, and what more context gains."""
+    unit, context_unit, contexts = results["unit"], results["context_unit"], results["contexts"]
+    chain = {contexts[0] << k for k in range(32)}
+    rows = []
+    for model in results["models"]:
+        limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
+        losses = list(zip(model[unit], model[f"{unit}_standard_error"], strict=True))
+        doublings = [found for found in model["doublings"] if found["from"] in chain][-LAST_DOUBLINGS:]
+        cells = [f"{loss:.3f} ± {error:.3f}" for loss, error in (losses[0], losses[-1])]
+        cells += [f"{found['bits']:.3f} ± {found['standard_error']:.3f}" for found in doublings]
+        shares = list(zip(contexts, model["share_of_gain"] or (), strict=False))
+        reached = [next((str(c) for c, share in shares if share >= part), "–") for part in (0.5, 0.9)]
+        rows.append([model["name"], model["kind"], limit, *cells, str(model["within_1_percent"]), ", ".join(reached)])
+    header = ["model", "kind", "sees at most", *(f"{unit} at {c} {context_unit}s" for c in (contexts[0], contexts[-1]))]
+    header += [f"bits {found['from']} → {found['to']}" for found in doublings]
+    return [*header, "within 1 %", "50, 90 % of the gain"], rows
+
+
 def _table_8(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: RECL with interval, guarded RECL, and the loss at the longest context, by model."""
-    unit, context_unit, fractions = results["unit"], results["context_unit"], _fractions(results)
-    longest = f"{unit} at {results['contexts'][-1]} {context_unit}s"
+    """Return header and rows: RECL with interval, and guarded RECL, by model."""
+    fractions, several = _fractions(results), len(results["groups"]) > 1
     lengths = [*(f"RECL r = {r}" for r in fractions), *(f"guarded r = {r}" for r in fractions)]
-    header = ["model", "kind", *lengths, longest, "sees at most"]
     rows = []
     for model in results["models"]:
         cells = [_with_interval(model["recl"][r], bool(results["bootstrap"])) for r in fractions]
         cells += [_bounded(model["recl"][r], "guarded", "guarded_at_least") for r in fractions]
-        loss = f"{model[unit][-1]:.3f} ± {model[f'{unit}_standard_error'][-1]:.3f}"
-        limit = f"{model['limit']} tokens" if model["limit"] and context_unit == "byte" else str(model["limit"] or "–")
-        rows.append([model["name"], model["kind"], *cells, loss, limit])
-    return header, rows
+        rows.append([model["name"], *([model["group"]] if several else []), *cells])
+    return ["model", *(["group"] if several else []), *lengths], rows
 
 
 def _with_interval(length: dict[str, Any], with_interval: bool) -> str:
@@ -255,17 +275,32 @@ def _notes(results: dict[str, Any]) -> list[str]:
     n_changed = next((found["positions"] for found in changed.values()), 0)
     differences = ", ".join(f"{name} {found['nll']:+.5f}" for name, found in changed.items())
     scored = ", ".join(f"{model['name']} {model['positions_scored']:,}" for model in models)
+    shorter = ", ".join(
+        f"{model['name']} (r = {r})"
+        for model in models
+        for r, length in model["recl"].items()
+        if length["guarded"] < length["value"]
+    )
+    key = {model["name"]: found for model in models if (found := model["key_tokens"])}
+    shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
+    halves = ", ".join(f"{name} {found['half_of_gain']:.1%}" for name, found in key.items() if found["half_of_gain"])
+    a, b = results["key_contexts"]
     open_ = any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values())
     notes = {
         f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
         f"spread evenly over the text; contexts {contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step "
         f"counts if its relative gain is at least {results['threshold']:.3g}. "
         f"Largest standard error at {longest}: {largest:.4f} {unit}.": True,
+        f"Within 1 %: the first context whose loss is at most 1 % above that at {longest}; 50, 90 %: the first that "
+        f"give this share of the gain from {contexts[0]}.": True,
         "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
         "tokenizers have in common.": results["context_unit"] == "byte",
         f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
         f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.": results["bootstrap"],
-        "Guarded: a step must also lower the model's own mean loss over all positions.": True,
+        f"Guarded: a step must also lower the model's own mean loss, over all and over hard positions. It is shorter "
+        f"than RECL for: {shorter or 'none'}.": True,
+        f"Key tokens, whose loss falls (rises) by more than {results['key_gain']:g} nats from {a} to {b} tokens: "
+        f"{shares}. Tokens that carry half of the gain: {halves or 'none, nothing is gained'}.": key,
         f"≥: steps still counted at {longest}, where the grid ends (max_context).": open_,
         "Sees at most: the positions that a model has or was trained with.": any(model["limit"] for model in models),
         f"Each context has windows of its own, as {DEPENDENT}: {direct}.": direct,
