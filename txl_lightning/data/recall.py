@@ -110,6 +110,12 @@ class Recall:
         return np.take_along_axis(drawn, last_drawn, axis=0).ravel()[:n_tokens]
 
 
+def configured(config: DataConfig) -> Recall:
+    """Return the text that the options describe."""
+    distances = config.distance if isinstance(config.distance, list) else [config.distance]
+    return Recall(tuple(distances), config.repeats, config.symbols, config.block_len)
+
+
 def recall(config: DataConfig) -> Source:
     """Text of `Recall`, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %.
 
@@ -118,7 +124,8 @@ def recall(config: DataConfig) -> Source:
         UserError: the text cannot be stored.
     """
     given, block_len, p, V = config.distance, config.block_len, config.repeats, config.symbols
-    distances = tuple(given) if isinstance(given, list) else (given,)
+    generated, size_and_seed = configured(config), (config.n_tokens, config.text_seed)
+    distances = generated.distances
     K, whole = len(distances), all(isinstance(d, int) and d >= 1 for d in distances)
     require(K > 0 and whole, "data.distance", given, "must be an integer >= 1, or a list of such")
     valid = block_len is None or (block_len > 1 and K > 1)
@@ -129,7 +136,6 @@ def recall(config: DataConfig) -> Source:
     most = len(CHARACTERS) // K
     require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
-    generated, size_and_seed = Recall(distances, p, V, block_len), (config.n_tokens, config.text_seed)
     key = sha256(repr((generated, *size_and_seed)).encode()).hexdigest()[:16]
     path = Path(config.cache_dir).expanduser() / f"recall-{key}.txt"
     try:
