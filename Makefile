@@ -92,7 +92,11 @@ $(SITE)/.ready: constraints.txt
 	$(SITE)/bin/python $(PIP) --constraint $(CONSTRAINTS) mkdocs-material
 	touch $@
 
-# The wheel is built from the sdist. Its environment has nothing else, and the commands run outside the checkout.
+# The wheel is built from the sdist. Its environment has nothing else, and the commands run outside the checkout. The last
+# environment has no framework: the example of docs/effective-context.md needs none.
+EXAMPLE := from tests.docs.pages import ROOT, blocks; \
+	print(next(code for code in blocks(ROOT / "docs/effective-context.md", "python") if "txl_lightning.recl" in code))
+
 dist:
 	rm -rf dist
 	$(PYTHON) -m venv --clear $(WHEEL)
@@ -102,6 +106,12 @@ dist:
 	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
 	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
 	env -u PYTHONPATH PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" $(WHEEL)/bin/python tests/wheel.py
+	$(PYTHON) -m venv --clear $(WHEEL)
+	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
+	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) numpy tqdm jaxtyping
+	$(WHEEL)/bin/python $(PIP) --no-deps dist/*.whl
+	folder="$$(mktemp -d)" && $(PYTHON) -c '$(EXAMPLE)' > "$$folder/example.py" && \
+	cd "$$folder" && env -u PYTHONPATH $(CURDIR)/$(WHEEL)/bin/python example.py
 	ls -l dist
 
 clean:

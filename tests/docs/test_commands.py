@@ -52,7 +52,12 @@ SMALLER = {
     "generate": ["n_tokens=30"],
 }
 REPLACED = {"trainer.max_steps": "9", "n_tokens": "30", "max_segments": "40", "data.vocab_size": "300"}
-REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps": "3", "attention_lengths": "[30,60]"}
+REPLACED |= {
+    "context_curve.every_n_steps": "3",
+    "context_curve.n_positions": "20",
+    "checkpoint.keep_every_n_steps": "3",
+    "attention_lengths": "[30,60]",
+}
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 RUNS = (
     "runs/first",
@@ -79,6 +84,8 @@ def tiny(words: list[str]) -> list[str]:
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
     smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
+    if "data=recall" in typed:  # which is generated
+        smaller.remove("data.path=book.txt")
     if command == "evaluate" and "models" in keys:  # which are scored on a whole split
         smaller = []
     return [command, *typed, *smaller]

@@ -8,7 +8,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model.baselines import RecurrentConfig, RecurrentLanguageModel
-from txl_lightning.runs.metrics import TokenLoss, loss_metrics, peak_flops, peak_memory, shown_units, training_flops
+from txl_lightning.runs.metrics import (
+    TokenLoss,
+    errors_by_unit,
+    loss_metrics,
+    peak_flops,
+    peak_memory,
+    shown_units,
+    training_flops,
+)
 
 SIZES = {"vocab_size": 50, "n_layer": 3, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "dropout": 0.0}
 B, T = 4, 8
@@ -40,6 +48,12 @@ def test_units() -> None:
     assert loss_metrics(math.log(20), "word")["ppl"] == pytest.approx(20.0)
     assert loss_metrics(1e6, "word")["ppl"] == math.inf
     assert loss_metrics(math.log(8), "bpe", 1.5) == {"nll": math.log(8), "ppl": pytest.approx(8.0), "bpb": 2.0}
+
+
+def test_units_of_the_error() -> None:
+    assert errors_by_unit(None, 1.0, "byte") == {"nll": None, "bpc": None}
+    assert errors_by_unit(0.1, 2.0, "char")["bpc"] == pytest.approx(0.1 / math.log(2))
+    assert errors_by_unit(0.1, 2.0, "word")["ppl"] == pytest.approx(0.1 * math.exp(2))
 
 
 def test_bits_per_byte_are_exact_or_left_out() -> None:

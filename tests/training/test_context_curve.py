@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.evaluation.kept_figures import curves, kept_figures
 from tests.training.small_run import tiny_config
+from tests.wandb_files import media, run_files, table
 from txl_lightning.config.lengths import trained_clamp
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.recall import Recall
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.command import run as recl
 from txl_lightning.evaluation.recl.loss_by_context import context_curve
@@ -43,7 +46,7 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
     lengths = {"trained_len": 8, "clamp_len": trained_clamp(config)}
     expected = context_curve(model, tokens, positions, [2, 4, 6, 8], **lengths, blocks=blocks, bootstrap=0)
     assert rows[1]["nll"] == pytest.approx(expected.nll, rel=1e-5)
-    assert rows[1]["standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
+    assert rows[1]["nll_standard_error"] == pytest.approx(expected.standard_error, rel=1e-5)
     assert rows[1]["recl"]["0.1"]["value"] == expected.recl[0.1].value
     assert rows[1]["contexts"] == [2, 4, 6, 8]
     assert rows[1]["bpc"] == pytest.approx([nll / math.log(2) for nll in rows[1]["nll"]])
@@ -56,9 +59,14 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
         assert shown == pytest.approx(dict(zip(measured["contexts"], measured["bpc"], strict=True)))
         for r, found in measured["recl"].items():
             assert float(row[f"recl/{r}"]) == found["value"]
+            assert float(row[f"recl/{r}/guarded"]) == found["guarded"]
+        gains = {doubling["from"]: doubling["bits"] for doubling in measured["doublings"]}
+        assert {c: float(row[f"context/doublings/{c}"]) for c in (2, 4)} == pytest.approx(gains)
+        assert float(row["context/within_1_percent"]) == measured["within_1_percent"]
     assert {r: found["at_least"] for r, found in rows[1]["recl"].items()} == {
         str(r): found.at_least for r, found in expected.recl.items()
     }
+    assert rows[1]["share_of_gain"] == pytest.approx(expected.gains["share_of_gain"], abs=1e-3)
 
 
 def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> None:
@@ -69,14 +77,47 @@ def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> Non
     row = json.loads((tmp_path / "run/context_curve.jsonl").read_text())
     checkpoint = str(tmp_path / "run/checkpoints/last.ckpt")
     small = {"first_context": 8, "step": 8, "max_context": 24, "n_positions": 40, "split": "valid", "bootstrap": 0}
-    losses = {}
+    losses, words = {}, {"nll", "nll_standard_error", "bpc", "doublings", "within_1_percent", "share_of_gain", "recl"}
+    assert set(row) == {"steps", "contexts", *words}
     for clamp_len in (None, -1):
         options = ReclOptions([checkpoint], **small, clamp_len=clamp_len, store=str(tmp_path / "store"))
         options.logger = LoggerConfig(name="none")
         recl(options, tmp_path)
-        losses[clamp_len] = json.loads((tmp_path / "recl.json").read_text())["models"][0]["nll"]
+        (entry,) = json.loads((tmp_path / "recl.json").read_text())["models"]
+        losses[clamp_len] = entry["nll"]
+        assert words <= set(entry)
+        assert set(row["recl"]["0.5"]) <= set(entry["recl"]["0.5"])
     assert row["nll"] == pytest.approx(losses[None], rel=1e-7)
     assert row["nll"][2] != pytest.approx(losses[-1][2], rel=1e-6)
+
+
+def test_the_figure_has_every_measurement_and_the_entropies_of_known_text(tmp_path: Path) -> None:
+    text = ("data=recall", "data.distance=4", "data.n_tokens=4000", "data.cache_dir=CACHE", "evaluation.max_segments=2")
+    config = tiny_config(tmp_path, *OPTIONS, *text, "context_curve.every_n_steps=3")
+    with kept_figures() as figures:
+        train(config, tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/context_curve.jsonl").read_text().splitlines()]
+    (axes,) = figures["context_curve.png"].axes
+    assert {name: y for name, (_, y) in curves(axes).items() if y} == {
+        f"{c} tokens": [row["bpc"][i] for row in rows] for i, c in enumerate((2, 4, 6, 8))
+    }
+    dashed = [list(line.get_ydata()) for line in axes.get_lines() if line.get_linestyle() == "--"][:4]
+    entropy = Recall((4,), repeats=0.9, symbols=8).entropy(4) / math.log(2)
+    assert dashed == [pytest.approx([bits] * 4) for bits in (3, entropy, entropy, entropy)]
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_logs_it(tmp_path: Path) -> None:
+    options = (*OPTIONS, "model.dropout=0", "context_curve.every_n_steps=6", "logger=wandb")
+    for devices in (1, 2):
+        train(tiny_config(tmp_path, *options, f"trainer.devices={devices}"), tmp_path / f"run{devices}")
+    (one,), (two,) = (run_files(tmp_path / f"run{devices}") for devices in (1, 2))
+    assert len(media(two, "table", "context/curve_table")) == 2
+    shown = [table(run, "context/table") for run in (one, two)]
+    assert shown[0]["columns"] == shown[1]["columns"]
+    for of_one, of_two in zip(shown[0]["data"], shown[1]["data"], strict=True):
+        losses = slice(0, 5)  # steps and losses; RECL compares losses, which rounding decides
+        assert [float(cell) for cell in of_two[losses]] == pytest.approx([float(c) for c in of_one[losses]], rel=1e-4)
 
 
 def test_the_training_does_not_notice(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.recorded_run import complete
 from tests.training.small_run import tiny_config
-from tests.wandb_files import history, media, records, run_files, summary
+from tests.wandb_files import history, media, records, run_files, summary, table
 from txl_lightning.training.loggers import CurveFile, continued_run, earlier_rows, supersede, upload_command
 
 OPTIONS = (
@@ -47,6 +47,7 @@ def test_a_run_cut_twice_has_every_logged_step_once(tmp_path: Path, events: list
         assert Counter(row["trainer/global_step"] for row in logged) == Counter(steps), metric
         assert [row["tokens"] for row in logged] == [32 * step for step in steps], metric
     assert sum(len(media(file, "table", "context/curve_table")) for file in files) == 4
+    assert [row[0] for row in table(files[-1], "context/table")["data"]] == ["6", "12", "18", "24"]
     shown = summary(files[-1])["summary"]
     assert shown["val/nll"] == {"min": min(row["val/nll"] for file in files for row in history(file, "val/nll"))}
     assert upload_command(tmp_path / "run") == f"wandb sync {files[0].parent}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from tests.wandb_files import artifacts, history, media, records, run_files, summary
+from tests.wandb_files import artifacts, history, media, records, run_files, summary, table
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
@@ -77,6 +77,17 @@ def test_every_curve_is_over_tokens(run: Path) -> None:
     for name in ("context/bpc/2", "context/bpc/8", "recl/0.1", "recl/1.0"):
         assert [row["tokens"] for row in history(run, name)] == [192, 384], name
     assert len(media(run, "table", "context/curve_table")) == 2
+    shown = table(run, "context/table")
+    assert [row[0] for row in shown["data"]] == ["6", "12"]
+    columns = {"context/bpc/8": "bpc at 8 tokens", "context/doublings/2": "bits 2 → 4"}
+    columns |= {
+        "context/within_1_percent": "within 1 %",
+        "recl/0.5": "RECL r = 0.5",
+        "recl/0.5/guarded": "guarded r = 0.5",
+    }
+    for name, column in columns.items():
+        logged = [row[name] for row in history(run, name)]
+        assert [float(row[shown["columns"].index(column)]) for row in shown["data"]] == pytest.approx(logged), name
 
 
 def test_best_values_and_metrics_json_are_summaries(directory: Path, run: Path, shown: dict[str, Any]) -> None:

@@ -111,6 +111,10 @@ class DataConfig:
     valid, test. `dtype` is the type of the ids in a `.bin` file; `vocab_size` null is the largest id + 1, or the number
     of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
     documents. `bytes` is the number of bytes that all ids stand for, or three, one for each split.
+
+    For `data=recall` a token repeats the one `distance` tokens before with probability `repeats`, else it is one of
+    `symbols`; `distance` may be a list. `block_len` null interleaves the distances, a number is the mean length of
+    blocks with one each. The text has `n_tokens`, drawn with `text_seed`.
     """
 
     name: str = MISSING
@@ -127,6 +131,12 @@ class DataConfig:
     seed: int = 1
     random_start: bool = False
     path: Any = None
+    distance: Any = None
+    repeats: float = 0.9
+    symbols: int = 8
+    block_len: float | None = None
+    n_tokens: int = 400_000
+    text_seed: int = 1
     document_start: str | None = None
     fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
     cache_dir: str = "~/.cache/txl_lightning"

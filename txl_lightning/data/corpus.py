@@ -21,6 +21,7 @@ from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern, without_marks
 from txl_lightning.data.ids import id_documents, id_range, ids_of, vocabulary_of_ids
 from txl_lightning.data.reading import SPLITS, read
+from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
@@ -38,6 +39,7 @@ CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
     "python-3.11": (LEVELS, sources.python_snapshot),
     "python-stdlib": (LEVELS, sources.python_stdlib),
     "file": ((*LEVELS, "ids"), sources.file),
+    "recall": (("byte", "char"), recall),
     "enwik8": (("byte",), benchmarks.enwik8),
     "text8": (("char",), benchmarks.text8),
     "wikitext-103": (("word",), benchmarks.wikitext),

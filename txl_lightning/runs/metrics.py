@@ -57,6 +57,21 @@ def loss_metrics(nll: float, level: str, bytes_per_token: float | None = None) -
     return {**values, "bpb": bits / bytes_per_token}
 
 
+def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
+    """Convert a standard error in nats to the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
+    values = loss_metrics(nll, level)
+    unit = loss_unit(level)
+    scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
+    return {"nll": error, unit: None if error is None else scale * error}
+
+
+def unit_name(level: str) -> str:
+    """Return the unit of losses in words: see `loss_unit`; the bits of a byte-level model are per byte."""
+    if level == "byte":
+        return "bits per byte"
+    return "perplexity" if loss_unit(level) == "ppl" else "bits per character"
+
+
 def shown_units(values: Mapping[str, float], prefix: str = "") -> list[str]:
     """Return the units of a loss to show: `bpc` or `ppl`, `bpt` of ids, and `bpb` where it is known and not the same.
 

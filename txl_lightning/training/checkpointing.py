@@ -347,7 +347,7 @@ def clear_earlier_run(config: Config, directory: Path) -> None:
     Its checkpoints are removed by the new run's first one. With `resume=auto` the rows of W&B stay: a session that was
     killed before its first checkpoint is the same run.
     """
-    names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl"]
+    names = ["metrics.json", "metrics.csv", "validation.jsonl", "context_curve.jsonl", "context_curve.png"]
     names += [HISTORY] if config.resume != "auto" else []
     found = [directory / name for name in names if (directory / name).exists()]
     if found or (directory / "checkpoints" / LAST).exists():

@@ -99,6 +99,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
     rules = [
         ("data.path", is_file or data.path is None, "needs data=file"),
+        ("data.distance", data.name == "recall" or data.distance is None, "needs data=recall"),
         ("data.fractions", is_file or data.fractions == DataConfig().fractions, "needs data=file"),
         ("data.batch_size", data.batch_size >= W * chunks, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from txl_lightning.config.lengths import extended_context, trained_clamp
 from txl_lightning.config.schemas import Config
+from txl_lightning.data.recall import configured
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, require
@@ -24,7 +25,15 @@ from txl_lightning.evaluation.recl.effective_context import check_definition
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import position_blocks
 from txl_lightning.files import write_json
-from txl_lightning.runs.metrics import loss_metrics, loss_unit, peak_flops, peak_memory, shown_units, training_flops
+from txl_lightning.runs.metrics import (
+    loss_metrics,
+    loss_unit,
+    peak_flops,
+    peak_memory,
+    shown_units,
+    training_flops,
+    unit_name,
+)
 from txl_lightning.training.loggers import CurveFile, RepeatableWandbLogger, log_metrics, reported
 from txl_lightning.training.module import LanguageModelModule
 
@@ -150,7 +159,9 @@ RECL_THRESHOLD = 0.01  # of appendix C
 class ContextCurves(Callback):
     """Scores fixed positions of the validation split with exactly c tokens of context, for several c.
 
-    Logs `context/{bpc or ppl}/{c}` and `recl/{r}` over steps, and to W&B each measurement as a curve over c too.
+    Logs `context/{bpc or ppl}/{c}`, `context/doublings/{c}` (bits from c to 2c), `context/within_1_percent`, `recl/{r}`
+    and `recl/{r}/guarded` over steps, in the words of `recl.json`; W&B gets each measurement as a curve over c too.
+    When training ends, `context_curve.png` shows the losses over steps, and W&B gets all measurements as a table.
     RECL is that of a group with this model alone (appendix C); in a larger group it may differ. Every rank scores
     its share of the windows. Memory, streams and random state of the training stay unchanged. The time of a measurement
     is excluded from tokens/s.
@@ -166,7 +177,7 @@ class ContextCurves(Callback):
     """
 
     def __init__(self, config: Config, tokens: np.ndarray, directory: Path, curves: TrainingCurves) -> None:
-        self.file, self.curves = CurveFile(directory / "context_curve.jsonl"), curves
+        self.file, self.curves, self.data = CurveFile(directory / "context_curve.jsonl"), curves, config.data
         self.every_n_steps, self.tokens, options = config.context_curve.every_n_steps, tokens, config.context_curve
         try:
             for name in ("every_n_steps", "first_context", "step"):
@@ -198,18 +209,50 @@ class ContextCurves(Callback):
         self.curves.restart_clock()
 
     def _log(self, trainer: L.Trainer, module: LanguageModelModule, curve: ContextCurve) -> None:
-        unit = loss_unit(module.level)
+        unit, step = loss_unit(module.level), trainer.global_step
         values = [loss_metrics(nll, module.level)[unit] for nll in curve.nll]
-        scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, values, strict=True)}
-        recl = {str(r): {"value": found.value, "at_least": found.at_least} for r, found in curve.recl.items()}
-        scalars |= {f"recl/{r}": float(found["value"]) for r, found in recl.items()}
-        log_metrics(trainer, {**scalars, "tokens": self.curves.tokens})
+        row = {"steps": step, "contexts": self.contexts, "nll": curve.nll, "nll_standard_error": curve.standard_error}
+        row |= {unit: values, **curve.gains, "recl": {str(r): vars(found) for r, found in curve.recl.items()}}
+        log_metrics(trainer, {**self._scalars(row, unit), "tokens": self.curves.tokens})
         for logger in trainer.loggers:
             if isinstance(logger, RepeatableWandbLogger):
-                curves, title = {unit: values}, "Validation loss by context"
-                logger.log_series("context/curve", self.contexts, curves, "context", title, trainer.global_step)
-        row = {"steps": trainer.global_step, "contexts": self.contexts, "nll": curve.nll}
-        self.file.append({**row, "standard_error": curve.standard_error, unit: values, "recl": recl})
+                title = f"{unit_name(module.level)} by context"
+                logger.log_series("context/curve", self.contexts, {unit: values}, "context", title, step)
+        self.file.append(row)
+
+    def _scalars(self, row: dict[str, Any], unit: str) -> dict[str, float]:
+        scalars = {f"context/{unit}/{c}": value for c, value in zip(self.contexts, row[unit], strict=True)}
+        scalars |= {f"context/doublings/{doubling['from']}": doubling["bits"] for doubling in row["doublings"]}
+        scalars["context/within_1_percent"] = float(row["within_1_percent"])
+        scalars |= {f"recl/{r}": float(found["value"]) for r, found in row["recl"].items()}
+        return scalars | {f"recl/{r}/guarded": float(found["guarded"]) for r, found in row["recl"].items()}
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        # Earlier versions wrote rows without gains.
+        rows = self.file.keep(lambda row: True) if trainer.is_global_zero else []
+        rows = [row for row in rows if row["contexts"] == self.contexts and "doublings" in row]
+        if not rows:
+            return
+        from txl_lightning.reporting.canvas import line_figure  # imports matplotlib
+
+        unit, level, steps = loss_unit(pl_module.level), pl_module.level, [row["steps"] for row in rows]
+        curves = {f"{c} tokens": [(steps, [row[unit][i] for row in rows])] for i, c in enumerate(self.contexts)}
+        exact = {}
+        if self.data.name == "recall":
+            entropies = [loss_metrics(configured(self.data).entropy(c), level)[unit] for c in self.contexts]
+            exact = {name: [(steps, [bits] * len(steps))] for name, bits in zip(curves, entropies, strict=True)}
+        path, title = self.file.path.with_suffix(".png"), "Loss by context, during training"
+        with reported(path.name):
+            line_figure(path, curves, "steps", unit_name(level), title, exact, dashed_label="entropy with this context")
+        header = ["steps", *(f"{unit} at {c} tokens" for c in self.contexts)]
+        header += [f"bits {found['from']} → {found['to']}" for found in rows[-1]["doublings"]]
+        header += ["within 1 %", *(f"{word} r = {r}" for word in ("RECL", "guarded") for r in rows[-1]["recl"])]
+        cells = [[row["steps"], *self._scalars(row, unit).values()] for row in rows]
+        for logger in trainer.loggers:
+            if isinstance(logger, RepeatableWandbLogger):
+                from txl_lightning.reporting.wandb_panels import log_table
+
+                log_table(logger.experiment, "context/table", header, cells)
 
 
 class ProgressBar(Callback):

@@ -1,16 +1,12 @@
 """Standard errors over parts of a text."""
 
-import math
-
 import numpy as np
-import pytest
 
-from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units
+from txl_lightning.evaluation.scoring.standard_errors import standard_error, text_units
 
 
 def test_a_single_unit_has_none() -> None:
     assert standard_error(np.ones(3), np.zeros(3, dtype=np.int64)) == (None, 1)
-    assert errors_by_unit(None, 1.0, "byte") == {"nll": None, "bpc": None}
 
 
 def test_blocks_and_sentences() -> None:
@@ -20,8 +16,3 @@ def test_blocks_and_sentences() -> None:
     # <S> a b | <S> c | <S> d e, and the <S> after it: the end of a sentence belongs to the sentence.
     of_sentences, name = text_units(np.arange(1, 9), np.array([0, 3, 5]), 3)
     assert (of_sentences.tolist(), name) == ([0, 0, 0, 1, 1, 2, 2, 2], "sentences")
-
-
-def test_units_of_the_error() -> None:
-    assert errors_by_unit(0.1, 2.0, "char")["bpc"] == pytest.approx(0.1 / math.log(2))
-    assert errors_by_unit(0.1, 2.0, "word")["ppl"] == pytest.approx(0.1 * math.exp(2))

@@ -14,10 +14,10 @@ from txl_lightning.config.lengths import extended_context
 from txl_lightning.evaluation.card.options import CardOptions
 from txl_lightning.evaluation.scoring.option_checks import open_checkpoint
 from txl_lightning.evaluation.scoring.protocols import StateReuse
-from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units, unit_name
+from txl_lightning.evaluation.scoring.standard_errors import standard_error, text_units
 from txl_lightning.files import file_checksum, write_text
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.runs.metrics import loss_metrics, loss_unit
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit, unit_name
 from txl_lightning.runs.trained import checkpoint_corpus
 
 SPLITS = {"valid": "validation", "test": "test"}

@@ -14,12 +14,12 @@ from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
-from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, standard_error, text_units, unit_name
+from txl_lightning.evaluation.scoring.standard_errors import standard_error, text_units
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.runs.metrics import loss_metrics, loss_unit
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit, unit_name
 
 DIGITS = {"ppl": 2, "bpc": 3}  # printed
 AtLength = tuple[int | None, ScoringProtocol]

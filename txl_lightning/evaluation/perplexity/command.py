@@ -66,7 +66,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, Corpus
-from txl_lightning.distributed.ranks import environment
+from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.perplexity.attention_lengths import (
     AtLength,

@@ -37,12 +37,11 @@ from txl_lightning.evaluation.recl.report import gain_maps, write_report
 from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group, references
 from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
-from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit
 from txl_lightning.evaluation.scoring.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
 from txl_lightning.evaluation.scoring.windows import POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
-from txl_lightning.runs.metrics import loss_metrics, loss_unit
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
 
 SCHEMA_VERSION = 5  # of docs/recl.schema.json

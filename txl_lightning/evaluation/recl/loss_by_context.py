@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from txl_lightning.data.documents import mark, without_marks
 from txl_lightning.errors import OptionError
 from txl_lightning.evaluation.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
 from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95, standard_error
-from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText, byte_spans
 from txl_lightning.evaluation.scoring.windows import (
     Integers,
     WindowReader,
@@ -26,6 +25,9 @@ from txl_lightning.evaluation.scoring.windows import (
     window_reader,
 )
 from txl_lightning.model.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText
 
 NEAR = 0.01  # of the loss at the longest context
 SINGLE = 16  # first positions, each in a bin of its own
@@ -41,11 +43,13 @@ class ContextCurve:
         nll: mean loss over the positions at each context, in nats.
         standard_error: standard error of `nll` over the blocks of positions, in nats.
         recl: RECL by fraction r of hardest positions.
+        gains: how the loss falls with context, from `context_gains`.
     """
 
     nll: list[float]
     standard_error: list[float]
     recl: dict[float, EffectiveContext]
+    gains: dict[str, Any]
 
 
 def context_curve(
@@ -77,7 +81,7 @@ def context_curve(
     nll, error = mean_and_error(losses_CP, blocks)
     options = {"limits": {"model": reader.limit}, "blocks": blocks, **recl_options}
     recl = relative_effective_context_lengths({"model": losses_CP}, contexts, **options)["model"]
-    return ContextCurve(nll.tolist(), error.tolist(), recl)
+    return ContextCurve(nll.tolist(), error.tolist(), recl, context_gains(losses_CP, contexts, blocks))
 
 
 def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Array, Array]:
@@ -109,7 +113,7 @@ def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict
     return entries
 
 
-def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers) -> dict[str, Any]:
+def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers | None = None) -> dict[str, Any]:
     """Return how the mean loss f(c) of a model falls with context.
 
         gain of a doubling    (f(c) - f(2c)) / ln 2, in bits, for every c with c and 2c on the grid
@@ -119,7 +123,7 @@ def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers) -
     Args:
         losses_CP: l(c, t), in nats.
         contexts: c.
-        blocks: block of each position.
+        blocks: block of each position; None for a block per position.
     """
     mean_C = losses_CP.mean(axis=1)
     place = {c: i for i, c in enumerate(contexts)}
@@ -310,6 +314,8 @@ def far_context_losses(
         begin_P, stop_P = positions - longest, positions + 1
         near_CP = positions - np.minimum(contexts, longest)[:, None]
     else:
+        from txl_lightning.evaluation.scoring.tokenized_text import byte_spans  # imports tokenizers
+
         begins_CP, first_P, stop_P, sizes_P = byte_spans(text, pieces, positions, contexts)
         begin_P = reader.visible_begins(begins_CP[-1], first_P, stop_P)
         near_CP = np.maximum(begins_CP, begin_P)

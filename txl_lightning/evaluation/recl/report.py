@@ -13,11 +13,10 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.scoring.standard_errors import errors_by_unit, unit_name
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_figure, save_with_legend
 from txl_lightning.reporting.tables import latex_table, markdown_table
-from txl_lightning.runs.metrics import loss_metrics
+from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, unit_name
 
 DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
 MOST_TICKS = 12

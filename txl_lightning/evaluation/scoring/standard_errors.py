@@ -7,8 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.runs.metrics import loss_metrics, loss_unit
-
 NORMAL_95 = 1.96  # standard errors on either side of a mean
 
 
@@ -46,18 +44,3 @@ def standard_error(values_P: NDArray[np.floating], units_P: NDArray[np.int64]) -
         return None, U
     deviations = s_U - s_U.sum() / P * n_U
     return math.sqrt(U / (U - 1) * float((deviations**2).sum())) / P, U
-
-
-def errors_by_unit(error: float | None, nll: float, level: str) -> dict[str, float | None]:
-    """Convert a standard error in nats to the unit of the level: d bpc = d nll / ln 2, d ppl = ppl · d nll."""
-    values = loss_metrics(nll, level)
-    unit = loss_unit(level)
-    scale = values["ppl"] if unit == "ppl" else 1 / math.log(2)
-    return {"nll": error, unit: None if error is None else scale * error}
-
-
-def unit_name(level: str) -> str:
-    """Return the unit of losses in words: see `loss_unit`; the bits of a byte-level model are per byte."""
-    if level == "byte":
-        return "bits per byte"
-    return "perplexity" if loss_unit(level) == "ppl" else "bits per character"

@@ -1,0 +1,58 @@
+"""Model with the exact probabilities of `data=recall`: `txl recl models=[py:examples.recall_oracle.oracle]`.
+
+No model can have a lower loss on average: with c tokens of context its mean loss is the entropy `Recall.entropy(c)`. It
+is scored in a group with checkpoints of `data=recall`, or on a text of its own:
+
+    python examples/recall_oracle.py recall.txt
+    txl recl models=[py:examples.recall_oracle.oracle] data_path=recall.txt first_context=32 max_context=96
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from txl_lightning.data.recall import CHARACTERS, Recall
+
+TEXT = Recall(distances=(48,), repeats=0.9, symbols=8)  # the defaults of conf/data/recall.yaml
+
+
+class RecallOracle:
+    """Exact distribution of the next token given the tokens of a window, which are bytes.
+
+    A target repeats the token d before with probability q (`Recall.match`) if that token is in the window, and with
+    blocks if all tokens from there on have one alphabet. Otherwise the symbols are equally probable.
+    """
+
+    def __init__(self, text: Recall) -> None:
+        self.text = text
+        self.numbers = torch.zeros(256, dtype=torch.long)
+        self.numbers[list(CHARACTERS.encode())] = torch.arange(len(CHARACTERS))
+
+    def score(self, tokens_BT: Tensor, targets_BT: Tensor, state: None = None) -> tuple[Tensor, None]:
+        """Return -log P of the targets, the last ones of the window, in nats, [B, T'], and no state."""
+        text, n_targets = self.text, targets_BT.shape[1]
+        window_BT = self.numbers[torch.cat([tokens_BT, targets_BT[:, -1:]], dim=1).long()]
+        alphabet_BT, places_T = window_BT // text.symbols, torch.arange(window_BT.shape[1])
+        source_BT = places_T - torch.tensor(text.distances)[alphabet_BT]
+        begins_BT = torch.nn.functional.pad(alphabet_BT.diff(dim=1) != 0, (1, 0))
+        block_BT = torch.where(begins_BT, places_T, 0).cummax(dim=1).values if text.block_len else 0
+        equal_BT = window_BT.gather(1, source_BT.clamp(min=0)) == window_BT
+        other = (1 - text.match) / (text.symbols - 1)
+        seen_BT = torch.where(equal_BT, text.match, other).double()
+        p_BT = torch.where(source_BT >= block_BT, seen_BT, 1 / text.symbols)
+        if text.block_len:
+            p_BT *= torch.where(begins_BT, text.hazard / (len(text.distances) - 1), 1 - text.hazard)
+        return -p_BT.log()[:, -n_targets:], None
+
+
+def oracle() -> RecallOracle:
+    """Return the oracle of `TEXT`."""
+    return RecallOracle(TEXT)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(TEXT.text(400_000, seed=1))

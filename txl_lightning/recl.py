@@ -1,0 +1,37 @@
+"""Measure effective context without the framework: no Lightning, Hydra or W&B.
+
+Losses in arrays need numpy only. Scoring a model, any object with `score`, needs torch, tqdm and jaxtyping too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from txl_lightning.evaluation.recl.effective_context import EffectiveContext, relative_effective_context_lengths
+
+if TYPE_CHECKING:
+    from txl_lightning.evaluation.recl.loss_by_context import context_curve, context_gains
+    from txl_lightning.evaluation.scoring.windows import WindowReader, loss_grid, position_blocks, window_reader
+
+OF_MODELS = {
+    **dict.fromkeys(("context_curve", "context_gains"), "recl.loss_by_context"),
+    **dict.fromkeys(("WindowReader", "loss_grid", "position_blocks", "window_reader"), "scoring.windows"),
+}
+__all__ = [
+    "EffectiveContext",
+    "WindowReader",
+    "context_curve",
+    "context_gains",
+    "loss_grid",
+    "position_blocks",
+    "relative_effective_context_lengths",
+    "window_reader",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what scores models, and with it torch, at the first use of a name."""
+    if name not in OF_MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"txl_lightning.evaluation.{OF_MODELS[name]}"), name)
