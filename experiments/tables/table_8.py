@@ -184,7 +184,12 @@ def recl_job(name: str, arm: str, members: Mapping[str, Job], setup: Setup, *opt
     """Return the job that measures the RECL of a group of runs, by their names in the results, with further options."""
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{member}'" for member in members)
-    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", *in_precision_of_training(setup.profile.recl, setup))
+    words = (
+        f"checkpoints=[{checkpoints}]",
+        f"names=[{names}]",
+        "documents=ignore",
+        *in_precision_of_training(setup.profile.recl, setup),
+    )
     words += options
     return Job(name, "recl", words, arm, needs=tuple(run.name for run in members.values()))
 

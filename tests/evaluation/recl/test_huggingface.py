@@ -105,6 +105,41 @@ def test_a_cache_is_carried_from_segment_to_segment(kind: str, tmp_path: Path) -
     torch.testing.assert_close(torch.cat(losses, 1), whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("begin", [False, True])
+def test_long_windows_are_read_in_chunks(
+    kind: str, begin: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(save_tiny(transformers, tmp_path, kind), begin)
+    positions, contexts = POSITIONS_T[POSITIONS_T >= POSITIONS], [*CONTEXTS, 40]
+    whole = loss_grid(loaded.reader, TOKENS, positions, contexts)
+    reader = models.with_carrier(loaded, TokenizedText(TOKENS, None, len(TOKENS))).reader
+    assert reader.carrier is not None
+    monkeypatch.setattr("txl_lightning.evaluation.scoring.windows.LONG_WINDOW", 10)
+    monkeypatch.setattr("txl_lightning.evaluation.scoring.windows.CHUNK", 7)
+    np.testing.assert_allclose(loss_grid(reader, TOKENS, positions, contexts), whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_window_of_4096_tokens_in_chunks_has_the_losses_of_one_that_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = configuration(transformers, "llama")
+    config.max_position_embeddings = 5000
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    tokens = np.random.default_rng(4).integers(0, VOCABULARY, 4200)
+    text = TokenizedText(tokens, None, len(tokens))
+    whole = Member(
+        "name", "hf:name", "llama", None, WindowReader(HuggingFaceModel(model), one_pass=True), lambda _: text
+    )
+    contexts, positions = [16, 1024, 1025, 4096], np.array([4096, 4150])
+    ours = loss_grid(models.with_carrier(whole, text).reader, tokens, positions, contexts)
+    direct = [context_losses(whole.reader, tokens, positions, c) for c in contexts]
+    np.testing.assert_allclose(ours, direct, rtol=0, atol=1e-5)
+
+
 def test_tokens_know_their_bytes(tmp_path: Path) -> None:
     loaded = load(save_tiny(transformers, tmp_path, "gpt2"), True)
     content = ("élan 😀 is 4€" + TEXT[:200]).encode()

@@ -59,6 +59,67 @@ def test_a_context_ends_at_the_start_of_its_document(runs: SmallRuns, tmp_path: 
         assert all(abs(losses[j] - losses[i])[since > contexts[i]] > 1e-7)
 
 
+def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
+    """A model without documents beside one that knows them; ignored, the latter sees no marks."""
+    group = [runs.checkpoint("relative"), runs.checkpoint("documents")]
+    respected, ignored = recl(tmp_path / "respect", *group), recl(tmp_path / "ignore", *group, documents="ignore")
+    of_respect, of_ignore = (np.load(tmp_path / name / "losses.npz")["nll"] for name in ("respect", "ignore"))
+    found = np.load(tmp_path / "respect/losses.npz")
+    tokens = load_corpus(load_trained(group[1]).config.data, marked=True).splits["test"]
+    starts, positions = np.flatnonzero(tokens < 0), found["positions"]
+    since = positions - starts[np.searchsorted(starts, positions - 1, side="right") - 1]
+    assert respected["positions"]["cut"] == (since < 16).sum() > 0
+    assert "positions have fewer than 16 tokens of context" in (tmp_path / "respect/recl.md").read_text()
+    for i, j in pairwise(range(4)):
+        cut = since <= found["contexts"][i]
+        assert abs(of_respect[:, j] - of_respect[:, i])[:, cut].max() < 1e-5
+        assert (abs(of_ignore[:, j] - of_ignore[:, i]) > 1e-7).all()
+        assert np.array_equal(of_respect[0, i, ~cut], of_ignore[0, i, ~cut])
+    assert (respected["documents"], ignored["documents"], ignored["positions"]["cut"]) == ("respect", "ignore", 0)
+    altered = recl(tmp_path / "altered", *group, ablations=["reverse"], position_windows=30)
+    increases = np.load(tmp_path / "altered/losses.npz")["ablation_increase"][:, 0]
+    assert abs(increases[:, 1, since <= 8]).max() < 1e-6 < abs(increases[:, 1, since > 8]).max()
+    assert altered["models"][0]["loss_by_position"]["windows"] == (since >= 16).sum()
+
+
+def test_a_text_of_one_document_needs_no_other_losses(runs: SmallRuns, tmp_path: Path) -> None:
+    first, second = (recl(tmp_path, runs.checkpoint("lstm"), documents=how) for how in ("ignore", "respect"))
+    assert of(first, "positions_scored") == [30]
+    assert of(second, "positions_scored") == [0]
+
+
+def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns, tmp_path: Path) -> None:
+    models = [runs.checkpoint(kind) for kind in ("relative", "absolute")]
+    listed = recl(tmp_path / "listed", *models, contexts=[4, 8, 16])
+    doubling = recl(tmp_path / "doubling", *models, contexts="doubling", max_context=31)
+    assert listed["contexts"] == doubling["contexts"] == [4, 8, 16]
+    assert (listed["first_context"], listed["step"]) == (4, None)
+    assert "contexts 4 to 16 in steps from each context of the grid" in (tmp_path / "listed/recl.md").read_text()
+    assert [model["recl"] for model in listed["models"]] == [model["recl"] for model in doubling["models"]]
+    assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
+    found = np.load(tmp_path / "listed/losses.npz")
+    even = recl(tmp_path / "even", *models, n_positions=83)
+    at = np.isin(found["positions"], (whole := np.load(tmp_path / "even/losses.npz"))["positions"])
+    same = np.searchsorted(whole["positions"], found["positions"][at])
+    assert (len(same), even["step"]) > (5, 0)
+    np.testing.assert_allclose(whole["nll"][:, [0, 1, 3]][..., same], found["nll"][..., at], rtol=0, atol=1e-5)
+
+
+def test_the_cost_is_stated_before_anything_is_scored(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"ablations": ["drop", "shuffle"], "position_windows": 10}
+    recl(tmp_path / "short", runs.checkpoint("absolute"), **options)
+    assert "to read" not in capsys.readouterr().err
+    monkeypatch.setattr(model_losses, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(model_losses, "LEAST_SECONDS", 0)
+    recl(tmp_path / "stated", runs.checkpoint("absolute"), **options)
+    # 30 positions of 4 tokens, and of the 8 that the model sees; shuffled beyond 4, 8 and 16; 10 by position
+    assert "absolute: 160 windows, 1,160 tokens to read, about 0 s" in capsys.readouterr().err
+    recl(tmp_path / "stated", runs.checkpoint("absolute"), **options)
+    assert "to read" not in capsys.readouterr().err
+
+
 def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
     other = read_checkpoint(runs.checkpoint("sentences"))
     other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
@@ -73,9 +134,9 @@ def test_a_model_that_joins_a_group_scores_itself_alone(
 ) -> None:
     calls: list[tuple[str, int]] = []
 
-    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any) -> Any:
+    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any, begins: Any) -> Any:
         calls.append((type(reader.model).__name__, len(positions)))
-        return loss_grid(reader, tokens, positions, contexts)
+        return loss_grid(reader, tokens, positions, contexts, begins)
 
     monkeypatch.setattr(model_losses, "loss_grid", counted)
     lstm, relative = runs.checkpoint("lstm"), runs.checkpoint("relative")
@@ -116,11 +177,11 @@ def test_a_killed_command_resumes_after_the_last_stored_part(
 ) -> None:
     parts: list[int] = []
 
-    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any) -> Any:
+    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any, begins: Any) -> Any:
         if len(parts) == 3:
             raise KeyboardInterrupt
         parts.append(len(positions))
-        return loss_grid(reader, tokens, positions, contexts)
+        return loss_grid(reader, tokens, positions, contexts, begins)
 
     monkeypatch.setattr(model_losses, "loss_grid", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -183,6 +244,10 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm"], {"groups": ["a/b"]}, "groups=.*must be 1 labels"),
     (["lstm"], {"split": "dev"}, "split=dev: must be one of"),
     (["lstm"], {"max_context": 7}, "max_context=7: must be at least first_context"),
+    (["lstm"], {"max_context": 7, "contexts": "doubling"}, "max_context=7: must be at least 2 first_context = 8"),
+    (["lstm"], {"contexts": "halving"}, "contexts=halving: must be null, doubling or a list of integers"),
+    (["lstm"], {"contexts": [4, 2]}, r"contexts=\[4, 2\]: must be at least two, ascending"),
+    (["lstm"], {"documents": "mark"}, "documents=mark: must be one of respect, ignore"),
     (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
     (["lstm"], {"n_positions": 10_000}, "n_positions=10000: must be in 1 …"),
     (["lstm"], {"n_positions": 1}, "n_positions=1: must be an integer >= 2"),

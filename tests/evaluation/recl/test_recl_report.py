@@ -56,7 +56,7 @@ def results() -> dict[str, Any]:
     return {
         "unit": "bpc", "contexts": [10, 20, 30], "context_unit": "token", "fractions": [0.1, 1.0], "step": 10,
         "threshold": 0.01, "bootstrap": 1000, "split": "test", "precision": "bf16-mixed", "models": [a, b, c],
-        "positions": {"number": 1234, "blocks": 40}, "corpus": {"name": "text", "level": "char"},
+        "positions": {"number": 1234, "blocks": 40, "cut": 0}, "corpus": {"name": "text", "level": "char"},
         "groups": groups, "differences": [difference, *others], "key_contexts": [10, 30], "key_gain": 2.0,
     }  # fmt: skip
 

@@ -98,6 +98,7 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
     stated = {"contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES}
     stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpc"}
     stated |= {"precision": "32-true", "key_contexts": [4, 12], "key_gain": 0.1, "schema_version": 5}
+    stated["documents"] = "respect"
     assert results.items() >= stated.items()
     assert "appendix C" in results["citation"]
     assert results["corpus"]["name"] == "text.txt"
@@ -112,6 +113,7 @@ def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) 
         "blocks": n_blocks,
         "first": first,
         "last": last,
+        "cut": 0,
     }
     assert (n_blocks, last) == (30, len(measured.tokens) - 1)
     assert 0 < results["seconds"] < measured.seconds + 0.01

@@ -35,10 +35,10 @@ from txl_lightning.evaluation.recl.model_losses import (
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import gain_maps, write_report
 from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group, references
-from txl_lightning.evaluation.scoring.models import Member
+from txl_lightning.evaluation.scoring.models import Member, with_carrier
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
-from txl_lightning.evaluation.scoring.windows import POSITIONS_VERSION, position_blocks
+from txl_lightning.evaluation.scoring.windows import LONG_WINDOW, POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
@@ -46,7 +46,8 @@ from txl_lightning.runs.threads import set_threads
 
 SCHEMA_VERSION = 5  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
-CONTEXT_UNITS = ("token", "byte")
+CHOICES = {"context_unit": ("token", "byte"), "documents": ("respect", "ignore")}
+DOUBLING = "doubling"
 
 
 def run(options: ReclOptions, directory: Path) -> list[str]:
@@ -69,6 +70,8 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         set_threads(options.num_threads, *(member.trained for member in members if member.trained))
         text = group_text(members, options)
         _check_limits(members, contexts[-1], text)
+        if contexts[-1] > LONG_WINDOW:
+            members = [with_carrier(member, text.of_member[member.name]) for member in members]
         positions, blocks = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
         at = scored_positions(text, positions, blocks, contexts, options)
         scored = {member.name: model_losses(member, at, options) for member in members}
@@ -92,19 +95,17 @@ def _check_options(options: ReclOptions) -> list[int]:
     require(valid, "names", names, f"must be {n_models} different names, one per model")
     valid = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))
     require(valid, "groups", groups, f"must be {n_models} labels of letters, digits and _.+-, one per model")
-    unit = options.context_unit
-    require(unit in CONTEXT_UNITS, "context_unit", unit, f"must be one of {', '.join(CONTEXT_UNITS)}")
+    for name, choices in CHOICES.items():
+        value = getattr(options, name)
+        require(value in choices, name, value, f"must be one of {', '.join(choices)}")
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
-    windows, shortest = options.position_windows, options.first_context + options.step
+    windows, contexts = options.position_windows, _grid(options)
     require(windows == 0 or windows >= 2, "position_windows", windows, "must be 0 or an integer >= 2")
     allowed = "must be an integer >= 2 (for a standard error)"
     require(options.n_positions >= 2, "n_positions", options.n_positions, allowed)
     seed = options.position_seed
     require(seed is None or seed >= 0, "position_seed", seed, "must be null or an integer >= 0")
-    allowed = f"must be at least first_context + step = {shortest}"
-    require(options.max_context >= shortest, "max_context", options.max_context, allowed)
-    contexts = list(range(options.first_context, options.max_context + 1, options.step))
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
     allowed = f"must be different ones of {', '.join(ABLATIONS)}"
     require(len(set(named)) == len(named) and set(named) <= set(ABLATIONS), "ablations", named, allowed)
@@ -117,6 +118,22 @@ def _check_options(options: ReclOptions) -> list[int]:
     valid = keys is None or (len(keys) == 2 and keys[0] < keys[1] and set(keys) <= set(contexts))
     require(valid, "key_contexts", keys, "must be two contexts of the grid, ascending")
     return contexts
+
+
+def _grid(options: ReclOptions) -> list[int]:
+    """Return the contexts: those given, doubling, or in even steps."""
+    given, first = options.contexts, options.first_context
+    listed = isinstance(given, list) and all(type(c) is int for c in given)
+    allowed = f"must be null, {DOUBLING} or a list of integers, ascending"
+    require(listed or given in (None, DOUBLING), "contexts", given, allowed)
+    if listed:
+        return list(given)
+    second = first + (first if given else options.step)
+    allowed = f"must be at least {'2 first_context' if given else 'first_context + step'} = {second}"
+    require(options.max_context >= second, "max_context", options.max_context, allowed)
+    if given:
+        return [first << i for i in range((options.max_context // first).bit_length())]
+    return list(range(first, options.max_context + 1, options.step))
 
 
 def _check_limits(members: list[Member], max_context: int, text: GroupText) -> None:
@@ -137,7 +154,8 @@ def _measure(
     in_tokens = at.text.pieces is None
     limits = {member.name: member.reader.limit if in_tokens else None for member in members}
     labels = dict(zip(losses, options.groups or ["all"] * len(losses), strict=True))
-    stated = ("split", "context_unit", "first_context", "step", "precision")
+    stated = ("split", "context_unit", "precision", "documents")
+    steps = set(np.diff(at.contexts).tolist())
     definition = {name: getattr(options, name) for name in ("fractions", "threshold", "bootstrap", "seed")}
     lengths = group_lengths(losses, at.contexts, labels, limits=limits, blocks=at.blocks, **definition)
     ends = [at.contexts[0], at.contexts[-1]]
@@ -176,6 +194,8 @@ def _measure(
         "citation": CITATION,
         "unit": unit,
         "contexts": at.contexts,
+        "first_context": at.contexts[0],
+        "step": steps.pop() if len(steps) == 1 else None,
         **{name: getattr(options, name) for name in stated},
         **definition,
         **key,
@@ -190,6 +210,7 @@ def _measure(
             "blocks": int(at.blocks[-1]) + 1,
             "first": int(at.positions[0]),
             "last": int(at.positions[-1]),
+            "cut": at.n_cut,
         },
     }
 

@@ -1,7 +1,7 @@
 """Definition of relative effective context length, RECL (section 4.3 and appendix C), on measured losses.
 
 The models of a group are scored at the same P positions with exactly c tokens of context, for every c of a grid
-c_0, c_0 + Δ, …. Shape letters: I models, C contexts, P positions in B blocks,
+c_0 < c_1 < …, by default in even steps Δ. Shape letters: I models, C contexts, P positions in B blocks,
 S bootstrap samples.
 """
 
@@ -85,7 +85,7 @@ def relative_effective_context_lengths(
 
     Args:
         losses: l_i(c,t) of every model, [C, P], in nats.
-        contexts: the grid c_0, c_0 + Δ, ….
+        contexts: the grid, ascending; c + Δ is the context after c, with another Δ for each c on an uneven grid.
         fractions: r, each in (0, 1].
         threshold: smallest relative gain that counts.
         limits: number of tokens that each model can see; None for no limit. Losses beyond it are those at the limit.
@@ -146,9 +146,8 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     Raises:
         OptionError: naming the option.
     """
-    steps = {later - earlier for earlier, later in pairwise(contexts)}
-    even = len(steps) == 1 and min(steps) >= 1 and contexts[0] >= 1
-    require(even, "contexts", list(contexts), "must be at least two in even steps, the first >= 1")
+    ascending = len(contexts) >= 2 and all(a < b for a, b in pairwise([0, *contexts]))
+    require(ascending, "contexts", list(contexts), "must be at least two, ascending, the first >= 1")
     distinct = len(set(fractions)) == len(fractions) >= 1
     in_range = distinct and all(0 < r <= 1 for r in fractions)
     require(in_range, "fractions", list(fractions), "must be different numbers in (0, 1]")
@@ -293,7 +292,7 @@ def group_lengths(
 
     Args:
         losses: l_i(c, t) of every model, [C, P], in nats.
-        contexts: the grid c_0, c_0 + Δ, ….
+        contexts: the grid, ascending.
         labels: label of the group of each model.
         definition: other arguments of `relative_effective_context_lengths`.
     """

@@ -311,8 +311,9 @@ def far_context_losses(
     if pieces is None:
         longest = reader.visible(contexts[-1])
         check_positions(positions, longest, len(text.tokens))
-        begin_P, stop_P = positions - longest, positions + 1
-        near_CP = positions - np.minimum(contexts, longest)[:, None]
+        begin_P = np.maximum(positions - longest, text.document_begins(positions))
+        first_P, stop_P, sizes_P = positions, positions + 1, np.ones(len(positions))
+        near_CP = np.maximum(positions - np.minimum(contexts, longest)[:, None], begin_P)
     else:
         from txl_lightning.evaluation.scoring.tokenized_text import byte_spans  # imports tokenizers
 
@@ -322,7 +323,7 @@ def far_context_losses(
     losses = []
     for near_P in near_CP:
         altered, place_P = altered_windows(text.tokens, begin_P, near_P, stop_P, ablation, seed)
-        if pieces is None:
+        if pieces is None and text.documents is None:
             losses.append(context_losses(reader, altered, place_P + longest, longest))
         else:
             bounds = (place_P, first_P - begin_P + place_P, stop_P - begin_P + place_P)

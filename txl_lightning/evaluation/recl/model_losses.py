@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,8 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.group import GroupText
 from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.token_losses import device_of
-from txl_lightning.evaluation.scoring.tokenized_text import byte_losses
-from txl_lightning.evaluation.scoring.windows import Integers, loss_grid
+from txl_lightning.evaluation.scoring.tokenized_text import byte_losses, byte_spans
+from txl_lightning.evaluation.scoring.windows import Integers, expected_seconds, loss_grid, shared_windows
 from txl_lightning.files import write_atomically
 from txl_lightning.runs.bfloat16 import autocast
 
@@ -38,6 +39,7 @@ SCORING_VERSION = 2  # increase it when scoring changes: older files are then no
 STORED_PARTS = 10  # of the blocks of a model
 LARGEST = 700.0  # nats; a perplexity of a larger loss would overflow
 ROUNDING = 1e-3
+LEAST_TOKENS, LEAST_SECONDS = 1 << 16, 5  # of a cost that is stated
 FLOAT32_POSITIONS = 50  # scored in float32 too, to state what bfloat16 changes
 
 
@@ -61,6 +63,7 @@ class LossStore:
         rows: Sequence[int],
         positions: Integers,
         blocks: Integers,
+        before: Callable[[Integers], None] | None = None,
         **further: Any,
     ) -> tuple[Array, int]:
         """Return losses, [R, P], and the number of positions scored now; the store has the others.
@@ -72,6 +75,7 @@ class LossStore:
             rows: number of each row, such as its context.
             positions: t, of P targets.
             blocks: block of each position, ascending from 0.
+            before: called by the first rank with the positions that are to be scored, if there are any.
             further: values that these losses depend on, beside the key of the model.
 
         Raises:
@@ -86,6 +90,8 @@ class LossStore:
         losses_RP = np.stack([stored.get(row, unknown) for row in rows])
         missing_P = np.isnan(losses_RP).any(axis=0)
         missing = np.unique(blocks[missing_P])
+        if before and rank == 0 and len(missing):
+            before(positions[missing_P])
         at_once = -(-int(blocks[-1] + 1) // STORED_PARTS)
         starts = range(0, len(missing), at_once)
         for start in tqdm(starts, desc=self.model, unit="part", disable=True if rank else None, leave=False):
@@ -146,6 +152,7 @@ class ScoredPositions:
         contexts: the grid of c.
         altered: contexts beyond which tokens are altered.
         windows: indices of the positions that end the windows for the loss by position.
+        n_cut: number of positions whose document has fewer tokens before them than the longest context.
     """
 
     text: GroupText
@@ -154,16 +161,23 @@ class ScoredPositions:
     contexts: list[int]
     altered: list[int]
     windows: list[int]
+    n_cut: int = 0
 
 
 def scored_positions(
     text: GroupText, positions: Integers, blocks: Integers, contexts: list[int], options: ReclOptions
 ) -> ScoredPositions:
-    """Choose the contexts of ablations, and the windows for the loss by position: none in bytes."""
+    """Choose the contexts of ablations, and the windows for the loss by position.
+
+    None in bytes. Where documents are respected, only windows within one, if they are in more than one block.
+    """
     altered = doubling_contexts(contexts) if options.ablation_contexts is None else options.ablation_contexts
-    number = min(options.position_windows, len(positions)) if text.pieces is None else 0
-    windows = [i * len(positions) // number for i in range(number)]
-    return ScoredPositions(text, positions, blocks, contexts, altered, windows)
+    begins = np.max([of.document_begins(positions) for of in text.of_member.values()], axis=0)
+    whole = np.flatnonzero(positions - contexts[-1] >= begins)
+    number = min(options.position_windows, len(whole)) if text.pieces is None else 0
+    windows = [int(whole[i * len(whole) // number]) for i in range(number)]
+    windows = windows if len(np.unique(blocks[windows])) > 1 else []
+    return ScoredPositions(text, positions, blocks, contexts, altered, windows, len(positions) - len(whole))
 
 
 @dataclass(frozen=True)
@@ -196,8 +210,12 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
     def grid(here: Integers, precision: str = options.precision) -> Array:
         with autocast(precision, device):
             if pieces is None:
-                return loss_grid(reader, text.tokens, here, at.contexts)
+                return loss_grid(reader, text.tokens, here, at.contexts, text.document_begins(here))
             return byte_losses(reader, text, pieces, here, at.contexts)
+
+    def state_cost(here: Integers) -> None:
+        with autocast(options.precision, device):
+            _state_cost(member, at, here, len(set(options.ablations) - {DROP}))
 
     def altered(here: Integers, ablation: str) -> Array:
         with autocast(options.precision, device):
@@ -207,7 +225,7 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
         with autocast(options.precision, device):
             return position_losses(reader, text.tokens, ends, longest)
 
-    losses_CP, scored = store.losses(grid, at.contexts, at.positions, at.blocks)
+    losses_CP, scored = store.losses(grid, at.contexts, at.positions, at.blocks, state_cost)
     in_range = bool(((losses_CP > -ROUNDING) & (losses_CP < LARGEST)).all())
     allowed = f"has losses that are not -log P in 0 … {LARGEST:g} nats"
     allowed += ": try dtype=float32" if options.dtype == "float16" and not member.trained else ""
@@ -225,8 +243,8 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
         if ablation == DROP:
             losses_RP = losses_CP[np.searchsorted(at.contexts, rows)]
         else:
-            key, score = {"ablation": ablation, "seed": options.seed}, partial(altered, ablation=ablation)
-            losses_RP, _ = store.losses(score, rows, at.positions, at.blocks, **key, longest=longest)
+            score, key = partial(altered, ablation=ablation), {"ablation": ablation, "seed": options.seed}
+            losses_RP, _ = store.losses(score, rows, at.positions, at.blocks, None, **key, longest=longest)
         increases.append(losses_RP[:-1] - losses_RP[-1])
         ablations[ablation] = mean_and_interval(increases[-1], at.blocks, "increase", "standard_error")
     entry["far_context"] = {"contexts": at.altered, "ablations": ablations} if ablations else None
@@ -237,6 +255,27 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
         by_position_TW, _ = store.losses(by_position, places, ends, blocks, by="position", longest=longest)
         entry["loss_by_position"] = binned_by_position(by_position_TW, blocks)
     return ModelLosses(losses_CP, np.array(increases), by_position_TW, entry)
+
+
+def _state_cost(member: Member, at: ScoredPositions, positions: Integers, n_altering: int) -> None:
+    """Print what will be read to score some positions, and how long it takes, if that is more than a few seconds."""
+    reader, text = member.reader, at.text.of_member[member.name]
+    if at.text.pieces is None:
+        visible = np.unique([reader.visible(c) for c in at.contexts])
+        ends, begins = positions, np.maximum(positions - visible[:, None], text.document_begins(positions))
+    else:
+        begins, firsts, stops, _ = byte_spans(text, at.text.pieces, positions, at.contexts)
+        ends, begins = stops - 1, reader.visible_begins(begins, firsts, stops)
+    ends = np.broadcast_to(ends, begins.shape)
+    lengths = shared_windows(begins.ravel(), ends.ravel())[1] if reader.one_pass else (ends - begins).ravel()
+    further = n_altering * (len(at.altered) + 1) * len(positions) + len(at.windows)
+    lengths = np.append(lengths, np.full(further, lengths.max()))
+    if lengths.sum() >= LEAST_TOKENS:
+        seconds = expected_seconds(reader, text.tokens, lengths) / rank_and_world_size()[1]
+        if seconds >= LEAST_SECONDS:
+            time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
+            read = f"{len(lengths):,} windows, {lengths.sum():,} tokens"
+            print(f"{member.name}: {read} to read, about {time}", file=sys.stderr, flush=True)
 
 
 def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any] | None:
@@ -253,6 +292,8 @@ def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any
         "precision": options.precision,
         **({} if member.trained else {"limit": member.reader.limit}),
     }
+    if tokens.documents is not None:
+        key["documents"] = array_checksum(tokens.documents)
     if text.pieces is not None:
         key |= {"pieces": array_checksum(text.pieces), "starts": array_checksum(tokens.known_starts)}
     return key

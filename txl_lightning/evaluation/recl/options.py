@@ -22,7 +22,9 @@ class ReclOptions:
         begin_of_text: read the begin-of-text token of hf: models before every window, beside the context.
         dtype: weights of hf: models: float32, bfloat16 or float16.
         split: train, valid or test.
-        first_context: smallest context in tokens; the grid is first_context, first_context + step, … max_context.
+        contexts: the grid: an ascending list, or doubling: first_context, 2 first_context, 4 first_context, …
+            max_context; null for first_context, first_context + step, … max_context.
+        first_context: smallest context in tokens.
         step: distance between contexts in tokens.
         max_context: largest context in tokens.
         n_positions: number of positions to score, in blocks spread evenly over the split.
@@ -30,6 +32,8 @@ class ReclOptions:
         fractions: fractions r of hardest positions, each in (0, 1].
         threshold: relative gain below which more context no longer counts.
         bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
+        documents: respect: no window begins before the document of the token before its target, where documents are
+            known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
         ablations: far context to alter: shuffle, reverse, replace (by other text of the split) or drop.
         ablation_contexts: contexts beyond which tokens are altered; null for first_context, 2 first_context, 4
             first_context, … on the grid.
@@ -58,6 +62,7 @@ class ReclOptions:
     begin_of_text: bool = False
     dtype: str = "float32"
     split: str = "test"
+    contexts: Any = None
     first_context: int = 16
     step: int = 16
     max_context: int = 256
@@ -66,6 +71,7 @@ class ReclOptions:
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
     threshold: float = 0.01
     bootstrap: int = 1000
+    documents: str = "respect"
     ablations: list[str] = field(default_factory=list)
     ablation_contexts: list[int] | None = None
     key_gain: float = 2.0

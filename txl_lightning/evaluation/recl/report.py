@@ -119,8 +119,8 @@ def context_figure(stem: Path, results: dict[str, Any]) -> None:
     axes = figure.add_subplot()
     for model, look in zip(results["models"], looks(), strict=False):
         _draw(axes, model["name"], contexts, model[unit], look)
-    axes.set_xticks(contexts[:: -(-len(contexts) // MOST_TICKS)])
-    axes.set(xlabel=f"context ({results['context_unit']}s)", ylabel=unit_name(results["corpus"]["level"]))
+    _context_axis(axes, results)
+    axes.set_ylabel(unit_name(results["corpus"]["level"]))
     axes.set_title("Loss by context, all positions")
     save_with_legend(figure, axes, stem)
 
@@ -137,8 +137,8 @@ def difference_figure(stem: Path, results: dict[str, Any]) -> None:
     for found, look in zip((one for one in results["differences"] if one["model"] == first), of_models, strict=False):
         mean, error = -np.array(found["nll"]), np.array(found["nll_standard_error"])
         _draw(axes, found["minus"], contexts, mean, look, (mean - error, mean + error))
-    axes.set_xticks(contexts[:: -(-len(contexts) // MOST_TICKS)])
-    axes.set(xlabel=f"context ({results['context_unit']}s)", ylabel="difference of the loss (nats)")
+    _context_axis(axes, results)
+    axes.set_ylabel("difference of the loss (nats)")
     axes.set_title(plain_text(f"Loss minus that of {first} (± standard error)"))
     save_with_legend(figure, axes, stem)
 
@@ -217,6 +217,15 @@ def _draw(axes: Axes, name: str, x: Any, y: Any, look: Mapping[str, Any], band: 
         axes.fill_between(x, *band, color=look["color"], alpha=0.12, linewidth=0)
 
 
+def _context_axis(axes: Axes, results: dict[str, Any]) -> None:
+    """Label the contexts, on a logarithmic axis if the grid is uneven."""
+    ticks = results["contexts"][:: -(-len(results["contexts"]) // MOST_TICKS)]
+    if results["step"] is None:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(c) for c in ticks])
+    axes.set_xlabel(f"context ({results['context_unit']}s)")
+
+
 def _fractions(results: dict[str, Any]) -> list[str]:
     return [str(float(r)) for r in results["fractions"]]
 
@@ -284,16 +293,19 @@ def _notes(results: dict[str, Any]) -> list[str]:
     shares = ", ".join(f"{name} {found['share']:.1%} ({found['share_of_rises']:.1%})" for name, found in key.items())
     halves = ", ".join(f"{name} {found['half_of_gain']:.1%}" for name, found in key.items() if found["half_of_gain"])
     a, b = results["key_contexts"]
+    grid = f"in steps of {results['step']}" if results["step"] else "in steps from each context of the grid to the next"
     open_ = any(length["at_least"] or length["high_at_least"] for model in models for length in model["recl"].values())
     notes = {
         f"{positions['number']:,} positions of {corpus['name']} ({results['split']}) in {positions['blocks']} blocks "
-        f"spread evenly over the text; contexts {contexts[0]} to {contexts[-1]} in steps of {results['step']}; a step "
+        f"spread evenly over the text; contexts {contexts[0]} to {contexts[-1]} {grid}; a step "
         f"counts if its relative gain is at least {results['threshold']:.3g}. "
         f"Largest standard error at {longest}: {largest:.4f} {unit}.": True,
         f"Within 1 %: the first context whose loss is at most 1 % above that at {longest}; 50, 90 %: the first that "
         f"give this share of the gain from {contexts[0]}.": True,
         "Contexts are bytes of text, cut to whole tokens; losses are per byte of the pieces of text that all "
         "tokenizers have in common.": results["context_unit"] == "byte",
+        f"{positions['cut']:,} positions have fewer than {longest} of context, because their document is shorter "
+        "(documents=respect).": positions["cut"],
         f"A begin-of-text token is read before every window, beside its context: {begun}.": begun,
         f"In brackets: 95 % interval over {results['bootstrap']:,} resamples of the blocks.": results["bootstrap"],
         f"Guarded: a step must also lower the model's own mean loss, over all and over hard positions. It is shorter "

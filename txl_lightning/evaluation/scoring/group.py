@@ -141,11 +141,15 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
 def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> GroupText:
     """Load the corpus of all members, which are of runs, or the text `data_path`, as each member reads it.
 
-    For a member with `memory.reset=document` the first token of every document is marked.
+    For a member with `memory.reset=document` the first token of every document is marked. The others get the places
+    where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
     """
     pairs = zip(members, trained, strict=True)
     corpora = [checkpoint_corpus(of, member.path, options.data_path, option="checkpoints") for member, of in pairs]
     of_member, first, path = {}, corpora[0], members[0].path
+    respects = options.documents == "respect"
+    known = [of.documents.get(options.split, of.sentences.get(options.split, [0])) for of in corpora]
+    documents = np.asarray(max(known, key=len))
     for member, corpus in zip(members, corpora, strict=True):
         own, others = corpus.splits[options.split], first.splits[options.split]
         level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
@@ -159,7 +163,10 @@ def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], 
         allowed += "(data.sentence_marks) differ and shift the positions"
         same = np.array_equal(own, others) or np.array_equal(without_marks(own), without_marks(others))
         require(same, "checkpoints", member.path, allowed)
-        of_member[member.name] = TokenizedText(own, None, len(own))
+        marked = member.trained is not None and member.trained.config.memory.reset == "document"
+        own = without_marks(own) if marked and not respects else own
+        hides = respects and not marked and len(documents) > 1
+        of_member[member.name] = TokenizedText(own, None, len(own), documents if hides else None)
     return GroupText({"name": first.name, "sha256": first.checksum, "level": first.vocabulary.level}, of_member)
 
 

@@ -325,6 +325,12 @@ def carrying(member: Member, text: TokenizedText) -> LanguageModel | None:
     return carrier if torch.allclose(torch.cat([first_BT, second_BT], 1), whole_BT, rounding, rounding) else None
 
 
+def with_carrier(member: Member, text: TokenizedText) -> Member:
+    """Return a member whose long windows are read in chunks, if it is of Hugging Face and `carrying` allows it."""
+    hub = isinstance(member.reader.model, HuggingFaceModel)
+    return replace(member, reader=replace(member.reader, carrier=carrying(member, text))) if hub else member
+
+
 def _losses(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits_BTV.float().transpose(1, 2), targets_BT, reduction="none")
 

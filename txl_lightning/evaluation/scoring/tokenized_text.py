@@ -30,11 +30,20 @@ class TokenizedText:
         starts: first byte of each token, [K], ascending from 0; tokens that share a byte (parts of a character) have
             one start. A token ends where the next larger start is, the last one at byte n. None if unknown.
         n_bytes: n.
+        documents: first token of each document, ascending from 0; None where they are unknown, are marked in the
+            tokens, or do not matter.
     """
 
     tokens: np.ndarray
     starts: Integers | None
     n_bytes: int
+    documents: Integers | None = None
+
+    def document_begins(self, positions: Integers) -> Integers:
+        """Return the first token of the document of the token before each position; 0 without documents."""
+        if self.documents is None:
+            return np.zeros_like(positions)
+        return self.documents[np.searchsorted(self.documents, positions - 1, side="right") - 1]
 
     @property
     def known_starts(self) -> Integers:

@@ -19,15 +19,18 @@ from tqdm import tqdm
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses, device_of
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.segments import SegmentedTransformerXL
-from txl_lightning.model.language_model import LanguageModel, SelectiveModel
+from txl_lightning.model.language_model import LanguageModel, ScoringModel, SelectiveModel
 from txl_lightning.model.transformer_xl import TransformerXL
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
 # A Transformer-XL's softmax reads the scored tokens only, so larger batches than those of other models need no more
 # memory. They take a tenth less time, in bfloat16 a fifth.
 CPU_TOKENS = 4_096
-LONG_WINDOW = 1_024
+LONG_WINDOW = 1_024  # tokens; a longer one is read in chunks where the model allows it
+CHUNK = 256
+SHORTEST_TRIED = 64
 UNLIMITED = 2**31
 FEWEST_BLOCKS = 30  # for intervals from resampled blocks
 POSITIONS_VERSION = 2  # increase it when other positions are chosen; 1 were single positions
@@ -47,6 +50,7 @@ class WindowReader:
         limit: only the last `limit` tokens of a longer window are read; None for no limit.
         one_pass: whether the loss of a window's c-th target is that of a window of c tokens: `losses_at` is exact.
         batch_tokens: context tokens in a batch; None for the default of the model's device.
+        carrier: reads long windows of a model from elsewhere in chunks, its state carried; None to read them at once.
     """
 
     model: LanguageModel
@@ -54,6 +58,7 @@ class WindowReader:
     limit: int | None = None
     one_pass: bool = False
     batch_tokens: int | None = None
+    carrier: LanguageModel | None = None
 
     def visible(self, context: int) -> int:
         """Return how many of c tokens the model can see."""
@@ -71,6 +76,8 @@ class WindowReader:
     def last_losses(self, windows_BT: Tensor, n: int) -> Tensor:
         """Return the losses, [B, n], in nats, of each window's last n tokens, 1 <= n < T, given those before."""
         context = windows_BT.shape[1] - 1
+        if self._in_chunks(context):
+            return self.losses_at(windows_BT, range(context - n + 1, context + 1))
         longest = self.segment_len or context
         state: Any = None
         losses = []
@@ -92,7 +99,13 @@ class WindowReader:
         return self.last_losses(windows_BT, length)
 
     def losses_at(self, windows_BT: Tensor, contexts: Sequence[int]) -> Tensor:
-        """Return the losses, [B, C], in nats, of each window's c-th target, 1 <= c < T, for every c of `contexts`."""
+        """Return the losses, [B, C], in nats, of each window's c-th target, 1 <= c < T, for every c of `contexts`.
+
+        A long window is read in chunks with the state carried: keys and values, a recurrent state or memory tokens. The
+        memory needed then grows with T, not with T².
+        """
+        if carrying := self._in_chunks(windows_BT.shape[1] - 1):
+            return _losses_in_chunks(carrying, windows_BT, np.asarray(contexts))
         places = torch.as_tensor(contexts, device=windows_BT.device) - 1
         tokens_BT, targets_BT = windows_BT[:, :-1], windows_BT[:, 1:]
         if isinstance(self.model, SelectiveModel):
@@ -101,6 +114,27 @@ class WindowReader:
             return self.model.score(tokens_BT, targets_BT, None)[0][:, places]
         # A large vocabulary makes the softmax expensive: it gets no other targets.
         return self.model.losses(self.model(tokens_BT, places_Q=places)[0], targets_BT[:, places])
+
+    def _in_chunks(self, context: int) -> LanguageModel | None:
+        """Return the model that reads a window of c tokens in chunks; None for a window that is read at once."""
+        if context <= LONG_WINDOW or not self.one_pass:
+            return None
+        if can_cache(self.model):
+            return CachedTransformerXL(self.model, mem_len=context)
+        return self.model if isinstance(self.model, ScoringModel) else self.carrier
+
+
+def _losses_in_chunks(model: LanguageModel, windows_BT: Tensor, contexts: Integers) -> Tensor:
+    """Return the losses, [B, C], of `WindowReader.losses_at`, of windows read in chunks; `contexts` ascend."""
+    state: Any = None
+    losses, last = [], int(contexts[-1])
+    for start in range(0, last, CHUNK):
+        stop = min(start + CHUNK, last)
+        here = contexts[(start < contexts) & (contexts <= stop)]
+        first = int(here[0]) if len(here) else stop  # a chunk without a wanted target has one all the same
+        nll_BT, state = model.score(windows_BT[:, start:stop], windows_BT[:, first : stop + 1], state)
+        losses.append(nll_BT[:, (here - first).tolist()])
+    return torch.cat(losses, dim=1)
 
 
 def window_reader(model: LanguageModel, trained_len: int | None = None, clamp_len: int | None = None) -> WindowReader:
@@ -219,18 +253,23 @@ def context_losses(reader: WindowReader, tokens: np.ndarray, positions: Integers
     return window_losses(reader, tokens, positions - context, lengths, last_loss, 1)[:, 0]
 
 
-def loss_grid(reader: WindowReader, tokens: np.ndarray, positions: Integers, contexts: Sequence[int]) -> Array:
+def loss_grid(
+    reader: WindowReader, tokens: np.ndarray, positions: Integers, contexts: Sequence[int], begins: Integers | int = 0
+) -> Array:
     """Return l(c, t), [C, P], in nats, with exactly c tokens of context, or as many as the reader's limit.
 
     If `reader.one_pass`, a window from t - c gives l(c, t) at its c-th target, for every c: the windows of all pairs
     (c, t) with the same t - c are one, read as far as the longest context. Otherwise every pair has a window of its
     own (`context_losses`). Both ways give the same losses.
 
+    Where t - c is before `begins`, the context is shorter: it begins there.
+
     Args:
         reader: reader from `window_reader`.
         tokens: the split, one-dimensional.
         positions: t of the targets x_t, from `position_blocks` for few windows.
         contexts: c.
+        begins: first token that a window of each position may have, [P], below t.
 
     Raises:
         ValueError: a position has too few tokens before it.
@@ -238,11 +277,11 @@ def loss_grid(reader: WindowReader, tokens: np.ndarray, positions: Integers, con
     visible = [reader.visible(context) for context in contexts]
     distinct = np.unique(visible)
     check_positions(positions, int(distinct[-1]), len(tokens))
+    whole_CP = distinct[:, None] <= positions - begins
+    losses_CP = np.empty(whole_CP.shape)
     if reader.one_pass:
-        starts_W, window_CP = np.unique(positions - distinct[:, None], return_inverse=True)
-        window_CP = window_CP.reshape(len(distinct), len(positions))
-        lengths_W = np.zeros(len(starts_W), dtype=np.int64)
-        np.maximum.at(lengths_W, window_CP, distinct[:, None])
+        row_N, place_N = np.nonzero(whole_CP)
+        starts_W, lengths_W, window_N = shared_windows(positions[place_N] - distinct[row_N], positions[place_N])
         if isinstance(reader.model, TransformerXL) and device_of(reader.model).type == "cpu":
             reader = replace(reader, batch_tokens=reader.batch_tokens or CPU_TOKENS)
 
@@ -250,10 +289,30 @@ def loss_grid(reader: WindowReader, tokens: np.ndarray, positions: Integers, con
             return reader.losses_at(windows_BT, distinct[distinct < windows_BT.shape[1]].tolist())
 
         losses_WC = window_losses(reader, tokens, starts_W, lengths_W, read, len(distinct))
-        losses_CP: Array = losses_WC[window_CP, np.arange(len(distinct))[:, None]]
+        losses_CP[whole_CP] = losses_WC[window_N, row_N]
     else:
-        losses_CP = np.stack([context_losses(reader, tokens, positions, int(c)) for c in distinct])
+        for c, whole_P, losses_P in zip(distinct, whole_CP, losses_CP, strict=True):
+            losses_P[whole_P] = context_losses(reader, tokens, positions[whole_P], int(c))
+    if not whole_CP.all():
+        cut_begins, ends = (np.broadcast_to(of_P, whole_CP.shape)[~whole_CP] for of_P in (begins, positions))
+        losses_CP[~whole_CP] = span_losses(reader, tokens, cut_begins, ends, ends + 1)
     return losses_CP[np.searchsorted(distinct, visible)]
+
+
+def shared_windows(begins: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
+    """Return the first token and the tokens of context of W windows, one for all targets with the same begin, [W].
+
+    Args:
+        begins: first token of the context of each of N targets.
+        ends: the targets.
+
+    Returns:
+        First tokens and lengths, and the window of each target, [N].
+    """
+    starts_W, window_N = np.unique(begins, return_inverse=True)
+    lengths_W = np.zeros(len(starts_W), dtype=np.int64)
+    np.maximum.at(lengths_W, window_N, ends - begins)
+    return starts_W, lengths_W, window_N
 
 
 def span_losses(reader: WindowReader, tokens: np.ndarray, begins: Integers, firsts: Integers, stops: Integers) -> Array:
@@ -282,6 +341,33 @@ def span_losses(reader: WindowReader, tokens: np.ndarray, begins: Integers, firs
     sums_WT = np.pad(losses_WT.cumsum(axis=1), ((0, 0), (1, 0)))
     losses: Array = sums_WT[window_N, stops - begins - 1] - sums_WT[window_N, firsts - begins - 1]
     return losses
+
+
+def expected_seconds(reader: WindowReader, tokens: np.ndarray, lengths: Integers) -> float:
+    """Return about how long windows of these lengths take, after a trial with windows of 64, 128, … tokens.
+
+    The trial takes about a second, but reads only a fiftieth of the tokens if no window is long. Beyond the lengths
+    that were tried the time per token grows linearly with the length.
+
+    Args:
+        reader: reader from `window_reader`.
+        tokens: the split, one-dimensional.
+        lengths: tokens of context of each window.
+    """
+    size, sizes, rates = 0, [], []
+    started, left = time.perf_counter(), int(lengths.sum()) // 50 if lengths.max() <= LONG_WINDOW else UNLIMITED
+    with torch.no_grad(), evaluating(reader.model):
+        while size < lengths.max() and left > 0 and time.perf_counter() - started < 1:
+            size = min(2 * size or SHORTEST_TRIED, int(lengths.max()))
+            window_T = torch.from_numpy(tokens[: size + 1].astype(np.int64)).to(device_of(reader.model))
+            windows_BT = window_T.expand(reader.windows_at_once(size), -1)
+            begun = time.perf_counter()
+            reader.last_losses(windows_BT, 1).cpu()
+            sizes.append(size)
+            rates.append((time.perf_counter() - begun) / (size * len(windows_BT)))
+            left -= size * len(windows_BT)
+    growth = max(0.0, (rates[-1] - rates[-2]) / (sizes[-1] - sizes[-2])) if len(sizes) > 1 else 0.0
+    return float((lengths * (np.interp(lengths, sizes, rates) + growth * np.maximum(0, lengths - size))).sum())
 
 
 def check_positions(positions: Integers, context: int, n_tokens: int) -> None:
@@ -384,25 +470,36 @@ def position_blocks(
 
         blocks = max(30, P / 4C), at most P
 
+    On an uneven grid, contexts c < c' share a window if t and t + c' - c are both in a block. Δ is the one of its steps
+    with which the windows of a block have the fewest tokens, of those at which all blocks fit into the split.
+
     Larger blocks would save at most an eighth of the tokens, but fewer blocks make wider intervals. Where the split
     is too short for P positions that are Δ apart, blocks have several positions in each step.
 
     Args:
         n_tokens: tokens of the split.
         n_positions: P.
-        contexts: the grid c_0, c_0 + Δ, ….
+        contexts: the grid, ascending.
         seed: of the places of the blocks in their stretches; None for the ends.
 
     Raises:
         OptionError: the split has fewer such positions.
     """
-    step, max_context = contexts[1] - contexts[0], contexts[-1]
+    max_context = contexts[-1]
     allowed = f"must be below the {n_tokens} tokens of the split"
     require(max_context < n_tokens, "max_context", max_context, allowed)
     available = n_tokens - max_context
     allowed = f"must be in 1 … {available}, the positions of the split with {max_context} tokens before them"
     require(1 <= n_positions <= available, "n_positions", n_positions, allowed)
 
+    size = n_positions // max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts)))
+
+    def tokens_read(step: int) -> int:
+        ends = np.repeat(step * np.arange(max(1, size)), len(contexts))
+        return int(shared_windows(ends - np.resize(contexts, len(ends)), ends)[1].sum())
+
+    steps = np.unique(np.diff(contexts)).tolist()
+    step = min([step for step in steps if n_positions * step <= available] or steps[:1], key=tokens_read)
     rasters = -(-n_positions * step // available)
     n_blocks = min(n_positions, max(FEWEST_BLOCKS, n_positions // (WIDTH * len(contexts) * rasters)))
     longest = -(-n_positions // n_blocks) * step
