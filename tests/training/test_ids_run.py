@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.evaluation.kept_figures import kept_figures
-from tests.training.recorded_run import recorded_losses, recorded_run
+from tests.training.recorded_run import complete, recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError, UserError
@@ -156,8 +156,10 @@ def test_two_processes_train_as_one(
 ) -> None:
     one = train(tiny_config(tmp_path, *options), tmp_path / "one")
     assert capfd.readouterr().err.count("data.vocab_size=53: the largest id of notes.npy, plus one") == 1
-    two = train(tiny_config(tmp_path, *options, "trainer.devices=2"), tmp_path / "two")
-    assert capfd.readouterr().err.count("data.vocab_size=53") == 1
+    (tmp_path / "two").mkdir()
+    done = complete(tmp_path / "two", *options, "trainer.devices=2")
+    assert done.stderr.count("data.vocab_size=53: ") == 1, done.stderr
+    two = json.loads((tmp_path / "two/run/metrics.json").read_text())
     assert two["test/nll"] == pytest.approx(one["test/nll"], rel=1e-4)
 
 
