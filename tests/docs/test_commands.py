@@ -56,6 +56,8 @@ REPLACED |= {"context_curve.every_n_steps": "3", "checkpoint.keep_every_n_steps"
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 RUNS = (
     "runs/first",
+    "runs/on",
+    "runs/off",
     "runs/second",
     "runs/t5",
     "runs/kept",
