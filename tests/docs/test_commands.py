@@ -61,6 +61,8 @@ REPLACED |= {
 TINY_SPEED = ["levels=[char]", "attention_lengths=[30,60]", "n_layer=1", "d_model=16", "n_head=2", "d_inner=16"]
 RUNS = (
     "runs/first",
+    "runs/on",
+    "runs/off",
     "runs/second",
     "runs/t5",
     "runs/kept",
