@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.training.small_run import tiny_config
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.distributed import ranks
+from txl_lightning.distributed import environment
 from txl_lightning.training import curves, run
 from txl_lightning.training.checks import check_config
 from txl_lightning.training.run import train
@@ -44,7 +44,7 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     calls: list[Any] = []
     one = dict.fromkeys(("global_rank", "local_rank"), lambda: 1)
     started = SimpleNamespace(world_size=lambda: 2, main_address="localhost", main_port=1, **one)
-    monkeypatch.setattr(ranks, "environment", lambda: started)
+    monkeypatch.setattr(environment, "environment", lambda: started)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
@@ -55,7 +55,7 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     monkeypatch.setenv("MASTER_PORT", "")
     config = tiny_config(tmp_path, f"trainer.accelerator={accelerator}", "trainer.devices=2")
     check_config(config)
-    connected = ranks.connect(config.trainer)
+    connected = environment.connect(config.trainer)
     assert calls == ([1] if accelerator == "gpu" else []) + [(backend, 1, 2)]
     assert (connected.rank, connected.world_size, connected.group) == (1, 2, "gloo")
 
