@@ -17,7 +17,8 @@ IDS = np.arange(1000) % 37
 
 
 def corpus_of(folder: Path, path: Any, marked: bool = False, **options: Any) -> Corpus:
-    config = DataConfig(name="file", level="ids", path=path, cache_dir=str(folder / "cache"), **options)
+    options = {"level": "ids", **options}
+    config = DataConfig(name="file", path=path, cache_dir=str(folder / "cache"), **options)
     return load_corpus(config, marked=marked)
 
 
@@ -107,9 +108,15 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (IDS.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
     (IDS[:0], {}, r"data.path=.*notes.npy: must have ids: it is empty"),
     (IDS - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
-    (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary only ids from 0 to 35"),
+    (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
     (IDS, {"vocab_size": 0}, r"data.vocab_size=0: must be an integer >= 1"),
-    (np.array([1, 2**40]), {}, r"data.vocab_size=1099511627777: must be an integer >= 1 and below 2\^31"),
+    (
+        np.array([1, 2**40]),
+        {},
+        r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776. Is data.dtype",
+    ),
+    (IDS, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
+    (IDS, {"level": "byte"}, r"data.level=byte: must be ids for .*notes.npy: text does not stand in a .npy file"),
     (IDS, {"bytes": [1, 2]}, r"data.bytes=\[1, 2\]: must be the bytes of all splits together, or of each"),
     (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
     (IDS, {"tokenizer": "t.json"}, r"data.tokenizer=t.json: is for data.level=bpe, not ids"),

@@ -97,7 +97,8 @@ def test_other_ids_are_scored_in_the_vocabulary_of_the_run(run: Path, tmp_path: 
     assert evaluation(run, tmp_path, data_path=[str(tmp_path / "other.npy")] * 3)["tokens"] > 800
     np.save(tmp_path / "other.npy", IDS + 8)
     with pytest.raises(
-        OptionError, match=r"^data_path=.*other.npy: has the id 60, the vocabulary only ids from 0 to 59"
+        OptionError,
+        match=r"^data_path=.*other.npy: has the id 60, the vocabulary .data.vocab_size. only ids from 0 to 59",
     ):
         evaluation(run, tmp_path, data_path=str(tmp_path / "other.npy"))
 

@@ -29,6 +29,7 @@ from txl_lightning.files import file_checksum, sync_folder, write_json, write_te
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
+FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "tokenizer": ("bpe",)} | dict.fromkeys(
     ("dtype", "names", "bytes"), ("ids",)
@@ -219,8 +220,14 @@ def _vocabulary_of_ids(config: DataConfig, source: Source, checksum: str, given:
     key = cache_key(checksum, "range of ids")
     _, found = cached(Path(config.cache_dir).expanduser(), key, lambda _: id_range(parts))
     require(found["smallest"] >= 0, "data.path", config.path, f"has the negative id {found['smallest']}")
+    if given is None and config.vocab_size is None:  # such ids may be halves or pairs of others
+        n_ids = sum(len(ids_of(part)) for part in parts)
+        allowed = f"must be given: the largest of {n_ids} ids is {found['largest']}. Is data.dtype right?"
+        require(found["largest"] < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
     vocabulary = given or vocabulary_of_ids(config, found["largest"])
-    allowed = f"has the id {found['largest']}, the vocabulary only ids from 0 to {len(vocabulary) - 1}"
+    allowed = (
+        f"has the id {found['largest']}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
+    )
     require(found["largest"] < len(vocabulary), "data.path", config.path, allowed)
     return vocabulary
 

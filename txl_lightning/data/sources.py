@@ -151,6 +151,8 @@ def file(config: DataConfig) -> Source:
     if config.level == "ids":
         return _ids(config, fractions)
     name, paths = _documents(config.path)
+    allowed = f"must be ids for {config.path}: text does not stand in a .npy file"
+    require(paths[0].suffix != ".npy", "data.level", config.level, allowed)
     parts = cut_into_splits(paths, fractions, ALIGNMENT[config.level])
     closed = config.sentence_marks == "both"
     return Source(name, parts, OPEN_VOCABULARY[config.level], closed_sentences=closed, documents=True)
