@@ -214,6 +214,7 @@ def test_a_plan_needs_no_corpus_and_writes_nothing(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_what_decides_a_claim_soonest_runs_first(tmp_path: Path) -> None:
     setup = Setup(PROFILES["laptop"], (), tmp_path, planning=True, sections=tuple(reproduce.SECTIONS))
     jobs = reproduce.plan(setup).jobs

@@ -69,6 +69,7 @@ def test_it_is_the_curve_of_the_weights_at_that_step(tmp_path: Path, arm: tuple[
     assert rows[1]["share_of_gain"] == pytest.approx(expected.gains["share_of_gain"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_distances_beyond_training_are_clamped_as_in_recl(tmp_path: Path) -> None:
     grid = ("context_curve.first_context=8", "context_curve.step=8", "context_curve.max_context=24")
     config = tiny_config(tmp_path, *OPTIONS, *grid, "context_curve.every_n_steps=12")

@@ -107,6 +107,7 @@ def test_muons_iteration_follows_the_precision_of_training(
         assert resolve_precision(tiny_config(tmp_path, *words, *named)).optimizer.ns_precision == chosen
 
 
+@pytest.mark.slow
 def test_the_choice_is_printed_and_recorded_and_kept_by_a_run_that_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

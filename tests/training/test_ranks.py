@@ -148,6 +148,7 @@ def check_killed(
     assert dict(losses) == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_a_run_killed_on_two_processes_goes_on_with_three(tmp_path: Path) -> None:
     check_killed(tmp_path, (2, 3), 13, 5, 16, (1,))
 

@@ -69,6 +69,7 @@ def test_effective_contexts_of_the_checkpoint_in_the_runs_folder(runs: SmallRuns
     assert (kept / "recl.md").read_text().splitlines()[2] in text
 
 
+@pytest.mark.slow
 def test_the_commands_train_and_evaluate_the_run_again(tmp_path: Path) -> None:
     (tmp_path / "a text.txt").write_text("".join(f"{i} plus one is {i + 1}\n" for i in range(500)))
     words = ["profile=smoke", "trainer.max_steps=2", "trainer.num_threads=1", "logger=none", "data=file"]

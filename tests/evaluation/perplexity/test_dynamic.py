@@ -193,7 +193,7 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
 
 def test_lines_have_the_difference_and_its_interval(runs: SmallRuns, tmp_path: Path) -> None:
     given = EvaluateOptions(
-        runs.checkpoint("characters"), splits=["test"], dynamic=DynamicOptions(**RATES), block_len=20
+        runs.checkpoint("characters"), splits=["test"], dynamic=DynamicOptions(**RATES, segments=16), block_len=20
     )
     static, dynamic, below = run(given, tmp_path)
     found = json.loads((tmp_path / "evaluation.json").read_text())["test"]["dynamic"]

@@ -131,6 +131,7 @@ def oracle(seed: int, sigma: float, correlation: float, rise: float, n: int = 40
     return np.array(losses)
 
 
+@pytest.mark.slow
 def test_noise_lengthens_recl_beyond_what_an_oracle_knows_but_not_guarded_recl() -> None:
     """The table of docs/effective-context.md: means over 20 texts."""
     rows = []

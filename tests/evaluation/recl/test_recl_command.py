@@ -129,6 +129,7 @@ def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path:
         recl(tmp_path / "both", runs.checkpoint("sentences"), str(tmp_path / "other.ckpt"))
 
 
+@pytest.mark.slow
 def test_a_model_that_joins_a_group_scores_itself_alone(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

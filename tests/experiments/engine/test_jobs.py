@@ -40,7 +40,7 @@ def planned(
 
 
 @pytest.mark.parametrize(
-    "profile", ["smoke", "laptop", *(pytest.param(n, marks=pytest.mark.slow) for n in ("evening", "gpu", "paper"))]
+    "profile", ["laptop", *(pytest.param(n, marks=pytest.mark.slow) for n in ("smoke", "evening", "gpu", "paper"))]
 )
 def test_every_training_of_every_profile_composes_and_is_planned_once(profile: str, tmp_path: Path) -> None:
     _, found = planned(profile, tmp_path)
@@ -174,6 +174,7 @@ def test_measurements_have_the_precision_of_the_trainings(tmp_path: Path, monkey
     assert len(keys) == 2
 
 
+@pytest.mark.slow
 def test_a_directory_keeps_the_precision_that_was_chosen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def planned_in(*words: str, planning: bool = False) -> set[str]:
         setup = Setup(PROFILES["laptop"], words, tmp_path, planning, sections=("table_7",))
@@ -243,6 +244,7 @@ def test_a_larger_profile_trains_the_published_models_and_estimates_them_by_size
         assert estimate(setup, [by_name["published-wt103_large"]]) > 24 * 14
 
 
+@pytest.mark.slow
 def test_the_plan_names_the_models_without_a_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "model.ckpt-0"
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_noticed(copy: Path) -> None:
     index, data, expected = Path(f"{copy}.index"), Path(f"{copy}.data-00000-of-00001"), read_variables(copy)[0]
     for path, step in ((data, 2999), (index, 11)):
