@@ -86,8 +86,8 @@ def tiny(words: list[str]) -> list[str]:
     typed = [f"{key}={REPLACED.get(key, word.partition('=')[2])}" for key, word in zip(keys, typed, strict=True)]
     smaller = [*SMALLER.get(command, []), *(TINY_SPEED if command == "speed" and "checkpoint" not in keys else [])]
     smaller = [word for word in smaller if word.split("=")[0] not in keys]
-    if "data=recall" in typed:  # which is generated
-        smaller.remove("data.path=book.txt")
+    if {"data=recall", "experiment=recall"}.intersection(typed):  # which is generated
+        smaller = [word for word in smaller if word not in ("data=file", "data.path=book.txt")]
     if command == "evaluate" and "models" in keys:  # which are scored on a whole split
         smaller = []
     return [command, *typed, *smaller]
