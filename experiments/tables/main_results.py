@@ -38,6 +38,7 @@ from experiments.tables.arms import (
 )
 from experiments.tables.length_sweep import WINDOWS, Evaluations, evaluations, loss_cell, with_sweeps
 from txl_lightning.config.schemas import DataConfig
+from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (
@@ -53,7 +54,6 @@ ARMS = {
 }
 LEARNING = Arm(variant=Variant("dynamic evaluation", lambda config: ()))  # names a row: the run is that of Arm()
 TITLES = {**ARMS, LEARNING: "Transformer-XL, dynamic evaluation"}
-NORMAL_95 = 1.96  # standard errors on each side of a 95 % interval
 NEAREST_TABLE = {"bpc": 2, "ppl": 1}  # the paper's table whose corpus has tokens of the same kind
 NEAREST_MODEL = {  # rows there of the same kind of model
     (2, Arm()): "Transformer-XL 12 layers",

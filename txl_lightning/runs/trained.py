@@ -133,7 +133,7 @@ def checkpoint_corpus(
     """
     if data_path is not None:
         return _encoded_text(trained, data_path)
-    # That of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
+    # The vocabulary of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
     given = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
     try:
         corpus = load_corpus(

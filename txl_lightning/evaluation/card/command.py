@@ -14,7 +14,7 @@ from txl_lightning.config.lengths import extended_context
 from txl_lightning.evaluation.card.options import CardOptions
 from txl_lightning.evaluation.scoring.option_checks import open_checkpoint
 from txl_lightning.evaluation.scoring.protocols import StateReuse
-from txl_lightning.evaluation.scoring.standard_errors import standard_error, text_units
+from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95, standard_error, text_units
 from txl_lightning.files import file_checksum, write_text
 from txl_lightning.reporting.tables import markdown_table
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit, unit_name
@@ -91,7 +91,7 @@ def _score(protocol: StateReuse, split: str) -> tuple[float, str, int, str]:
     units, over = text_units(losses.positions, protocol.corpus.sentences.get(split), BLOCK_LEN)
     value = loss_metrics(losses.mean, level)[loss_unit(level)]
     error = errors_by_unit(standard_error(losses.nll, units)[0], losses.mean, level)[loss_unit(level)]
-    interval = "" if error is None else f" [{value - 1.96 * error:.4f}, {value + 1.96 * error:.4f}]"
+    interval = "" if error is None else f" [{value - NORMAL_95 * error:.4f}, {value + NORMAL_95 * error:.4f}]"
     return value, interval, len(losses.nll), over
 
 

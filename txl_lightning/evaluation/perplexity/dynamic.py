@@ -22,11 +22,11 @@ from txl_lightning.errors import require
 from txl_lightning.evaluation.perplexity.attention_lengths import SplitScores, difference
 from txl_lightning.evaluation.perplexity.options import DynamicOptions
 from txl_lightning.evaluation.scoring.protocols import ScoringProtocol, StateReuse
+from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses, device_of, token_losses
 from txl_lightning.runs.bfloat16 import autocast
 
 RUN = 8  # neighbouring segments of training text, before the next place
-NORMAL_95 = 1.96  # standard errors on each side of a 95 % interval
 
 
 @dataclass(frozen=True)
