@@ -203,12 +203,12 @@ def _our_table(trained: dict[Arm, dict[str, Any]], found: Evaluations, learned: 
 def _note(static: dict[str, Any], dynamic: dict[str, Any], rates: dict[str, Any], unit: str) -> str:
     """Compare dynamic evaluation with static evaluation of the same tokens."""
     below = dynamic["below_static"]
-    gain, half, digits = below[unit], NORMAL_95 * (below["standard_error"][unit] or 0.0), DIGITS[unit]
+    gain, error, digits = below[unit], below["standard_error"][unit], DIGITS[unit]
+    ends = "" if error is None else interval(gain - NORMAL_95 * error, gain + NORMAL_95 * error, digits)
     return (
         f"Dynamic evaluation is of the first seed, in one stream, on the first {dynamic['tokens']:,} tokens of test. "
         f"Static evaluation has {decimal(static[unit], digits)} {unit} there: dynamic is {decimal(gain, digits)} "
-        f"below, 95 % interval {interval(gain - half, gain + half, digits)}. Validation chose lr {rates['lr']:g} and "
-        f"decay {rates['decay']:g}."
+        f"below{ends and f', 95 % interval {ends}'}. Validation chose lr {rates['lr']:g} and decay {rates['decay']:g}."
     )
 
 

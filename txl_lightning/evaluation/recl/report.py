@@ -220,9 +220,11 @@ def _draw(axes: Axes, name: str, x: Any, y: Any, look: Mapping[str, Any], band: 
 def _context_axis(axes: Axes, results: dict[str, Any]) -> None:
     """Label the contexts, on a logarithmic axis if the grid is uneven."""
     ticks = results["contexts"][:: -(-len(results["contexts"]) // MOST_TICKS)]
+    slant: dict[str, Any] = {}
     if results["step"] is None:
         axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(c) for c in ticks])
+        slant = {"rotation": 40, "ha": "right"}
+    axes.set_xticks(ticks, [str(c) for c in ticks], **slant)
     axes.set_xlabel(f"context ({results['context_unit']}s)")
 
 
