@@ -53,12 +53,6 @@ ROWS = (
         text_options=("prompt",),
     ),
     Command(
-        "card checkpoint=PATH",
-        package="txl_lightning.evaluation.card",
-        options="CardOptions",
-        summary="model card for a hub: data, lengths, losses with intervals, RECL, commands",
-    ),
-    Command(
         "convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
         package="txl_lightning.runs.convert",
         options="ConvertOptions",
