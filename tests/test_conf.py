@@ -155,7 +155,7 @@ def test_sizes_beside_the_papers(vocab_size: int, model: str, published: float, 
 def test_choices_on_the_command_line_beat_profile_and_experiment() -> None:
     config = composed("profile=smoke", "model=txl_laptop", "memory.mem_len=7")
     assert (config.model.name, config.memory.mem_len, config.data.segment_len) == ("txl_laptop", 7, 32)
-    assert (config.data.name, composed("data=python-stdlib").data.name) == ("python-3.11", "python-stdlib")
+    assert (config.data.name, composed("data=python-stdlib").data.name) == ("python-packages", "python-stdlib")
 
 
 def test_the_paper_profile_is_table_6_on_several_gpus() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import cache
+
 
 class UserError(Exception):
     """Error in an option, file or checkpoint, with a message of one line; not a bug of the program."""
@@ -48,3 +52,10 @@ def require(condition: bool, option: str, value: object, allowed: str) -> None:
     """Raise `OptionError(option, value, allowed)` unless `condition` holds."""
     if not condition:
         raise OptionError(option, value, allowed)
+
+
+@cache
+def notice(line: str) -> None:
+    """Print a line on stderr, once in a process, and of several ranks on the first one."""
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print(line, file=sys.stderr, flush=True)

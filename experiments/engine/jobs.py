@@ -184,7 +184,7 @@ def at_hand(config: DataConfig) -> bool:
 @cache
 def _at_hand(config: str, downloads: str | None) -> bool:
     data = DataConfig(**json.loads(config))
-    if data.name not in ("python-3.11", "python-stdlib", "file"):
+    if data.name not in ("python-packages", "python-stdlib", "file"):
         root = data.root or downloads or Path(data.cache_dir) / "downloads"
         if not (Path(root).expanduser() / data.name).is_dir():
             return False

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import corpus as corpus_module
+from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, notice
 
 
 def stdlib(cache_dir: Path) -> Corpus:
@@ -55,14 +57,64 @@ def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
     assert stdlib(tmp_path).checksum != corpus.checksum
 
 
-def test_the_snapshot_is_the_same_text_everywhere(tmp_path: Path) -> None:
-    config = DataConfig(name="python-3.11", cache_dir=str(tmp_path / "cache"))
-    corpus = load_corpus(config)
-    assert (corpus.name, sum(map(len, corpus.splits.values()))) == ("python-3.11.7", 12_079_736)
-    assert corpus.checksum == "3ea3f27123f12e4ab1cf4057a0b58ca8ac9e5392a7f1f8eb5a99fcb4b0886572"
-    assert corpus.vocabulary.decode(corpus.splits["test"][:30]) == '"""Create portable serialized '
-    assert load_corpus(config).checksum == corpus.checksum  # from the unpacked files
-    assert {path.name for path in (tmp_path / "cache").iterdir()} >= {"python-3.11.7"}
+SOURCES = ("__init__.py", *(f"core/m{i}.py" for i in range(30)))
+
+
+def installed(folder: Path, sympy: str, networkx: str) -> None:
+    """Write two packages of these versions, as pip does."""
+    for package, version in (("sympy", sympy), ("networkx", networkx)):
+        (folder / f"{package}-{version}.dist-info").mkdir(parents=True)
+        (folder / f"{package}-{version}.dist-info/METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
+        for name in (*SOURCES, "core/tests/test_b.py", "conftest.py", "__pycache__/a.py"):
+            (folder / package / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / package / name).write_text(f"raise ImportError  # {package}/{name}\n" * 20)
+
+
+def test_the_default_corpus_is_the_same_text_everywhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.version_info < (3, 11):  # which NetworkX 3.6.1 needs
+        monkeypatch.setattr(sources, "PACKAGES_CHECKSUM", None)
+    corpus = load_corpus(config := DataConfig(name="python-packages", cache_dir=str(tmp_path / "cache")))
+    if corpus.name != "sympy 1.14.0 + networkx 3.6.1":
+        assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
+        assert corpus.name in capfd.readouterr().err
+        return
+    assert corpus.checksum == sources.PACKAGES_CHECKSUM
+    assert sum(map(len, corpus.splits.values())) == 20_602_987
+    assert corpus.vocabulary.decode(corpus.splits["test"][:40]) == '"""Power series evaluation and manipulat'
+    assert (load_corpus(config).name, capfd.readouterr().err) == (corpus.name, "")
+
+
+@pytest.mark.parametrize(
+    ("versions", "name", "said"),
+    [
+        (("1.14.0", "3.4.2"), "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+        (("1.14.0", "3.6.1"), "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
+    ],
+)
+def test_other_packages_are_named_and_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    versions: tuple[str, str],
+    name: str,
+    said: str,
+) -> None:
+    installed(tmp_path / "site", *versions)
+    for module in ("sympy", "networkx"):  # imported by torch
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    notice.cache_clear()
+    corpus = load_corpus(config := DataConfig(name="python-packages", cache_dir=str(tmp_path / "cache")))
+    files = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
+    files.sort(key=lambda file: hashlib.sha256(file.encode()).digest())
+    text = "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS)
+    assert text == "".join(f"raise ImportError  # {file}\n" * 20 for file in files)
+    load_corpus(config)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert said in line
+    assert corpus.name == name
 
 
 def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
@@ -93,7 +145,8 @@ BPE = {"level": "bpe"}
         ({**BPE, "tokenizer": "missing.json"}, "data.tokenizer=missing.json: cannot be read"),
         ({"level": "char", "vocab_size": 300}, "data.vocab_size=300: is for data.level=bpe"),
         ({"tokenizer": "x.json"}, "data.tokenizer=x.json: is for data.level=bpe"),
-        ({"name": "enwik"}, "data=enwik: must be one of python-3.11, python-stdlib, file"),
+        ({"name": "enwik"}, "data=enwik: must be one of python-packages, python-stdlib, file"),
+        ({"name": "python-3.11"}, "data=python-3.11: is in version 0.3.0 only: .* data_path, .* data=python-packages"),
         ({"name": "enwik8", "level": "char"}, "data.level=char: must be byte for data=enwik8"),
         ({"name": "enwik8", "newlines": "yes"}, "data.newlines=yes: must be dropped"),
         ({"name": "enwik8", "root": "nowhere"}, "data.root=nowhere: must be a folder"),

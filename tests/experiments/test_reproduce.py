@@ -55,7 +55,7 @@ def test_from_nothing_to_a_report_and_again_at_once(
     assert [section["id"] for section in results["sections"]] == by_default
     assert results["claims"] == claims.judged(read_sections(results))
     assert len(results["claims"]) == 10  # all but those beyond the paper
-    assert results["corpora"][0]["name"] == "python-3.11.7"
+    assert results["corpora"][0]["name"].startswith("sympy ")
     page = (directory / "report.html").read_text()
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
     for section in results["sections"]:

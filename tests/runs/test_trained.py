@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
@@ -47,3 +47,12 @@ def test_a_corpus_that_has_changed_since_training_is_reported(
     assert words in capsys.readouterr().err
     checkpoint_corpus(trained, checkpoint, data_path=str(text))  # another text on purpose
     assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_of_the_corpus_that_went_says_which_version_has_it(checkpoint: Path, tmp_path: Path) -> None:
+    contents = read_file(checkpoint)
+    contents["txl_lightning"]["config"]["data"]["name"] = "python-3.11"
+    write_checkpoint(contents, checkpoint)
+    with pytest.raises(UserError, match=f"corpus of {checkpoint}: data=python-3.11: is in version 0.3.0 only"):
+        checkpoint_corpus(load_trained(checkpoint), checkpoint)
+    assert checkpoint_corpus(load_trained(checkpoint), checkpoint, str(tmp_path / "text.txt")).name == "text.txt"

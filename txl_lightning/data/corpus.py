@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from txl_lightning.data.reading import SPLITS, read
 from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import file_checksum, sync_folder, write_json, write_text
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
+GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
 LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "tokenizer": ("bpe",)} | dict.fromkeys(
     ("dtype", "names", "bytes"), ("ids",)
@@ -37,7 +38,7 @@ LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "tokenizer": ("bpe",)} | dict
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
-    "python-3.11": (LEVELS, sources.python_snapshot),
+    "python-packages": (LEVELS, sources.python_packages),
     "python-stdlib": (LEVELS, sources.python_stdlib),
     "file": ((*LEVELS, "ids"), sources.file),
     "recall": (("byte", "char"), recall),
@@ -157,7 +158,8 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     Raises:
         OptionError: an option of `config` is not allowed.
     """
-    require(config.name in CORPORA, "data", config.name, f"must be one of {', '.join(CORPORA)}")
+    allowed = GONE.get(config.name, f"must be one of {', '.join(CORPORA)}")
+    require(config.name in CORPORA, "data", config.name, allowed)
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     source, digest = source_of(config), hashlib.sha256()
@@ -169,7 +171,10 @@ def _source(config: DataConfig) -> tuple[Source, str]:
                 digest.update(repr(cuts).encode())
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from error
-    return source, digest.hexdigest()
+    if source.checksum not in (None, checksum := digest.hexdigest()):
+        notice(f"data={config.name}: files of {source.name} differ from the published ones; it is another text")
+        source = replace(source, name=f"{source.name}, changed")
+    return source, checksum
 
 
 def _checksum_once(known: Path, path: Path) -> str:

@@ -1,15 +1,15 @@
-"""Sources of text: description of a corpus before it is encoded, the standard library's files, files of the user."""
+"""Sources of text: description of a corpus before it is encoded, Python source that is installed, files of the user."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from txl_lightning.data import vocabulary
 from txl_lightning.data.ids import map_ids
 from txl_lightning.data.reading import SPLITS, Alignment, Part, Parts, cut_into_splits, cut_parts
 from txl_lightning.data.vocabulary import Vocabulary
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 
-SNAPSHOT = Path(__file__).with_name("python-3.11.7.tar.xz")
+PACKAGES = {"sympy": "1.14.0", "networkx": "3.6.1"}  # as in `constraints.txt`; torch needs both
+PACKAGES_CHECKSUM = "9cf24e9700e0a49d0fd0ec4c3e620ab30311cf772b9846100a968ff394086b9f"
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 MakeVocabulary = Callable[[Iterable[bytes]], Vocabulary]
@@ -80,6 +81,7 @@ class Source:
         cutoffs: usual cut-offs of the adaptive softmax.
         closed_sentences: whether `<S>` stands at both ends of a sentence (lm1b).
         documents: whether every part is a document.
+        checksum: checksum of the corpus, if the text of this name is known; another text is reported.
     """
 
     name: str
@@ -90,46 +92,55 @@ class Source:
     cutoffs: tuple[int, ...] = ()
     closed_sentences: bool = False
     documents: bool = False
+    checksum: str | None = None
 
 
 def python_stdlib(config: DataConfig) -> Source:
     """Source files of the running Python's standard library, without its tests (see `_python_files`)."""
     version = ".".join(map(str, sys.version_info[:3]))
-    return _python_files(f"python-stdlib {version}", Path(sysconfig.get_paths()["stdlib"]), config)
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return _python_files(f"python-stdlib {version}", {root: root}, config)
 
 
-def python_snapshot(config: DataConfig) -> Source:
-    """Standard library of CPython 3.11.7 as it comes with this package: the same text on every machine.
+def python_packages(config: DataConfig) -> Source:
+    """Source files of the installed SymPy and NetworkX, without their tests (see `_python_files`).
 
-    It holds the `.py` files of `Lib` without tests and without those that a build writes (PSF licence, in the archive).
-    The archive is unpacked once, into `data.cache_dir`.
+    The versions of `PACKAGES` are the same text on every machine.
     """
-    folder = Path(config.cache_dir).expanduser() / SNAPSHOT.name.removesuffix(".tar.xz")
-    if not folder.is_dir():
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                shutil.unpack_archive(SNAPSHOT, unpacked := Path(scratch, "files"), filter="data")
-                if not folder.is_dir():  # unless another process was faster
-                    unpacked.rename(folder)
-        except OSError as error:
-            raise UserError(f"data.cache_dir={config.cache_dir}: cannot store the text: {error}") from error
-    return _python_files(folder.name, folder, config)
+    versions, roots = {}, {}
+    for package in PACKAGES:
+        found = find_spec(package)  # does not import it
+        installed = [distribution.version for distribution in metadata.distributions(name=package)]
+        if not installed or found is None or found.origin is None:
+            raise UserError(f"data={config.name}: {package} is not installed; use data=file data.path=…")
+        root = Path(found.origin).parent
+        versions[package], roots[root] = installed[0], root.parent
+    known, name = (" + ".join(f"{package} {of[package]}" for package in PACKAGES) for of in (PACKAGES, versions))
+    if name != known:
+        notice(f"data={config.name}: this text is {name}; losses of {known} cannot be compared with it")
+    return replace(_python_files(name, roots, config), checksum=PACKAGES_CHECKSUM if name == known else None)
 
 
-def _python_files(name: str, root: Path, config: DataConfig) -> Source:
-    """Source files of a standard library.
+def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> Source:
+    """Source files in folders, without tests.
 
     Every file is a document. They are ordered by a hash of their names, so that the splits are similar, and never cut.
     The splits have about 90 %, 5 % and 5 % of the bytes.
+
+    Args:
+        name: name of the corpus.
+        roots: for each folder the one that its files' names are relative to.
+        config: group `data`.
     """
-    paths = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # not entered: packages may be many
-        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    named: dict[str, Path] = {}
+    for root, base in roots.items():
+        for folder, folders, names in os.walk(root):
+            folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]  # not entered: packages may be many
+            files = (Path(folder, name) for name in names if name.endswith(".py") and name != "conftest.py")
+            named.update((path.relative_to(base).as_posix(), path) for path in files)
+    paths = [named[name] for name in sorted(named, key=lambda name: hashlib.sha256(name.encode()).digest())]
     if not paths:
         raise UserError(f"data={config.name}: there are no source files under {root}; use data=file data.path=…")
-    paths.sort(key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
     ends = np.cumsum([path.stat().st_size for path in paths])
     cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(paths)]
     parts = {split: [Part(p) for p in paths[a:b]] for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)}
