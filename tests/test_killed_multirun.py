@@ -13,7 +13,7 @@ import pytest
 
 from tests.forked import ForkedCommand, start_module
 from tests.test_multirun import jobs_of
-from tests.test_resumed_multirun import RANGE, words, written
+from tests.test_resumed_multirun import words, written
 
 # Starting a job takes seconds, so that a test has time for few kills; the ten of the measurement: TXL_KILLS=10.
 KILLS = int(os.environ.get("TXL_KILLS", "2"))
@@ -21,7 +21,6 @@ PARALLEL = ("hydra.launcher.max_parallel=2", "checkpoint.every_n_steps=2", "trai
 SWEEPS = {
     "grid": (*PARALLEL, "seed=1,2", "memory.mem_len=8,0"),
     "ddp": (*PARALLEL, "trainer.devices=2", "seed=1,2", "memory.mem_len=8,0"),
-    "optuna": (*PARALLEL, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.sampler.seed=1", RANGE),
 }
 
 
@@ -30,7 +29,7 @@ def start(directory: Path, *arguments: str) -> ForkedCommand:
 
 
 def interrupted(process: ForkedCommand, moment: float, chance: random.Random) -> bool:
-    """Kill the multirun, with Optuna in it, or one of its jobs; return whether one still ran."""
+    """Kill the multirun or one of its jobs; return whether one still ran."""
     end = time.monotonic() + moment
     while process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from tests.in_process import Ended, run_txl
 from tests.training.small_run import TINY
@@ -14,8 +13,6 @@ from txl_lightning.command_line.multirun import write_results
 from txl_lightning.jobs.folder import JobFolder
 
 SHORT = ("trainer.max_steps=6", "trainer.val_every_n_steps=3", "evaluation.max_segments=2")
-SEARCH = ("hydra/sweeper=optuna", "hydra.sweeper.n_jobs=2", "hydra.sweeper.sampler.seed=1")
-RANGE = "optimizer.lr=tag(log, interval(1e-4, 1e-2))"
 
 
 def words(directory: Path, *arguments: str) -> list[str]:
@@ -122,22 +119,3 @@ def test_the_launcher_finds_jobs_by_their_options_and_gives_new_ones_a_folder(tm
     assert states == {"1": ("0", "finished"), "2": ("1", "finished"), "3": ("4", "finished"), "-1": failed}
     (error,) = [job["error"] for job in results(tmp_path)["jobs"] if "error" in job]
     assert error == "seed=-1: must be an integer >= 0 and below 2^32"
-
-
-@pytest.mark.slow
-def test_a_search_continues_where_it_was_killed(tmp_path: Path) -> None:
-    """Killed before any result of the second batch was told, its first job finished."""
-    uninterrupted = txl(tmp_path / "whole", *SEARCH, RANGE, "hydra.sweeper.n_trials=4")
-    assert uninterrupted.status == 0, uninterrupted.err
-    assert txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=2").status == 0
-    before = written(tmp_path / "cut")
-    done = txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=4")
-    assert done.status == 0, done.err
-    assert results(tmp_path / "cut") == results(tmp_path / "whole")
-    assert before.items() <= written(tmp_path / "cut").items()
-    best = [OmegaConf.load(tmp_path / f"{name}/sweep/optimization_results.yaml") for name in ("whole", "cut")]
-    assert best[0] == best[1]
-    assert best[0].best_value == results(tmp_path / "cut")["jobs"][0]["objective"]
-    again = txl(tmp_path / "cut", *SEARCH, RANGE, "hydra.sweeper.n_trials=4", "model.dropout=0.3")
-    assert again.status == 2
-    assert "optuna.db holds another search (model.dropout=" in again.err
