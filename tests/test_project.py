@@ -1,9 +1,12 @@
 """Files about the project: citation, version, workflow and forms."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from txl_lightning import __version__
@@ -33,6 +36,34 @@ def test_the_workflow_runs_targets_of_the_makefile() -> None:
     least, *_, most = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert (least, most) == ("3.10", "3.13")
     assert f'requires-python = ">={least}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ("shutil.unpack_archive('a', 'b', filter='data')", "shutil.unpack_archive(filter)"),
+        ("itertools.batched([1, 2], 2)", "itertools.batched"),
+        ("datetime.UTC", "datetime.UTC"),
+        ("hashlib.file_digest(None, 'sha256')", "hashlib.file_digest"),
+        ("pathlib.Path().relative_to('a', walk_up=True)", "pathlib.Path.relative_to(walk_up)"),
+        ("torch.zeros(1).long()", None),
+    ],
+)
+def test_a_call_that_the_oldest_python_lacks_is_refused(tmp_path: Path, call: str, found: str | None) -> None:
+    planted = "import datetime, hashlib, itertools, pathlib, shutil, torch\n\n\ndef f(x: int = 0) -> str:\n"
+    (tmp_path / "planted.py").write_text(planted + f'    y = torch.ones(1).long()\n    return f"{{y}}{{{call}}}"\n')
+    (words,) = re.findall(r"^OLDEST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    command = [Path(sys.executable).with_name("vermin"), *words.split(), tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == (found is not None), done
+    assert found is None or f"'{found}' " in done.stdout
+
+
+def test_types_are_checked_as_the_oldest_python_has_them() -> None:
+    (oldest,) = re.findall(r'requires-python = ">=(.*)"', (text := (ROOT / "pyproject.toml").read_text()))
+    assert f'python_version = "{oldest}"' in text  # of mypy
+    assert f'target-version = "py{oldest.replace(".", "")}"' in text  # of ruff
+    assert f"--target={oldest}-" in (ROOT / "Makefile").read_text()
 
 
 def test_every_form_has_what_the_host_requires() -> None:

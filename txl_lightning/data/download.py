@@ -16,6 +16,7 @@ import urllib.request
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 from txl_lightning.data.reading import CHUNK_BYTES, SPLITS, mapped
 from txl_lightning.errors import UserError
@@ -89,8 +90,10 @@ def from_archive(url: str, pattern: str, folder: Path) -> list[Path]:
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise UserError(f"{url} cannot be downloaded ({error})") from error
     check(archive)
+    safe: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
     try:
-        shutil.unpack_archive(archive, folder / "unpacked", filter=None if archive.suffix == ".zip" else "data")
+        # Python 3.10 and 3.11 have no filter before 3.10.12 and 3.11.4; both tar archives have a checksum.
+        shutil.unpack_archive(archive, folder / "unpacked", **(safe if hasattr(tarfile, "data_filter") else {}))
     except (shutil.ReadError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
         raise UserError(f"{url} gave a damaged archive ({error})") from error
     paths = list((folder / "unpacked").rglob(pattern))
