@@ -13,12 +13,12 @@ WHEEL := .venv-wheel
 CONSTRAINTS = $(shell $(PYTHON) -c 'import sys; print("constraints.txt" if sys.version_info >= (3, 11) else "/dev/null")')
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-avx2 test-isa test-hf test-transformers lint format bench docs dist clean
+.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-transformers lint format bench docs dist clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--plan | --only CASES | --rounds N | --budget MINUTES | --again']   measure speed; continues where it was stopped"
-	@echo "make test | test-all | test-isa | test-hf | test-transformers | lint | format | clean"
+	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-transformers | lint | format | clean"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
@@ -37,6 +37,12 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
+
+# Every Python of this machine; a new torch may be a download of 3 GB for each.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14 /usr/bin/python3
+
+test-pythons:
+	@tests/pythons.sh $(PYTHONS)
 
 # The processors of others: an ordinary laptop (AVX2), and one without AVX.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
@@ -121,4 +127,4 @@ dist:
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
