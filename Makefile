@@ -17,7 +17,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
-	@echo "make bench [ARGS='--plan | --only CASES | --rounds N | --budget MINUTES | --again']   measure speed; continues where it was stopped"
+	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
 	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-transformers | lint | format | clean"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
@@ -59,7 +59,7 @@ test-isa: test-avx2
 test-hf: $(HF)/.ready
 	$(HF)/bin/python -m pytest tests/evaluation/recl/test_huggingface.py tests/evaluation/recl/test_recl_models.py tests/docs/test_commands.py
 
-# The tests that need Hugging Face's class, in its own environment.
+# The tests that need Hugging Face's class; the bench uses this environment too, in its own environment.
 test-transformers: $(TRANSFORMERS)/.ready
 	$(TRANSFORMERS)/bin/python -m pytest tests/model/test_transformers.py
 
@@ -83,7 +83,8 @@ format: $(READY)
 $(TRANSFORMERS)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(TRANSFORMERS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(TRANSFORMERS)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
-	$(TRANSFORMERS)/bin/python $(PIP) --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' 'regex==2026.11.15'
+	$(TRANSFORMERS)/bin/python $(PIP) --no-deps 'transformers==4.37.2' 'tokenizers==0.15.2' 'huggingface-hub==0.36.2' 'regex==2026.11.15' \
+		'x-transformers==2.31.10' 'torch-einops-utils==0.2.0' 'einops==0.8.2' 'einx==0.4.3' 'frozendict==2.5.1' 'loguru==0.7.3'
 	touch $@
 
 $(HF)/.ready: $(READY)

@@ -1,8 +1,12 @@
-"""Measure speed and memory beside Hugging Face's TransfoXL, and write BENCHMARKS.md (`make bench`).
+"""Measure speed beside other implementations, in alternating turns (`make bench`).
 
-Each case is a job in a process of its own. Its result is kept when it ends: a bench that was stopped continues where it
-was. A case is measured again if its sizes, its rounds, the code that it runs, torch or the machine changed; one of a
-command also if conf/ changed.
+    make bench                                          ours, Hugging Face's class and x-transformers
+    make bench ARGS='--against CHECKOUT'                ours beside another checkout of it, such as that of a tag
+    make bench ARGS='--original CHECKOUT/pytorch'       the paper's code, with `mem_transformer.py` in that folder
+
+Every implementation in every precision is a process. They take turns, so that other load of the machine meets all of
+them alike; ratios are medians over rounds, each computed within its round. A table in Markdown goes to standard output,
+and all seconds to `--output`.
 """
 
 from __future__ import annotations
@@ -10,221 +14,351 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from benchmarks.bench_sections import SECTIONS, section, write_section
-from benchmarks.cases import comparisons
-from benchmarks.commands import COMMANDS
-from benchmarks.worker import ROOT, TRANSFORMERS, measure
-from txl_lightning.cli import ROWS
-from txl_lightning.errors import UserError
-from txl_lightning.files import file_checksum, write_json
-from txl_lightning.jobs.identity import code_of
-from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, Progress
-from txl_lightning.reporting.machine import processor
-
-ROUNDS, WARMUP = 7, 1
-PAGE = ROOT / "BENCHMARKS.md"
-RESULTS = ROOT / "benchmarks" / "results"
-CONF = ROOT / "conf"
-CUDA_STEPS = 20  # a turn on CUDA has this many times the steps
+ROOT = Path(__file__).resolve().parent.parent
+OTHERS = ROOT / ".venv-transformers" / "bin" / "python"  # has Hugging Face's class and x-transformers
+PAUSE_SECONDS = 0.2  # before each turn, until the threads of the process before it sleep
+UNTIMED = 1  # first step of every turn: it warms the caches, and casts weights in evaluation
 
 
 @dataclass(frozen=True)
-class Task:
-    """Case to measure.
+class Case:
+    """Sizes of a model and its steps.
 
     Args:
-        name: section/case.
-        measure: returns the record of the case.
-        minutes: expected time.
-        identity: everything that the record depends on, as JSON.
+        work: `training` (forward, backward, clipping at 0.25, fused Adam, dropout 0.1), `evaluation` (forward pass of a
+            segment with a full memory, up to the log-probabilities), or `command` (`txl train` to the end of one step).
+        segment: tokens of a segment.
+        memory: tokens of the memory; it starts with zeros that are attended to, as Hugging Face's does.
+        steps: steps of one turn.
+        cutoffs: those of the adaptive softmax.
     """
 
-    name: str
-    measure: Callable[[], dict[str, Any]]
-    minutes: float
-    identity: dict[str, Any]
-    needs: tuple[str, ...] = ()
-    alone: bool = True
+    work: str = "training"
+    n_layer: int = 4
+    d_model: int = 128
+    n_head: int = 8
+    segment: int = 64
+    memory: int = 64
+    batch_size: int = 16
+    steps: int = 5
+    vocab_size: int = 256
+    cutoffs: tuple[int, ...] = ()
+    threads: int = 2
+    device: str = "cpu"
+    bf16: bool = False
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Sizes by the names that ours and Hugging Face's share."""
+        width = {"d_model": self.d_model, "d_head": self.d_model // self.n_head, "d_inner": 4 * self.d_model}
+        return {"n_layer": self.n_layer, "n_head": self.n_head, "mem_len": self.memory, "dropout": 0.1, **width}
 
 
-def tasks(options: argparse.Namespace) -> dict[str, Task]:
-    """Return the chosen tasks by section/case, in the order in which they are measured."""
-    device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
-    common = {"package": code_of("benchmarks.worker"), "torch": torch.__version__, "processor": device}
-    found: dict[str, Task] = {}
-    for name, case in comparisons().items():
-        most = case.rounds or ROUNDS
-        rounds = min(options.rounds, most)
-        turns = tuple(t for t in case.turns if options.huggingface or not t.startswith("huggingface"))
-        steps = case.sizes.steps * (CUDA_STEPS if options.device == "cuda" else 1)
-        sizes = replace(case.sizes, threads=options.threads, device=options.device, steps=steps)
-        own = partial(measure, replace(case, sizes=sizes, turns=turns), rounds, WARMUP)
-        identity = {**common, "rounds": rounds, "turns": turns, "sizes": asdict(sizes)}
-        found[name] = Task(
-            name, own, case.minutes * (rounds + WARMUP) / (most + WARMUP), json.loads(json.dumps(identity))
+MEDIUM = Case(n_layer=6, d_model=256, segment=128, memory=128, steps=2)
+BASE = Case(n_layer=12, d_model=512, segment=512, memory=512, batch_size=2, steps=1)
+LONG = replace(BASE, work="evaluation", segment=128, memory=3800, batch_size=1, steps=4)
+CASES = {
+    "tiny": Case(n_layer=2, d_model=32, n_head=4, segment=16, memory=16, batch_size=4),  # only where it is named
+    "small": Case(),
+    "medium": MEDIUM,
+    "base": BASE,
+    "words": replace(MEDIUM, vocab_size=20_000, cutoffs=(2_000, 8_000)),
+    "evaluation": LONG,
+    "evaluation-4": replace(LONG, batch_size=4, steps=1),
+    "token": replace(LONG, segment=1, steps=20),
+    "first-step": Case(work="command"),
+}
+
+
+def ours(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
+    """Return this project's model, and its step: tokens and memory to loss or log-probabilities, and memory."""
+    from txl_lightning import TransformerXL, TransformerXLConfig
+    from txl_lightning.model.inference.cached import CachedTransformerXL
+
+    config = TransformerXLConfig(
+        vocab_size=case.vocab_size,
+        cutoffs=case.cutoffs,
+        memory_start="zeros",
+        **case.sizes,
+    )
+    model = TransformerXL(config).to(case.device)
+    cached: list[Any] = []
+
+    def step(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        if case.work == "training":
+            nll, memory = model.score(tokens[:, :-1], tokens[:, 1:], memory)
+            return nll.mean(), memory
+        cached.extend([] if cached else [CachedTransformerXL(model)])
+        hidden, memory = cached[0](tokens[:, :-1], memory)
+        return cached[0].log_probabilities(hidden), memory
+
+    return model, step
+
+
+def huggingface(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
+    """Return the same of Hugging Face's class (transformers 4.37.2); it scores one token a segment less.
+
+    In bf16 its log-softmax is computed in float32, as autocast does on a GPU: on a CPU its loss refuses bfloat16.
+    """
+    from transformers import TransfoXLConfig, TransfoXLLMHeadModel
+
+    if case.bf16 and case.device == "cpu":
+        log_softmax = nn.functional.log_softmax
+        nn.functional.log_softmax = lambda logits, dim: log_softmax(logits.float(), dim)  # type: ignore[assignment]
+    config = TransfoXLConfig(
+        vocab_size=case.vocab_size,
+        cutoffs=list(case.cutoffs),
+        div_val=1,
+        d_embed=case.d_model,
+        dropatt=0.0,
+        untie_r=False,
+        **case.sizes,
+    )
+    model = TransfoXLLMHeadModel(config).to(case.device)
+
+    def step(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        if case.work == "training":
+            output = model(tokens[:, :-1], labels=tokens[:, :-1], mems=memory)
+            return output.loss, output.mems
+        output = model(tokens[:, :-1], mems=memory)
+        return output.prediction_scores, output.mems
+
+    return model, step
+
+
+def x_transformers(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
+    """Return the same of x-transformers' decoder with memory; its positions are rotary, and its memory starts empty."""
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(
+        dim=case.d_model,
+        depth=case.n_layer,
+        heads=case.n_head,
+        attn_dim_head=case.d_model // case.n_head,
+        rotary_pos_emb=True,
+        attn_dropout=0.0,
+        ff_dropout=0.1,
+        layer_dropout=0.0,
+    )
+    model = TransformerWrapper(
+        num_tokens=case.vocab_size,
+        max_seq_len=case.segment,
+        max_mem_len=case.memory,
+        attn_layers=layers,
+        emb_dropout=0.1,
+    ).to(case.device)
+
+    def step(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        logits, memory = model(tokens[:, :-1], mems=memory, return_mems=True)
+        memory = [state.detach() for state in memory]
+        if case.work == "training":
+            return nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()), memory
+        return logits.log_softmax(-1), memory
+
+    return model, step
+
+
+def original(case: Case) -> tuple[nn.Module, Callable[..., tuple[Tensor, Any]]]:
+    """Return the same of the paper's code, in a folder on the path; it gives losses, no log-probabilities."""
+    torch.version.cuda = torch.version.cuda or "0.0"  # it reads the number, also where there is none
+    Tensor.byte = Tensor.bool  # type: ignore[method-assign]  # its masks are of a type that torch no longer takes
+    from mem_transformer import MemTransformerLM
+
+    model = MemTransformerLM(
+        case.vocab_size,
+        **case.sizes,
+        dropatt=0.0,
+        tgt_len=case.segment,
+        ext_len=0,
+        cutoffs=list(case.cutoffs),
+        tie_projs=[False] * (len(case.cutoffs) + 1),
+    )
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.02)
+    model.to(case.device)
+
+    def step(tokens: Tensor, memory: Any) -> tuple[Tensor, Any]:
+        loss, *memory = model(tokens[:, :-1].t().contiguous(), tokens[:, 1:].t().contiguous(), *(memory or ()))
+        return loss.mean() if case.work == "training" else loss, memory
+
+    return model, step
+
+
+IMPLEMENTATIONS = {"ours": ours, "huggingface": huggingface, "x-transformers": x_transformers, "original": original}
+
+
+def turns_of(implementation: str, case: Case) -> Callable[[], float]:
+    """Return a function that does one turn and returns its seconds."""
+    torch.set_num_threads(case.threads)
+    torch.manual_seed(0)
+    model, step = IMPLEMENTATIONS[implementation](case)
+    training = case.work == "training"
+    model.train(training)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.00025, fused=True) if training else None
+    memory: Any = None
+    wait = torch.cuda.synchronize if case.device == "cuda" else lambda: None
+
+    def steps(n: int) -> float:
+        nonlocal memory
+        # Frequent tokens first where the softmax is adaptive: P(token) falls as 1 / rank.
+        shape = (n, case.batch_size, case.segment + 1)
+        ranks = torch.rand(shape, dtype=torch.float64) if case.cutoffs else None
+        drawn = torch.randint(case.vocab_size, shape) if ranks is None else (case.vocab_size**ranks).long() - 1
+        segments = drawn.to(case.device)
+        wait()
+        start = time.perf_counter()
+        for tokens in segments:
+            with torch.autocast(case.device, torch.bfloat16, enabled=case.bf16):
+                loss, memory = step(tokens, memory)
+            if optimizer:
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+                optimizer.step()
+        wait()
+        return time.perf_counter() - start
+
+    def turn() -> float:
+        autocast = torch.autocast(case.device, torch.bfloat16, enabled=case.bf16)
+        with nullcontext() if training else autocast, torch.set_grad_enabled(training):  # weights are cast once
+            steps(UNTIMED)
+            return steps(case.steps)
+
+    return turn
+
+
+def command_turns(case: Case) -> Callable[[], float]:
+    """Return the seconds of `txl train` with one step, in a process of its own; the corpus is cached before."""
+    folder = tempfile.TemporaryDirectory()
+    words = ("trainer.max_steps=1", "trainer.val_every_n_steps=null", "evaluation.max_segments=1", "logger=none")
+    precision = "bf16-mixed" if case.bf16 else "32-true"
+    words += (f"trainer.precision={precision}", f"hydra.run.dir={folder.name}/run", "trainer.progress_bar=false")
+
+    def turn() -> float:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "txl_lightning.cli", "train", *words]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder.name)
+        return time.perf_counter() - start
+
+    turn()
+    return turn
+
+
+class Worker:
+    """Process that takes the turns of one implementation; it is idle between them."""
+
+    def __init__(self, name: str, path: Path | None, case: Case) -> None:
+        python = OTHERS if path is None and name != "ours" else sys.executable
+        paths = [str(path or ROOT), f"{path}/utils", *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.process = subprocess.Popen(
+            [python, __file__, "--worker", name, json.dumps(asdict(case))],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-    if options.device == "cpu":
-        packages = (f"{row.package}.command" for row in ROWS)
-        common["package"] = code_of("benchmarks.commands", "txl_lightning.command_line.hydra_app", *packages)
-        conf = [file_checksum(path) for path in sorted(CONF.rglob("*.yaml"))]
-        for name, (command, most, minutes) in COMMANDS.items():
-            rounds = min(options.rounds, most)
-            own = partial(in_scratch, command, rounds)
-            found[name] = Task(name, own, minutes * rounds / most, {**common, "rounds": rounds, "conf": conf})
-    order = sorted(found, key=lambda name: name.startswith("scaling/"))  # the least urgent
-    return {name: found[name] for name in order if chosen(name, options.only)}
+
+    def turn(self) -> float:
+        """Take one turn and return its seconds."""
+        assert self.process.stdin
+        assert self.process.stdout
+        time.sleep(PAUSE_SECONDS)
+        print("turn", file=self.process.stdin, flush=True)
+        if line := self.process.stdout.readline():
+            return float(line)
+        raise SystemExit(f"bench: {self.process.args!r} failed; its error is above")
 
 
-def chosen(name: str, only: Sequence[str]) -> bool:
-    """Return whether a case or its section is named; without names all but the tiny case are chosen."""
-    return name in only or (not name.endswith("/tiny") and (not only or name.split("/")[0] in only))
-
-
-def in_scratch(command: Callable[[Path, int], dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Measure a command in a folder that is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="txl-bench-") as scratch:
-        return command(Path(scratch), rounds)
-
-
-def expected_minutes(task: Task, record: Mapping[str, Any] | None) -> float:
-    """Return the time of the last measurement, for as many rounds, or else the usual one."""
-    if record is None:
-        return task.minutes
-    return float(record["minutes"]) * (task.identity["rounds"] + WARMUP) / (record["identity"]["rounds"] + WARMUP)
-
-
-def plan(left: Mapping[str, Task], records: Mapping[str, Any]) -> list[str]:
-    """Return a line for each case that is left, and their total."""
-    minutes = {name: expected_minutes(task, records.get(name)) for name, task in left.items()}
-    lines = [f"{name:30} {taken:5.1f} min" for name, taken in minutes.items()]
-    return [*lines, f"{len(left)} cases, about {sum(minutes.values()):.0f} minutes on an idle machine"]
-
-
-def measure_all(
-    left: Mapping[str, Task], records: dict[str, Any], path: Path, budget: float | None
-) -> tuple[list[str], dict[str, str]]:
-    """Measure the cases that are left, each in a process of its own, and keep each result.
-
-    Returns:
-        The names of the cases that did not fit the budget, and the errors of those that failed.
-    """
-    begun, late = time.monotonic(), []
-
-    def start(task: Task, slot: int) -> JobProcess:
-        expected, used = expected_minutes(task, records.get(task.name)), (time.monotonic() - begun) / 60
-        if budget is not None and used + expected > budget:
-            late.append(task.name)
-            raise UserError("no time left")
-        return JobProcess(task.measure)
-
-    def end(task: Task, ended: Ended) -> str | None:
-        if ended.value is None:
-            return ended.problem
-        today, minutes = datetime.date.today().isoformat(), round(ended.seconds / 60, 2)
-        records[task.name] = {"identity": task.identity, "date": today, "minutes": minutes, **ended.value}
-        write_json(path, records)
-        return None
-
-    jobs = Jobs(list(left.values()), start, end)
-    progress = Progress(jobs, lambda task: 60 * expected_minutes(task, records.get(task.name)))
-    jobs.show = progress.show
-    try:
-        jobs.run()
-    finally:
-        progress.close()
-    return late, {name: error for name, error in jobs.failed.items() if name not in late}
-
-
-def write_page(records: Mapping[str, Any], page: Path) -> None:
-    """Write every section that has records."""
-    for name in SECTIONS:
-        if text := section(name, records):
-            write_section(page, name, text)
-            print(f"{text}\n", flush=True)
-
-
-def arguments() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    description = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser("python -m benchmarks.bench", description=description, allow_abbrev=False)
-    add = parser.add_argument
-    names = ", ".join(dict.fromkeys(name.split("/")[0] for name in [*comparisons(), *COMMANDS]))
-    add("--only", type=_names, default=[], metavar="NAME,…", help=f"sections ({names}) or cases such as training/small")
-    add("--rounds", type=_at_least_one, default=ROUNDS, help="most rounds of a case, after one to warm up")
-    add("--plan", action="store_true", help="show what is left and how long it takes, and measure nothing")
-    add("--budget", type=float, metavar="MINUTES", help="start no case that would end later")
-    add("--again", action="store_true", help="measure finished cases again")
-    add("--no-huggingface", dest="huggingface", action="store_false", help="measure this project only")
-    add("--threads", type=_at_least_one, default=2)
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--markdown", type=Path, help="file whose sections are rewritten; default: BENCHMARKS.md, or beside --results")
-    add("--results", type=Path, help="file that keeps the results; default: benchmarks/results/DEVICE.json")
-    return parser
-
-
-def _names(text: str) -> list[str]:
-    known = {part for name in [*comparisons(), *COMMANDS] for part in (name, name.split("/")[0])}
-    for name in text.split(","):
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r}: must be of {', '.join(sorted(known))}")
-    return text.split(",")
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be an integer >= 1")
-    return int(text)
-
-
-def main() -> int:
-    """Measure what is left, keep it and write the page.
-
-    Returns:
-        Exit status: 1 if cases failed, 2 if an environment is missing, 3 if the budget left cases.
-    """
-    parser = arguments()
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU")
-    path = options.results or RESULTS / f"{options.device}.json"
-    is_main = options.results is None and options.device == "cpu"
-    page = options.markdown or (PAGE if is_main else path.with_suffix(".md"))
-    records = json.loads(path.read_text()) if path.exists() else {}
-    left = {
-        name: task
-        for name, task in tasks(options).items()
-        if options.again or records.get(name, {}).get("identity") != task.identity
+def measure(case: Case, chosen: dict[str, tuple[str, Path | None]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of every round for each implementation and precision; a first round is left out."""
+    workers = {
+        f"{title}, {'bf16' if bf16 else 'float32'}": Worker(name, path, replace(case, bf16=bf16))
+        for title, (name, path) in chosen.items()
+        for bf16 in (False, True)
     }
-    if options.plan:
-        print("\n".join(plan(left, records)))
-        return 0
-    turns = [turn for task in left.values() for turn in task.identity.get("turns", ())]
-    if any(turn.startswith("huggingface") for turn in turns) and not TRANSFORMERS.exists():
-        print(f"bench: {TRANSFORMERS} is missing; `make bench` builds it", file=sys.stderr)
-        return 2
-    path.parent.mkdir(parents=True, exist_ok=True)
-    late, failed = measure_all(left, records, path, options.budget)
-    write_page(records, page)
-    for name, error in failed.items():
-        print(f"bench: {name} {error}; its error is above", file=sys.stderr)
-    if late:
-        print(f"bench: left for the next call (--budget {options.budget:g}): {', '.join(late)}", file=sys.stderr)
-    return 1 if failed else 3 if late else 0
+    seconds: dict[str, list[float]] = {title: [] for title in workers}
+    try:
+        for i in range(rounds + 1):
+            for title in list(workers) if i % 2 else reversed(workers):
+                seconds[title].append(workers[title].turn())
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+            worker.process.communicate()
+    return {title: of_rounds[1:] for title, of_rounds in seconds.items()}
+
+
+def table(measured: dict[str, dict[str, list[float]]]) -> str:
+    """Return a row for each case, implementation and precision: speed, and how many times as long as ours it takes."""
+    lines = ["| case | implementation | tokens/s | time / ours (min–max) |", "| --- | --- | ---: | ---: |"]
+    for name, seconds in measured.items():
+        case = CASES[name]
+        tokens = case.steps * case.batch_size * case.segment
+        for title, of_rounds in seconds.items():
+            own = seconds[f"ours, {title.rpartition(', ')[2]}"]
+            ratios = sorted(theirs / ours for theirs, ours in zip(of_rounds, own, strict=True))
+            ratio = "" if own is of_rounds else f"{median(ratios):.3f} ({ratios[0]:.3f}–{ratios[-1]:.3f})"
+            middle = median(of_rounds)
+            speed = f"{middle:.2f} s" if case.work == "command" else f"{tokens / middle:,.0f}"
+            lines.append(f"| {name} | {title} | {speed} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> None:
+    """Measure the chosen cases and print their table; a worker answers every line of its standard input."""
+    if words[:1] == ["--worker"]:
+        case = Case(**json.loads(words[2]) | {"cutoffs": tuple(json.loads(words[2])["cutoffs"])})
+        turn = command_turns(case) if case.work == "command" else turns_of(words[1], case)
+        for _ in sys.stdin:
+            print(turn(), flush=True)
+        return
+    parser = argparse.ArgumentParser("make bench", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--only", default=",".join(list(CASES)[1:]), help=f"of {', '.join(CASES)}")
+    add("--rounds", type=int, default=9, help="measured rounds")
+    add("--against", type=Path, help="another checkout of this project; alone with ours")
+    add("--original", type=Path, help="folder with the paper's mem_transformer.py")
+    add("--threads", type=int, default=2)
+    add("--device", default="cpu", choices=("cpu", "cuda"))
+    add("--output", type=Path, help="file for all seconds, as JSON")
+    options = parser.parse_args(words)
+    chosen: dict[str, tuple[str, Path | None]] = {"ours": ("ours", None)}
+    if options.against:
+        chosen["against"] = ("ours", options.against.resolve())
+    elif OTHERS.exists():
+        chosen |= {name: (name, None) for name in ("huggingface", "x-transformers")}
+    if options.original:
+        chosen["original"] = ("original", options.original.resolve())
+    measured = {}
+    for name in options.only.split(","):
+        case = replace(CASES[name], threads=options.threads, device=options.device)
+        here = {title: given for title, given in chosen.items() if case.work != "command" or given[0] == "ours"}
+        here = {title: given for title, given in here.items() if not case.cutoffs or given[0] != "x-transformers"}
+        measured[name] = measure(case, here, options.rounds)
+        print(f"bench: {name} is measured", file=sys.stderr, flush=True)
+        if options.output:
+            options.output.write_text(json.dumps(measured, indent=1))
+    print(table(measured))
+    from txl_lightning.reporting.machine import processor
+
+    device = torch.cuda.get_device_name() if options.device == "cuda" else processor()
+    print(f"\n- {datetime.date.today()}; {device}; {options.threads} threads; torch {torch.__version__}")
 
 
 if __name__ == "__main__":
-    # Forked jobs import this module by its name, never as `__main__`.
-    from benchmarks.bench import main as main_by_name
-
-    sys.exit(main_by_name())
+    main(sys.argv[1:])

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.worker import ROOT, TRANSFORMERS
+from benchmarks.bench import OTHERS, ROOT
 from txl_lightning.files import write_json
 from txl_lightning.jobs.processes import JobProcess, Jobs, execute
 from txl_lightning.reporting.machine import processor
@@ -157,17 +157,13 @@ def speeds(directory: Path) -> dict[str, float]:
 
 def bench_words(session: GpuSession) -> list[str]:
     """Return the command of `make bench` for training on this device."""
-    words = ["-m", "benchmarks.bench", "--markdown", str(session.output / "bench.md")]
-    words += ["--results", str(session.output / "bench.json")]
+    words = ["-m", "benchmarks.bench", "--output", str(session.output / "bench.json")]
     if session.dry_run:
-        return [*words, "--only", "training/tiny", "--rounds", "1", "--no-huggingface"]
-    words += ["--only", "training/base,training/words,evaluation/one stream,token/one stream"]
-    words += ["--device", "cuda", "--rounds", "3"]
-    if not TRANSFORMERS.exists():
-        without = f"{TRANSFORMERS.relative_to(ROOT)} is missing, so ours is measured alone; `make bench` makes it"
+        return [*words, "--only", "tiny", "--rounds", "1", "--against", str(ROOT)]
+    if not OTHERS.exists():
+        without = f"{OTHERS.relative_to(ROOT)} is missing, so ours is measured alone; `make bench` makes it"
         print(f"gpu.sh: {without}", file=sys.stderr, flush=True)
-        words.append("--no-huggingface")
-    return words
+    return [*words, "--only", "base,words,evaluation,token", "--device", "cuda", "--rounds", "3"]
 
 
 def measure(session: GpuSession) -> None:

@@ -114,12 +114,6 @@ def assemble(
 
 
 @cache
-def _rules() -> str:
-    """SHA-256 of the code of tables and claims and of `claims.yaml`."""
-    return sha256(f"{code_of('experiments.tables', 'experiments.claims')} {CLAIMS.read_text()}".encode()).hexdigest()
-
-
-@cache
 def _commit() -> str | None:
     """Commit of the checkout, with `-dirty` if its files differ; None outside of one, or without git."""
     if not (ROOT / ".git").exists():

@@ -77,7 +77,6 @@ def residual_spread(texts: Sequence[Sequence[Mapping[int, float]]]) -> SeedSprea
 
     α and β are fitted by least squares in each text. Runs of one seed read the same part of the text, which moves them
     alike: β is larger than the rest, and cancels in a difference of arms over the seeds that both have.
-    `experiments/simulation.py` compares this rule with others.
 
     Args:
         texts: for each text its arms, each a loss by seed.

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import gpu_session
-from benchmarks.bench import arguments, tasks
-from benchmarks.gpu_session import GpuSession, bench_words, measure, n_steps, speeds, table
+from benchmarks.gpu_session import GpuSession, measure, n_steps, speeds, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,15 +65,3 @@ def test_the_first_third_of_the_log_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("\n".join([*lines, "9,,"]))
     assert speeds(tmp_path) == {"tokens_per_second": 16, "mfu": 0.1}
     assert speeds(tmp_path / "none") == {}
-
-
-def test_the_bench_understands_its_command_and_a_missing_environment_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(gpu_session, "TRANSFORMERS", ROOT / "none/bin/python")
-    words = bench_words(GpuSession(tmp_path, 570, dry_run=False))
-    options = arguments().parse_args(words[2:])
-    assert (options.device, options.huggingface) == ("cuda", False)
-    assert {name.split("/")[0] for name in tasks(options)} == {"training", "evaluation", "token"}
-    assert "none/bin/python is missing, so ours is measured alone" in capsys.readouterr().err
