@@ -59,6 +59,7 @@ def job(config: Any) -> float:
 
 def main() -> None:
     """Run the application; write the outcomes that the launcher recorded to `outcomes.json`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored if nohup started the tests
     ConfigStore.instance().store(name="app", node=AppConfig)
     try:
         hydra.main(version_base="1.3", config_path=None, config_name="app")(job)()
