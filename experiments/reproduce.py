@@ -40,6 +40,7 @@ from experiments.tables import (
 )
 from experiments.tables.arms import check_overrides
 from experiments.tables.length_sweep import OFF, ON
+from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
@@ -70,7 +71,8 @@ def main(words: list[str] | None = None) -> int:
     """Run the command line and return its exit status: 2 with one message on bad input or a failed job."""
     setup = parse(words)
     try:
-        reproduce(setup)
+        with usable_caches():
+            reproduce(setup)
     except UserError as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2

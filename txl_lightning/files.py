@@ -14,6 +14,12 @@ from typing import Any, BinaryIO
 BLOCK_BYTES = 1 << 22
 
 
+def expand(path: str) -> Path:
+    """Expand `~`, and `~/.cache` to the folder XDG_CACHE_HOME if that is set."""
+    caches, name = os.environ.get("XDG_CACHE_HOME", ""), path.removeprefix("~/.cache/")
+    return Path(caches, name) if os.path.isabs(caches) and name != path else Path(path).expanduser()
+
+
 def write_atomically(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:
     """Write a file so that every reader, at any time, finds the old file or the new one, never a part.
 

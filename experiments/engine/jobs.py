@@ -21,6 +21,7 @@ from txl_lightning.command_line.hydra_app import quoted
 from txl_lightning.config.schemas import CONF, Config, DataConfig, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
+from txl_lightning.files import expand
 from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.identity import code_of, with_influence
 from txl_lightning.reporting.machine import gpus, processor
@@ -184,10 +185,9 @@ def at_hand(config: DataConfig) -> bool:
 @cache
 def _at_hand(config: str, downloads: str | None) -> bool:
     data = DataConfig(**json.loads(config))
-    if data.name not in ("python-packages", "python-stdlib", "file"):
-        root = data.root or downloads or Path(data.cache_dir) / "downloads"
-        if not (Path(root).expanduser() / data.name).is_dir():
-            return False
+    folder = expand(data.root or downloads or f"{data.cache_dir}/downloads") / data.name
+    if data.name not in ("python-packages", "python-stdlib", "file") and not folder.is_dir():
+        return False
     try:
         load_corpus(data)
     except UserError:  # incomplete or damaged

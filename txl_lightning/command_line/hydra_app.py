@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from txl_lightning.command_line import Command, show
+from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import (
     EXPECTED,
     choices,
@@ -68,7 +69,7 @@ def run_command(command: Command, words: list[str]) -> None:
     if command.directory == "none":
         words = [*NO_RUN_DIRECTORY, *words]
     OUTCOMES.clear()
-    with _arguments(words) as wants_traceback:
+    with usable_caches(), _arguments(words) as wants_traceback:
         _run_hydra(command, wants_traceback)
 
 

@@ -14,6 +14,7 @@ from txl_lightning.data.download import fetch
 from txl_lightning.data.reading import SPLITS, Format, Part, Parts, by_split, cut_into_splits, mapped
 from txl_lightning.data.sources import ALIGNMENT, OPEN_VOCABULARY, MakeVocabulary, Published, Source
 from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.files import expand
 
 Find = Callable[[], Parts | None]
 PREFIX_FRACTIONS = (0.9, 0.05, 0.05)
@@ -202,7 +203,7 @@ def _folder(config: DataConfig, *names: str) -> Path:
         OptionError: `data.root` or TXL_DATA is not a folder.
     """
     given = config.root or os.environ.get("TXL_DATA")
-    root = Path(given or Path(config.cache_dir, "downloads")).expanduser()
+    root = expand(given or f"{config.cache_dir}/downloads")
     require(not given or root.is_dir(), "data.root" if config.root else "TXL_DATA", given, "must be a folder")
     return next((root / name for name in names if (root / name).is_dir()), root / names[-1])
 

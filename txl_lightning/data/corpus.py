@@ -25,7 +25,7 @@ from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import file_checksum, sync_folder, write_json, write_text
+from txl_lightning.files import expand, file_checksum, sync_folder, write_json, write_text
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 3
@@ -105,7 +105,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         value, allowed = getattr(config, name), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = _source(config)
-    directory = Path(config.cache_dir).expanduser()
+    directory = expand(config.cache_dir)
     if config.level == "ids":
         vocabulary = _vocabulary_of_ids(config, source, checksum, vocabulary)
     elif vocabulary is None and config.level == "bpe":
@@ -163,7 +163,7 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
     source, digest = source_of(config), hashlib.sha256()
-    checksum_of = cache(partial(_checksum_once, Path(config.cache_dir).expanduser() / "fingerprints"))
+    checksum_of = cache(partial(_checksum_once, expand(config.cache_dir) / "fingerprints"))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
             for part in parts:
@@ -223,7 +223,7 @@ def _vocabulary_of_ids(config: DataConfig, source: Source, checksum: str, given:
     """
     parts = [part for of_split in source.parts.values() for part in of_split]
     key = cache_key(checksum, "range of ids")
-    _, found = cached(Path(config.cache_dir).expanduser(), key, lambda _: id_range(parts))
+    _, found = cached(expand(config.cache_dir), key, lambda _: id_range(parts))
     require(found["smallest"] >= 0, "data.path", config.path, f"has the negative id {found['smallest']}")
     if given is None and config.vocab_size is None:  # such ids may be halves or pairs of others
         n_ids = sum(len(ids_of(part)) for part in parts)

@@ -6,7 +6,6 @@ import string
 from dataclasses import dataclass
 from hashlib import sha256
 from math import log
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.reading import cut_into_splits
 from txl_lightning.data.sources import OPEN_VOCABULARY, Source
 from txl_lightning.errors import UserError, require
-from txl_lightning.files import write_text
+from txl_lightning.files import expand, write_text
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
@@ -137,7 +136,7 @@ def recall(config: DataConfig) -> Source:
     require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
     key = sha256(repr((generated, *size_and_seed)).encode()).hexdigest()[:16]
-    path = Path(config.cache_dir).expanduser() / f"recall-{key}.txt"
+    path = expand(config.cache_dir) / f"recall-{key}.txt"
     try:
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.token_losses import device_of
 from txl_lightning.evaluation.scoring.tokenized_text import byte_losses, byte_spans
 from txl_lightning.evaluation.scoring.windows import Integers, expected_seconds, loss_grid, shared_windows
-from txl_lightning.files import write_atomically
+from txl_lightning.files import expand, write_atomically
 from txl_lightning.runs.bfloat16 import autocast
 
 SCORING_VERSION = 2  # increase it when scoring changes: older files are then no longer found
@@ -203,7 +203,7 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
     Raises:
         OptionError: losses are nan, infinite or negative.
     """
-    store = LossStore(Path(options.store).expanduser(), member.name, _key(member, at.text, options))
+    store = LossStore(expand(options.store), member.name, _key(member, at.text, options))
     reader, text, pieces = member.reader, at.text.of_member[member.name], at.text.pieces
     device, longest = device_of(member.reader.model), at.contexts[-1]
 
