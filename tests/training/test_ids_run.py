@@ -128,7 +128,9 @@ def test_ids_are_continued_and_written(run: Path, tmp_path: Path) -> None:
 
 
 def test_recl_by_bytes_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"checkpoints=.*: has data.level=ids, which needs context_unit=token and a"):
+    with pytest.raises(
+        OptionError, match=r"checkpoints=.*: was trained with data.level=ids: it can be compared by tokens"
+    ):
         recl.run(ReclOptions([checkpoint(run)], context_unit="byte", logger=NO_LOGGER, **GRID), tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tests.evaluation.perplexity.scored import result
 from tests.evaluation.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
-from tests.evaluation.small_runs import SmallRuns
+from tests.evaluation.small_runs import ELSEWHERE, SmallRuns
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.perplexity.command import run
@@ -131,6 +132,8 @@ def test_the_loss_of_a_piece_is_that_of_its_tokens() -> None:
 
 def test_what_cannot_be_compared_is_named(runs: SmallRuns, pairs: str, tmp_path: Path) -> None:
     checkpoint, txl = runs.checkpoint("relative"), f"txl:{runs.checkpoint('relative')}"
+    short = str(tmp_path / "short.txt")
+    Path(short).write_text("ten bytes.")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"models": [PAIRS]}, r"protocol=memory: py:.*make_pairs has no state that can be carried: choose sliding"),
         ({"models": [COUNTS], "protocol": "sliding"}, "window=None: must be given: py:.* sees any number of tokens"),
@@ -143,12 +146,28 @@ def test_what_cannot_be_compared_is_named(runs: SmallRuns, pairs: str, tmp_path:
         ({"models": [COUNTS], "logger": LoggerConfig(name="wandb")}, "logger=wandb: must be none with models"),
         ({"models": [COUNTS], "dtype": "int8"}, "dtype=int8: must be one of float32"),
         ({"models": ["gpt2"]}, "models=gpt2: must begin with txl:, hf: or py:"),
-        ({"models": [txl, f"txl:{runs.checkpoint('words')}"]}, "context_unit=byte: the tokens of .* do not give back"),
+        (
+            {"models": [txl, f"txl:{runs.checkpoint('words')}"]},
+            "models=.*words.*: cannot be compared in bytes: its tokens",
+        ),
+        ({"models": [f"txl:{runs.checkpoint('documents')}"]}, "models=.*: was trained with memory.reset=document: it"),
+        (
+            {"models": [txl, f"txl:{runs.checkpoint(ELSEWHERE)}"], "data_path": None},
+            "models=.*: was trained on another",
+        ),
+        ({"models": ["txl:/nowhere"]}, "models=/nowhere: no such file"),
+        (
+            {"models": [COUNTS], "protocol": "sliding", "window": 4, "data_path": short},
+            "splits=.* tokens: needs at least 2",
+        ),
+        ({"models": [txl], "data_path": "/nowhere"}, "data_path=/nowhere: cannot be read"),
         ({"checkpoint": checkpoint, "protocol": "both"}, "protocol=both: must be memory or sliding"),
         ({}, r"checkpoint: must be given \(checkpoint=…\), or models"),
     ]
     for options, words in cases:
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=words) as caught:
             run(EvaluateOptions(**{"splits": ["test"], "data_path": pairs, **options}), tmp_path)
+        message = re.sub("trained with [^:]*", "", str(caught.value))
+        assert set(re.findall(r"\b([a-z_.]+)=", message)) <= set(vars(EvaluateOptions()))  # no other command's
     found = compared(tmp_path, [PAIRS, COUNTS], data_path=pairs, protocol="both", window=32)["test"]
     assert [name.split(", ")[1] for name in found["scores"]] == ["sliding", "memory", "sliding"]

@@ -240,7 +240,7 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm", ELSEWHERE], {}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
     (["lstm", ELSEWHERE], {"context_unit": "byte"}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
     (["lstm", "characters"], {}, r"characters.*: reads char tokens, .*lstm.* byte tokens: use context_unit=byte"),
-    (["documents"], {"context_unit": "byte"}, r"documents.*has memory.reset=document, which needs context_unit=token"),
+    (["documents"], {"context_unit": "byte"}, r"documents.*: was trained with memory.reset=document: it can"),
     (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
     (["lstm"], {"groups": ["a/b"]}, "groups=.*must be 1 labels"),
     (["lstm"], {"split": "dev"}, "split=dev: must be one of"),
@@ -267,7 +267,7 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     ([PAIRS, PAIRS], {}, r"models=\[.*is named twice"),
     ([PAIRS], {"data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
     ([PAIRS, PAIR_BYTES], {}, "has another tokenizer than .*: compare them with context_unit=byte"),
-    ([PAIRS, "words"], {"context_unit": "byte"}, "context_unit=byte: the tokens of .* do not give back"),
+    ([PAIRS, "words"], {"context_unit": "byte"}, "checkpoints=.*words.*: cannot be compared in bytes"),
 ]
 
 
@@ -285,6 +285,13 @@ def test_what_forms_no_group_is_named(
         recl(tmp_path / "run", *checkpoints, **given)
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "run").glob("recl*")) == []
+
+
+def test_a_checkpoint_among_models_is_named_as_a_model(runs: SmallRuns, tmp_path: Path) -> None:
+    named = [f"txl:{runs.checkpoint(kind)}" for kind in ("lstm", "characters", "nothing")]
+    for models, words in ((named[:2], "models=.*characters.*: reads char"), (named[1:], "models=.*nothing.*: no such")):
+        with pytest.raises(UserError, match=f"^{words}"):
+            recl(tmp_path, models=models)
 
 
 @pytest.mark.slow

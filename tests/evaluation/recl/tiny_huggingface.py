@@ -28,11 +28,14 @@ def configuration(transformers: Any, kind: str) -> Any:
 
 def model_of(transformers: Any, kind: str) -> torch.nn.Module:
     """A model with weights large enough for losses that differ."""
-    config = configuration(transformers, kind)
     auto = {"t5": "AutoModelForSeq2SeqLM", "bert": "AutoModelForMaskedLM"}.get(kind, "AutoModelForCausalLM")
+    return random_model(getattr(transformers, auto), configuration(transformers, kind))
+
+
+def random_model(auto: Any, config: Any) -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, auto).from_config(config)
+        model: torch.nn.Module = auto.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 2:

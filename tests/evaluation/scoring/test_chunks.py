@@ -16,7 +16,7 @@ from tests.model.tiny_model import VOCABULARY
 from txl_lightning.data.documents import mark
 from txl_lightning.evaluation.recl.loss_by_context import position_losses
 from txl_lightning.evaluation.scoring import windows
-from txl_lightning.evaluation.scoring.models import CarriedCache, with_carrier
+from txl_lightning.evaluation.scoring.trial import tried
 from txl_lightning.evaluation.scoring.windows import context_losses, loss_grid, position_blocks
 
 GRID = [2, 3, 8, 13, 40]
@@ -62,8 +62,8 @@ def test_a_cache_of_transformers_is_carried_from_chunk_to_chunk(
     begin: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, positions = member(Fake(), 40, begin), np.array([45, 50, 59])
-    reader = with_carrier(fake, FAKE_TEXT).reader
-    assert isinstance(reader.carrier, CarriedCache)
+    reader = tried(fake, FAKE_TEXT, 45, 7).reader
+    assert reader.carrier is not None
     whole = loss_grid(fake.reader, FAKE_TOKENS, positions, [*GRID, 45])
     monkeypatch.setattr(windows, "LONG_WINDOW", 10)
     monkeypatch.setattr(windows, "CHUNK", 7)
@@ -74,7 +74,7 @@ def test_a_cache_of_transformers_is_carried_from_chunk_to_chunk(
 
 
 def test_a_model_without_a_cache_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = with_carrier(member(WithoutCache(), None), FAKE_TEXT).reader
+    reader = tried(member(WithoutCache(), None), FAKE_TEXT, 45, 7).reader
     assert reader.carrier is None
     positions = np.array([45, 59])
     whole = loss_grid(reader, FAKE_TOKENS, positions, GRID)

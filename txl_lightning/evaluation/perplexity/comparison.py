@@ -31,11 +31,12 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group
-from txl_lightning.evaluation.scoring.models import Member, carrying
+from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.option_checks import check_common_options
 from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95, standard_error
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses, device_of, token_losses
 from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText
+from txl_lightning.evaluation.scoring.trial import tried
 from txl_lightning.evaluation.scoring.windows import Array, Integers, sliding_losses, visible_window
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
@@ -115,19 +116,24 @@ def _token_losses(
         trained = replace(trained, config=replace(trained.config, evaluation=evaluation))
         protocol = protocol_of(trained, corpus, options)
         return protocol.losses(split), protocol.settings()
-    with autocast(options.precision, device_of(reader.model)):
-        if options.protocol == "sliding":
-            window = reader.limit if options.window is None else options.window
-            require(window is not None, "window", None, f"must be given: {member.path} sees any number of tokens")
-            window = reader.visible(window)  # type: ignore[arg-type]
-            stride = max(1, window // 2) if options.stride is None else options.stride
-            lengths: dict[str, Any] = {"window": visible_window(reader, window, stride), "stride": stride}
+    precision = autocast(options.precision, device_of(reader.model))
+    if options.protocol == "sliding":
+        window = reader.limit if options.window is None else options.window
+        require(window is not None, "window", None, f"must be given: {member.path} sees any number of tokens")
+        window = reader.visible(window)  # type: ignore[arg-type]
+        stride = max(1, window // 2) if options.stride is None else options.stride
+        lengths: dict[str, Any] = {"window": visible_window(reader, window, stride), "stride": stride}
+        reader = tried(member, tokens, window).reader
+        with precision:
             return sliding_losses(reader, tokens.tokens, window, stride), lengths
-        if (model := carrying(member, tokens)) is None:
-            return None
-        given = EvaluationConfig(options.batch_size or BATCH_SIZE, reader.visible(options.segment_len or SEGMENT_LEN))
-        lengths = {"segment_len": given.segment_len, "batch_size": given.batch_size, "limit": reader.limit}
-        return token_losses(model, evaluation_streams(corpus, split, given)), lengths
+    given = EvaluationConfig(options.batch_size or BATCH_SIZE, reader.visible(options.segment_len or SEGMENT_LEN))
+    lengths = {"segment_len": given.segment_len, "batch_size": given.batch_size, "limit": reader.limit}
+    streams = evaluation_streams(corpus, split, given)
+    longest = max(2, len(tokens.tokens) // given.batch_size)
+    if (carrier := tried(member, tokens, longest, given.segment_len).reader.carrier) is None:
+        return None
+    with precision:
+        return token_losses(carrier, streams), lengths
 
 
 def piece_losses(losses: TokenLosses, text: TokenizedText, pieces: Integers) -> Array:

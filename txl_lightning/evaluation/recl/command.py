@@ -35,10 +35,11 @@ from txl_lightning.evaluation.recl.model_losses import (
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.recl.report import gain_maps, write_report
 from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group, references
-from txl_lightning.evaluation.scoring.models import Member, with_carrier
+from txl_lightning.evaluation.scoring.models import HUGGING_FACE, Member
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
 from txl_lightning.evaluation.scoring.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
-from txl_lightning.evaluation.scoring.windows import LONG_WINDOW, POSITIONS_VERSION, position_blocks
+from txl_lightning.evaluation.scoring.trial import tried
+from txl_lightning.evaluation.scoring.windows import CHUNK, LONG_WINDOW, POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
@@ -70,8 +71,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         set_threads(options.num_threads, *(member.trained for member in members if member.trained))
         text = group_text(members, options)
         _check_limits(members, contexts[-1], text)
-        if contexts[-1] > LONG_WINDOW:
-            members = [with_carrier(member, text.of_member[member.name]) for member in members]
+        # In bytes a window also has the tokens of the piece that it predicts.
+        longest = contexts[-1] + (0 if text.pieces is None else int(np.diff(text.pieces).max()))
+        chunks = {HUGGING_FACE: CHUNK} if longest > LONG_WINDOW else {}
+        members = [tried(one, text.of_member[one.name], longest, chunks.get(one.path[:3])) for one in members]
         positions, blocks = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
         at = scored_positions(text, positions, blocks, contexts, options)
         scored = {member.name: model_losses(member, at, options) for member in members}

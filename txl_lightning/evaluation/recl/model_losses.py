@@ -290,7 +290,7 @@ def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any
         "clamp_len": member.clamp_len,
         "segment_len": member.reader.segment_len,
         "precision": options.precision,
-        **({} if member.trained else {"limit": member.reader.limit}),
+        **({} if member.trained else {name: getattr(member.reader, name) for name in ("limit", "one_pass")}),
     }
     if tokens.documents is not None:
         key["documents"] = array_checksum(tokens.documents)

@@ -16,7 +16,17 @@ from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.corpus import split_bytes
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
-from txl_lightning.evaluation.scoring.models import HUGGING_FACE, OPTION, PREFIXES, TRAINED, Member, load_member
+from txl_lightning.evaluation.scoring.huggingface import load_huggingface
+from txl_lightning.evaluation.scoring.models import (
+    HUGGING_FACE,
+    OPTION,
+    PREFIXES,
+    TRAINED,
+    Member,
+    load_function,
+    load_run,
+)
+from txl_lightning.evaluation.scoring.option_checks import chosen_device
 from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText, common_pieces, whole_characters
 from txl_lightning.evaluation.scoring.windows import Integers
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
@@ -47,12 +57,27 @@ def _files(path: str) -> list[str]:
 def load_group(options: Any) -> list[Member]:
     """Load all models, in evaluation mode, on the chosen device.
 
+    Args:
+        options: models, checkpoints and names; accelerator, batch_tokens, clamp_len of Transformer-XLs, begin_of_text
+            and dtype of hf: models.
+
     Raises:
         OptionError: a model is not usable.
     """
-    named = references(options)
-    pairs = zip(named, options.names or model_names(named), strict=True)
-    return [load_member(reference, name, options) for reference, name in pairs]
+    named, device = references(options), chosen_device(options.accelerator)
+    members = []
+    for reference, name in zip(named, options.names or model_names(named), strict=True):
+        if reference.startswith(TRAINED):
+            option = OPTION if reference in options.models else "checkpoints"
+            member = load_run(reference.removeprefix(TRAINED), name, device, options.clamp_len, option)
+        elif reference.startswith(HUGGING_FACE):
+            member = load_huggingface(reference, name, options.begin_of_text, options.dtype)
+        else:
+            member = load_function(reference, name)
+        if hasattr(member.reader.model, "to"):
+            member.reader.model.to(device)
+        members.append(replace(member, reader=replace(member.reader, batch_tokens=options.batch_tokens)))
+    return members
 
 
 def model_names(named: Sequence[str]) -> list[str]:
@@ -116,21 +141,19 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
     for member in members:
         config = None if member.trained is None else member.trained.config
         resets, ids = config and config.memory.reset == "document", config and config.data.level == "ids"
-        allowed = (
-            f"has {'memory.reset=document' if resets else 'data.level=ids'}, which needs context_unit=token and a "
-        )
-        require(not (resets or ids), member.option, member.path, f"{allowed}group of checkpoints alone")
+        allowed = f"was trained with {'memory.reset=document' if resets else 'data.level=ids'}: "
+        member.require(not (resets or ids), f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
     name, content = _content(members, trained, options)
     corpus = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
     of_member = {member.name: member.tokenize(content) for member in members}
     texts = list(of_member.values())
     for member, text in zip(members, texts, strict=True):
         if by_bytes:
-            allowed = f"the tokens of {member.path} do not give back every byte of the text"
-            require(text.starts is not None, "context_unit", "byte", allowed)
+            allowed = "cannot be compared in bytes: its tokens do not give back every byte of the text"
+            member.require(text.starts is not None, allowed)
         else:
             allowed = f"has another tokenizer than {members[0].path}: compare them with context_unit=byte"
-            require(text.agrees_with(texts[0]), member.option, member.path, allowed)
+            member.require(text.agrees_with(texts[0]), allowed)
     if by_bytes:
         return GroupText({**corpus, "level": "byte"}, of_member, common_pieces(texts), content)
     single_bytes = all(len(text.tokens) == text.n_bytes for text in texts)
@@ -145,7 +168,7 @@ def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], 
     where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
     """
     pairs = zip(members, trained, strict=True)
-    corpora = [checkpoint_corpus(of, member.path, options.data_path, option="checkpoints") for member, of in pairs]
+    corpora = [checkpoint_corpus(of, member.path, options.data_path, member.option) for member, of in pairs]
     of_member, first, path = {}, corpora[0], members[0].path
     respects = options.documents == "respect"
     known = [of.documents.get(options.split, of.sentences.get(options.split, [0])) for of in corpora]
@@ -154,15 +177,15 @@ def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], 
         own, others = corpus.splits[options.split], first.splits[options.split]
         level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
         allowed = f"reads {level} tokens, {path} {level_of_first} tokens: use context_unit=byte"
-        require(level == level_of_first, "checkpoints", member.path, allowed)
+        member.require(level == level_of_first, allowed)
         allowed = f"was trained on another corpus ({corpus.name}) than {path} ({first.name})"
-        require(corpus.checksum == first.checksum, "checkpoints", member.path, allowed)
+        member.require(corpus.checksum == first.checksum, allowed)
         allowed = f"was trained with another vocabulary than {path}"
-        require(corpus.vocabulary == first.vocabulary, "checkpoints", member.path, allowed)
+        member.require(corpus.vocabulary == first.vocabulary, allowed)
         allowed = f"reads other tokens than {path}: the starts of documents (data.document_start) or sentences "
         allowed += "(data.sentence_marks) differ and shift the positions"
         same = np.array_equal(own, others) or np.array_equal(without_marks(own), without_marks(others))
-        require(same, "checkpoints", member.path, allowed)
+        member.require(same, allowed)
         marked = member.trained is not None and member.trained.config.memory.reset == "document"
         own = without_marks(own) if marked and not respects else own
         hides = respects and not marked and len(documents) > 1
@@ -179,14 +202,16 @@ def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options
     try:
         texts = [split_bytes(config, options.split) for config in configs]
     except OptionError as error:
-        raise OptionError(error.option.replace("data.path", "data_path"), error.value, error.allowed) from error
+        if path is None:
+            raise UserError(f"{error}; if this corpus has moved, give data_path=") from error
+        raise OptionError("data_path", path, error.allowed) from error
     name, _, content = texts[0]
     if path is None:
         runs = [member for member in members if member.trained]
         for member, of, (other_name, checksum, other) in zip(runs, trained, texts, strict=True):
-            report_if_changed(of, f"checkpoints={member.path}", other_name, checksum)
+            report_if_changed(of, f"{member.option}={member.path}", other_name, checksum)
             allowed = f"was trained on another corpus ({other_name}) than {runs[0].path} ({name})"
-            require(other == content, "checkpoints", member.path, allowed)
+            member.require(other == content, allowed)
     try:
         content = whole_characters(content).encode()
     except UserError as error:

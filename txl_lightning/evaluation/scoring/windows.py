@@ -415,7 +415,7 @@ def sliding_losses(
     """
     started = time.perf_counter()
     longest = visible_window(reader, window, stride)
-    require(len(tokens) >= 2, "split", f"{len(tokens)} tokens", "needs at least 2")
+    require(len(tokens) >= 2, "splits", f"{len(tokens)} tokens", "needs at least 2")
     firsts = np.arange(0, len(tokens) - 1, stride, dtype=np.int64)[:max_windows]
     ends = np.minimum(firsts + stride, len(tokens) - 1)
     device = device_of(reader.model)
