@@ -134,7 +134,7 @@ BPE = {"level": "bpe"}
         ({"path": "empty.txt"}, "data.path=empty.txt: must not be empty"),
         ({"path": "folder"}, "data.path=folder: must not be empty"),
         ({"path": "nowhere"}, "data.path=nowhere: .*cannot be read"),
-        ({"path": []}, "must be a file, a folder or a list"),
+        ({"path": []}, "must be a file, a folder, a list"),
         ({"path": "latin.txt", "level": "char"}, "latin.txt: not UTF-8"),
         ({"level": "letters"}, "data.level=letters: must be byte or char or word or bpe"),
         ({"fractions": [0.5, 0.5]}, "data.fractions"),

@@ -25,7 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def corpus_of(path: object, cache: Path, **options: object) -> Corpus:
-    return load_corpus(DataConfig(name="file", path=path, cache_dir=str(cache), **options))
+    least = 1 if options.get("level") in ("word", "char") else None
+    return load_corpus(DataConfig(name="file", path=path, cache_dir=str(cache), min_count=least, **options))
 
 
 def documents_of(corpus: Corpus, split: str) -> list[str]:

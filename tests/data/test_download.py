@@ -17,10 +17,13 @@ from txl_lightning.errors import UserError
 CONTENT = b"some text\n" * 1000
 
 
-def zipped(name: str) -> bytes:
+ADDRESSES = [address for address, *_ in download.ADDRESSES.values()]
+
+
+def zipped(name: str, content: bytes = CONTENT) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, CONTENT)
+        archive.writestr(name, content)
     return buffer.getvalue()
 
 
@@ -30,8 +33,8 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    for corpus, (_, pattern) in download.ADDRESSES.items():
-        monkeypatch.setitem(download.ADDRESSES, corpus, (f"{closed}/archive.zip", pattern))
+    for corpus, (_, *more) in download.ADDRESSES.items():
+        monkeypatch.setitem(download.ADDRESSES, corpus, (f"{closed}/archive.zip", *more))
     monkeypatch.setenv("HF_ENDPOINT", closed)
     monkeypatch.delenv("TXL_DATA", raising=False)
 
@@ -39,7 +42,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve(monkeypatch: pytest.MonkeyPatch, corpus: str, archive: Path, content: bytes) -> None:
     archive.parent.mkdir()
     archive.write_bytes(content)
-    monkeypatch.setitem(download.ADDRESSES, corpus, (archive.as_uri(), download.ADDRESSES[corpus][1]))
+    monkeypatch.setitem(download.ADDRESSES, corpus, (archive.as_uri(), *download.ADDRESSES[corpus][1:]))
 
 
 def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +74,8 @@ def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch:
         (zipped("enwik8"), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
         (zipped("other"), "enwik8.zip lacks enwik8"),
         (zipped("enwik8")[:-30], "enwik8.zip gave a damaged archive"),
+        (zipped("../../enwik8"), "enwik8 has the md5"),  # its folders are ignored
+        (zipped("enwik8", bytes(100_000_001)), "enwik8 is larger than expected"),  # 97 kB packed
         (b"<html>please log in", "enwik8.zip gave a damaged archive"),
     ],
 )
@@ -105,10 +110,24 @@ def test_wikitext_comes_through_datasets_line_by_line(tmp_path: Path, monkeypatc
     made = {split: datasets.Dataset.from_dict({"text": text}) for split, text in rows.items()}
     known = {("Salesforce/wikitext", "wikitext-2-v1"): made, ("Salesforce/wikitext", "wikitext-103-v1"): {}}
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *given, **options: None)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *given: known[given])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, revision: known[(*given, revision)[:2]])
     download.fetch("wikitext-2", tmp_path / "wikitext-2")
     contents = [(tmp_path / f"wikitext-2/wiki.{split}.tokens").read_text() for split in SPLITS]
     assert contents == ["\n = A = \n the a \n", " a \n", "\n the \n"]
     with pytest.raises(KeyError):
         download.fetch("wikitext-103", tmp_path / "wikitext-103")
     assert [path.name for path in tmp_path.iterdir()] == ["wikitext-2"], "nothing half-written"
+
+
+def test_addresses_are_encrypted_and_wikitext_has_a_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert all(address.startswith("https://") for address in ADDRESSES)
+    import datasets
+    import huggingface_hub
+
+    asked: list[object] = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, revision, **__: asked.append(revision))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, revision: asked.append(revision))
+    with pytest.raises(TypeError):
+        download.from_datasets("wikitext-2", tmp_path)
+    assert asked == [download.REVISION] * 2
+    assert len(download.REVISION) == 40

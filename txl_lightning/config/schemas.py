@@ -103,7 +103,9 @@ class DataConfig:
     sentences of lm1b, and with `random_start` draws where the training streams of other corpora begin; they wrap around
     the end of the split. For lm1b `sentence_marks` puts `<S>` at the `start` of each sentence, or at `both` ends as the
     TensorFlow code does; other texts that a model of lm1b reads have the same marks. `path` is the file of `data=file`,
-    a folder of files or a list of files. With `memory.reset=document` a document begins with every file, and with every
+    a folder, a list of these, or a mapping of train, valid and test to them. Where a vocabulary is made from the text,
+    symbols that occur less often in training than `min_count` are `<unk>` (null: 2 for words, 1 for characters). With
+    `memory.reset=document` a document begins with every file, and with every
     line that the regular expression `document_start` matches (null: with files alone). At level bpe `tokenizer` is a
     `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
 
@@ -121,6 +123,7 @@ class DataConfig:
     level: str = "byte"
     vocab_size: int | None = None
     tokenizer: str | None = None
+    min_count: int | None = None
     dtype: str | None = None
     names: str | None = None
     bytes: Any = None

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data import benchmarks, sources
+from txl_lightning.data import benchmarks, own_files, sources
 from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern, without_marks
 from txl_lightning.data.ids import id_documents, id_range, ids_of, vocabulary_of_ids
-from txl_lightning.data.reading import SPLITS, read
+from txl_lightning.data.reading import SPLITS, Part, read
 from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
@@ -28,19 +28,23 @@ from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, file_checksum, sync_folder, write_json, write_text
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
-PREPARATION_VERSION = 3
+PREPARATION_VERSION = 4
+MOST_UNKNOWN, LONGEST_WORD = 0.5, 30  # share of words, mean bytes: beyond these white space does not divide the text
+ENOUGH_WORDS = 10_000
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
-LEVELS_OF_OPTIONS = {"vocab_size": ("bpe", "ids"), "tokenizer": ("bpe",)} | dict.fromkeys(
-    ("dtype", "names", "bytes"), ("ids",)
-)
+LEVELS_OF_OPTIONS = {
+    "vocab_size": ("bpe", "ids"),
+    "tokenizer": ("bpe",),
+    "min_count": ("word", "char"),
+} | dict.fromkeys(("dtype", "names", "bytes"), ("ids",))
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
     "python-packages": (LEVELS, sources.python_packages),
     "python-stdlib": (LEVELS, sources.python_stdlib),
-    "file": ((*LEVELS, "ids"), sources.file),
+    "file": ((*LEVELS, "ids"), own_files.file),
     "recall": (("byte", "char"), recall),
     "enwik8": (("byte",), benchmarks.enwik8),
     "text8": (("char",), benchmarks.text8),
@@ -67,6 +71,7 @@ class Corpus:
         documents: position of every document's first token by split, ascending from 0, memory-mapped; empty if it is
             not known where documents start.
         bytes_per_token: mean by split, from `data.bytes`; empty without.
+        unknown: share of tokens that are `<unk>` by split; empty without an `<unk>`.
     """
 
     name: str
@@ -77,6 +82,16 @@ class Corpus:
     sentences: dict[str, np.ndarray] = field(default_factory=dict)
     documents: dict[str, np.ndarray] = field(default_factory=dict)
     bytes_per_token: dict[str, float] = field(default_factory=dict)
+    unknown: dict[str, float] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what results say of their corpus: name, level, checksum, shares of `<unk>`."""
+        facts = {"name": self.name, "level": self.vocabulary.level, "sha256": self.checksum}
+        return facts | ({"unknown": self.unknown} if self.unknown else {})
+
+    def unknown_share(self, split: str) -> str:
+        """Return the share of `<unk>` in a split as words to follow its name; empty if there is none."""
+        return f" with {self.unknown[split]:.1%} <unk>" if self.unknown.get(split) else ""
 
     def count_bytes(self, split: str, positions: np.ndarray) -> int | None:
         """Return the number of bytes that the tokens at positions of a split stand for; None if it is not known."""
@@ -106,12 +121,18 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = _source(config)
     directory = expand(config.cache_dir)
+    given = vocabulary
     if config.level == "ids":
         vocabulary = _vocabulary_of_ids(config, source, checksum, vocabulary)
     elif vocabulary is None and config.level == "bpe":
         vocabulary = _tokenizer(config, source, checksum, directory)
     marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
-    key = cache_key(checksum, f"{source.vocabulary.__name__} {marks}", source.published)
+    made = source.vocabulary  # a function, or a partial one with `data.min_count`
+    is_open = getattr(made, "func", made) in sources.OPEN_VOCABULARY.values()
+    allowed = f"must be null for data={config.name}, whose vocabulary is published"
+    require(is_open or config.min_count is None, "data.min_count", config.min_count, allowed)
+    least = f" {made.keywords}" if isinstance(made, partial) else ""
+    key = cache_key(checksum, f"{getattr(made, 'func', made).__name__} {marks}{least}", source.published)
     if vocabulary is not None:
         sentences = " of sentences" if source.documents and vocabulary.starts_sentences else ""
         key = cache_key(checksum, f"given vocabulary{sentences}{marks}", vocabulary)
@@ -119,6 +140,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         key = cache_key(key, "marked", config.document_start)
     one_file = all(len(parts) == 1 for parts in source.parts.values())
     if vocabulary is not None and config.level == "ids" and one_file and not marked:
+        description: dict[str, Any] = {}
         splits = {split: ids_of(part) for split, (part,) in source.parts.items()}  # never copied, however large
         starts = {split: np.zeros(1, np.int64) for split in SPLITS}
     else:
@@ -129,8 +151,14 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
         vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
         splits = {split: arrays[split] for split in SPLITS}
         starts = {split: arrays[f"{split}.starts"] for split in SPLITS}
+    unknown = description.get("unknown", {})
+    if given is None and not unknown.get("train") and any(unknown.values()):
+        shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
+        more = 1 + (config.min_count or 1)
+        notice(f"data={config.name}: <unk> is never trained ({shares}); data.min_count={more} makes rare symbols <unk>")
     return Corpus(
         name=source.name,
+        unknown=unknown,
         splits=splits,
         vocabulary=vocabulary,
         checksum=checksum,
@@ -264,6 +292,7 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
         encoder, vocabulary = given.of_known_characters(), given
     apart = (source.documents or pattern) and not encoder.starts_sentences
     counts: dict[str, int] = {}
+    unknown: dict[str, float] = {}
     for split in SPLITS:
         parts = source.parts[split]
         if encoder.level == "ids":
@@ -271,12 +300,37 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
         else:
             documents = split_documents(parts, pattern) if apart else [read(parts)]
             tokens = map(encoder.encode_chunks, documents)
-        counts[split] = _write_split(encoder, tokens, folder, split, source.closed_sentences, pattern is not None)
+        counts[split], n_unknown = _write_split(
+            encoder, tokens, folder, split, source.closed_sentences, pattern is not None
+        )
         if not counts[split]:
-            raise UserError(f"the {split} split is empty")
+            cut = "cuts are at the ends of lines, and it has too few" if encoder.level == "word" else "it is too short"
+            other = ": use data.level=bpe or char" if encoder.level == "word" else ""
+            raise UserError(f"the {split} split is empty: {cut}{other}")
+        if encoder.unknown >= 0:
+            unknown[split] = n_unknown / counts[split]
+        if split == "train" and encoder.level == "word" and not source.published:
+            _check_words(parts, counts[split], n_unknown, given is None)
     if source.published and given is None:
         source.published.check(len(vocabulary), counts)
-    return {"vocabulary": vocabulary.state_dict(), "tokens": counts}
+    return {"vocabulary": vocabulary.state_dict(), "tokens": counts, "unknown": unknown}
+
+
+def _check_words(parts: Iterable[Part], n_tokens: int, n_unknown: int, own: bool) -> None:
+    """Refuse a text that white space does not divide into words.
+
+    Raises:
+        UserError: words are longer than those of any language, or most of them are rare.
+    """
+    sizes = np.array([(len(chunk), chunk.count(b"\n")) for chunk in read(parts)]).sum(axis=0)
+    n_bytes, n_lines = sizes.tolist()
+    n_words = max(1, n_tokens - n_lines)
+    told = n_words >= ENOUGH_WORDS or n_words < 1.5 * n_lines  # a short text of sentences has many rare words too
+    reason = f"a word has {n_bytes / n_words:.0f} bytes on average" if n_bytes > LONGEST_WORD * n_words else ""
+    if own and told and n_unknown > MOST_UNKNOWN * n_words:
+        reason = f"{n_unknown:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
+    if reason:
+        raise UserError(f"data.level=word: {reason}; use data.level=bpe, char or byte")
 
 
 def _write_split(
@@ -286,9 +340,9 @@ def _write_split(
     split: str,
     closed: bool,
     marked: bool,
-) -> int:
-    """Write chunks of tokens and the positions where sentences or documents begin; return the number of tokens."""
-    dtype, n_tokens = np.dtype(np.int32) if marked else vocabulary.dtype, 0
+) -> tuple[int, int]:
+    """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
+    dtype, n_tokens, n_unknown = np.dtype(np.int32) if marked else vocabulary.dtype, 0, 0
     with (
         (folder / f"{split}.{dtype.name}").open("xb") as tokens,
         (folder / f"{split}.starts.int64").open("xb") as starts,
@@ -305,7 +359,8 @@ def _write_split(
                 starts.write((n_tokens + begins).astype(np.int64).tobytes())
                 tokens.write((mark(chunk, begins) if marked else chunk).astype(dtype).tobytes())
                 n_tokens += len(chunk)
-    return n_tokens
+                n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown)) if vocabulary.unknown >= 0 else 0
+    return n_tokens, n_unknown
 
 
 def cache_key(*parts: object) -> str:

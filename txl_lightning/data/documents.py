@@ -19,7 +19,7 @@ Pattern = re.Pattern[bytes]
 def start_pattern(document_start: str | None) -> Pattern:
     """Compile the regular expression `data.document_start`, which matches nowhere if it is null.
 
-    `^` and `$` are the ends of lines.
+    `^` and `$` are the ends of lines, with either line break.
 
     Raises:
         OptionError: it is not a regular expression.
@@ -44,7 +44,10 @@ def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[
             yield read([part])
         else:
             text = b"".join(read([part]))
-            starts = {0, *(text.rfind(b"\n", 0, match.start()) + 1 for match in pattern.finditer(text))}
+            plain = text.replace(b"\r\n", b"\n")  # `$` is before either
+            ends, of_plain = (np.flatnonzero(np.frombuffer(content, np.uint8) == 10) for content in (text, plain))
+            lines = {int(np.searchsorted(of_plain, match.start())) for match in pattern.finditer(plain)}
+            starts = {0, *(int(ends[line - 1]) + 1 for line in lines if line)}
             yield from ([text[start:stop]] for start, stop in pairwise([*sorted(starts), len(text)]))
 
 

@@ -5,33 +5,34 @@ The files of a corpus end up complete and checked in its folder, or not at all.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import http.client
 import os
-import shutil
 import tarfile
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from txl_lightning.data.reading import CHUNK_BYTES, SPLITS, mapped
+from txl_lightning.data.reading import CHUNK_BYTES, SPLITS
 from txl_lightning.errors import UserError
 
 SECONDS_TO_ANSWER = 15
-WIKITEXT = "Salesforce/wikitext"
+WIKITEXT, REVISION = "Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3"
 LM1B = "1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 
 
-# Archives, and the names of the needed files in any of their folders.
+# Archives, the names of the needed files in any of their folders, and the most bytes of these files together.
 ADDRESSES = {
-    "enwik8": ("http://mattmahoney.net/dc/enwik8.zip", "enwik8"),
-    "text8": ("http://mattmahoney.net/dc/text8.zip", "text8"),
-    "ptb": ("http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt"),
-    "lm1b": (f"http://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*"),
+    "enwik8": ("https://mattmahoney.net/dc/enwik8.zip", "enwik8", 100_000_000),
+    "text8": ("https://mattmahoney.net/dc/text8.zip", "text8", 100_000_000),
+    "ptb": ("https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", "ptb.*.txt", 100_000_000),
+    "lm1b": (f"https://www.statmt.org/lm-benchmark/{LM1B}", "news.en*-of-*", 6_000_000_000),
 }
 # Of archives and of files in them, as ALGORITHM:HEXADECIMAL.
 CHECKSUMS = {
@@ -77,31 +78,65 @@ def fetch(corpus: str, folder: Path) -> None:
         ) from error
 
 
-def from_archive(url: str, pattern: str, folder: Path) -> list[Path]:
-    """Download an archive, unpack it into a folder and return the files that match the pattern.
+def from_archive(url: str, pattern: str, most_bytes: int, folder: Path) -> list[Path]:
+    """Download an archive, unpack the files that match the pattern into a folder, and return them.
+
+    Neither the archive nor its files may have more than `most_bytes`; the archive's checksum is compared before it is
+    opened. Nothing else is unpacked, and of a file's place in the archive only its name is used.
 
     Raises:
-        UserError: the download fails, the archive is damaged, or a file is missing or not as expected.
+        UserError: the download fails, the archive is damaged or too large, or a file is missing or not as expected.
     """
     archive = folder / url.rsplit("/", 1)[-1]
     try:
-        with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response, archive.open("wb") as file:
-            shutil.copyfileobj(response, file, CHUNK_BYTES)
+        with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response:
+            _copy(response, archive, most_bytes)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise UserError(f"{url} cannot be downloaded ({error})") from error
     check(archive)
-    safe: dict[str, Any] = {} if archive.suffix == ".zip" else {"filter": "data"}
+    paths: list[Path] = []
     try:
-        # Python 3.10 and 3.11 have no filter before 3.10.12 and 3.11.4; both tar archives have a checksum.
-        shutil.unpack_archive(archive, folder / "unpacked", **(safe if hasattr(tarfile, "data_filter") else {}))
-    except (shutil.ReadError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
+        for name, content in _members(archive):
+            if fnmatch.fnmatch(name, pattern):
+                most_bytes -= _copy(content, folder / "unpacked" / name, most_bytes)
+                paths.append(folder / "unpacked" / name)
+    except (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError) as error:
         raise UserError(f"{url} gave a damaged archive ({error})") from error
-    paths = list((folder / "unpacked").rglob(pattern))
     if not paths:
         raise UserError(f"{archive.name} lacks {pattern}")
     for path in paths:
         check(path)
     return paths
+
+
+def _members(archive: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the open content of every file in a zip or tar archive."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as opened:
+            for info in opened.infolist():
+                with opened.open(info) as content:
+                    yield PurePosixPath(info.filename).name, content
+        return
+    with tarfile.open(archive) as unpacked:
+        for member in unpacked:
+            if member.isfile():
+                yield PurePosixPath(member.name).name, unpacked.extractfile(member)
+
+
+def _copy(source: Any, path: Path, most_bytes: int) -> int:
+    """Write what an open file holds, and return its bytes.
+
+    Raises:
+        UserError: there are more than `most_bytes`.
+    """
+    path.parent.mkdir(exist_ok=True)
+    n_bytes = 0
+    with path.open("wb") as file:
+        while chunk := source.read(CHUNK_BYTES):
+            n_bytes += file.write(chunk)
+            if n_bytes > most_bytes:
+                raise UserError(f"{path.name} is larger than expected")
+    return n_bytes
 
 
 def check(path: Path) -> None:
@@ -112,10 +147,12 @@ def check(path: Path) -> None:
     """
     algorithm, _, expected = CHECKSUMS.get(path.name, "").partition(":")
     if expected:
-        with mapped(path) as content:
-            found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
-        if found != expected:
-            raise UserError(f"{path.name} has the {algorithm} {found}, expected is {expected}")
+        digest = hashlib.new(algorithm, usedforsecurity=False)
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        if digest.hexdigest() != expected:
+            raise UserError(f"{path.name} has the {algorithm} {digest.hexdigest()}, expected is {expected}")
 
 
 def from_datasets(corpus: str, folder: Path) -> list[Path]:
@@ -130,8 +167,8 @@ def from_datasets(corpus: str, folder: Path) -> list[Path]:
     try:
         # Asked first, because `load_dataset` retries for half a minute without a network.
         hub = huggingface_hub.HfApi(os.environ.get("HF_ENDPOINT"))
-        hub.dataset_info(WIKITEXT, timeout=SECONDS_TO_ANSWER)
-        splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1")
+        hub.dataset_info(WIKITEXT, revision=REVISION, timeout=SECONDS_TO_ANSWER)
+        splits = datasets.load_dataset(WIKITEXT, f"{corpus}-v1", revision=REVISION)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"datasets cannot load {WIKITEXT} ({reason})") from error

@@ -11,11 +11,26 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.documents import Pattern
-from txl_lightning.data.reading import Part
+from txl_lightning.data.reading import Part, first_bytes, kind_of
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
 
 RAW_DTYPES = ("uint16", "uint32", "int32")
+TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
+NOT_RAW = (
+    ".txt",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".tsv",
+    ".pkl",
+    ".pickle",
+    ".pt",
+    ".pth",
+    ".npz",
+    ".parquet",
+    ".safetensors",
+)
 IDS_AT_ONCE = 1 << 22
 
 
@@ -30,11 +45,19 @@ def map_ids(path: Path, dtype: str | None = None, option: str = "data.path") -> 
     Raises:
         OptionError: the file cannot be read, or has other contents than integers.
     """
-    if path.suffix != ".npy":
+    try:
+        head = first_bytes(path)
+    except OSError as error:
+        raise OptionError(option, path, f"cannot be read ({error.strerror})") from error
+    is_npy, kind = path.suffix == ".npy" or kind_of(head) == "NumPy", kind_of(head)
+    if not is_npy:
+        held = "digits of a text" if not head.translate(None, TEXT_OF_IDS) else kind
+        allowed = f"must be a .npy file or raw ids, not {held}: save it with numpy.save"
+        require((held in ("text", "binary") and path.suffix not in NOT_RAW) or not head, option, path, allowed)
         allowed = f"must be {', '.join(RAW_DTYPES)} for {path.name}: only a .npy file states the type of its ids"
         require(dtype in RAW_DTYPES, "data.dtype", dtype, allowed)
     try:
-        ids = np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, str(dtype), mode="r")
+        ids = np.load(path, mmap_mode="r") if is_npy else np.memmap(path, str(dtype), mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise OptionError(option, path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
     found = getattr(ids, "dtype", None)  # none of a .npz file

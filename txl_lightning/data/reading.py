@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
 import lzma
 import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +24,30 @@ from txl_lightning.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 CHUNK_BYTES = 1 << 22
+
+HEAD_BYTES = 1 << 13  # that tell the kind of a file
+
+
+def _open_zstd(file: Any) -> Any:
+    import pyarrow  # comes with `datasets`; few need it
+
+    return pyarrow.CompressedInputStream(file, "zstd")
+
+
+# First bytes of compressed files, and what unpacks them.
+COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b\x08": gzip.open,
+    b"BZh91AY&SY": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": _open_zstd,
+}
+FIRST_BYTES = {
+    "Parquet": (b"PAR1",),
+    "NumPy": (b"\x93NUMPY",),
+    "an archive": (b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x04\x22\x4d\x18"),
+    "binary": (b"%PDF-", b"{\\rtf", b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"%!PS"),
+}
+BOMS_OF_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Alignment = Literal["byte", "char", "line"]
 Format = Literal["plain", "numbers", "spaced"]
@@ -31,7 +58,7 @@ class Part:
     """Consecutive part of one file.
 
     Args:
-        path: path of the file; an `.xz` file is unpacked while it is read.
+        path: path of the file; a compressed file is unpacked while it is read.
         start: first byte, or id; a float is a fraction of the file.
         stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
         alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
@@ -74,13 +101,17 @@ def cut_into_splits(paths: Sequence[Path], fractions: Sequence[float], alignment
 
 
 def cut_parts(files: Sequence[Part], sizes: Sequence[int], fractions: Sequence[float]) -> Parts:
-    """Cut whole files of these sizes, one after the other, into consecutive splits by fractions with sum 1."""
+    """Cut files, or parts of files, of these sizes, one after the other, into consecutive splits by fractions."""
     ends = np.cumsum(sizes).tolist()
     cuts = [0, *(int(share * ends[-1]) for share in np.cumsum(fractions)[:-1].tolist()), ends[-1]]
     places = list(zip(files, [0, *ends], ends, strict=False))
     return {
         split: [
-            replace(file, start=max(start - first, 0), stop=stop - first if stop < end else None)
+            replace(
+                file,
+                start=file.start + max(start - first, 0),
+                stop=file.start + stop - first if stop < end else file.stop,
+            )
             for file, first, end in places
             if max(start, first) < min(stop, end)
         ]
@@ -88,17 +119,44 @@ def cut_parts(files: Sequence[Part], sizes: Sequence[int], fractions: Sequence[f
     }
 
 
+def kind_of(head: bytes) -> str:
+    """Return what a file is by its first bytes: text, compressed, Parquet, NumPy, an archive or binary.
+
+    Binary is also what holds a byte 0 and is not UTF-16 with its mark.
+    """
+    if head.startswith(tuple(COMPRESSIONS)):
+        return "compressed"
+    for kind, firsts in FIRST_BYTES.items():
+        if head.startswith(firsts):
+            return kind
+    if head[257:262] == b"ustar":
+        return "an archive"
+    return "binary" if b"\0" in head and not head.startswith(BOMS_OF_UTF_16) else "text"
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file as they are, which tell its kind.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
 @contextmanager
 def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
-    """Yield the bytes of a file, memory-mapped; an `.xz` file is unpacked into a temporary one."""
+    """Yield the bytes of a file, memory-mapped; a compressed file is unpacked into a temporary one."""
     try:
-        with path.open("rb") as given, tempfile.TemporaryFile() if path.suffix == ".xz" else given as file:
-            if file is not given:
-                with lzma.open(given) as unpacked:
+        head = first_bytes(path)
+        unpack = next((way for first, way in COMPRESSIONS.items() if head.startswith(first)), None)
+        with path.open("rb") as given, tempfile.TemporaryFile() if unpack else given as file:
+            if unpack:
+                with unpack(given) as unpacked:
                     shutil.copyfileobj(unpacked, file, CHUNK_BYTES)
             size = file.seek(0, os.SEEK_END)
             yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-    except (OSError, lzma.LZMAError, EOFError) as error:
+    except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
@@ -124,6 +182,8 @@ def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Align
     """Return the byte position of a cut, moved forward to the start of a character or line."""
     size = len(text)
     start = size if position is None else int(position * size) if isinstance(position, float) else min(position, size)
+    if start == len(codecs.BOM_UTF8) and text[:start] == codecs.BOM_UTF8:
+        return start
     if alignment == "line" and start > 0:
         return text.find(b"\n", start - 1) + 1 or size
     while alignment == "char" and start < size and text[start] & 0xC0 == 0x80:

@@ -277,18 +277,20 @@ def characters(chunks: Iterable[bytes]) -> Vocabulary:
     return Vocabulary("char", tuple(symbol for symbol, _ in _counted(decoded(chunks)).most_common()))
 
 
-def characters_and_unknown(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of `<unk>` and the characters that occur, by code point."""
-    return Vocabulary("char", (UNKNOWN, *sorted(_counted(decoded(chunks)))))
+def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
+    """Return the vocabulary of `<unk>` and the characters that occur so often, by code point."""
+    counts = _counted(decoded(chunks))
+    return Vocabulary("char", (UNKNOWN, *sorted(symbol for symbol, count in counts.items() if count >= min_count)))
 
 
-def words(chunks: Iterable[bytes]) -> Vocabulary:
-    """Return the vocabulary of `<eos>` and the words that occur, most frequent first, ties by first appearance.
+def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
+    """Return the vocabulary of `<eos>` and the words that occur so often, most frequent first, ties by appearance.
 
-    Case is kept. `<unk>` is placed by its count; if the text has none, it is the last entry.
+    Case is kept. `<unk>` is placed by its count, with those of rarer words; if there are none, it is the last entry.
     """
     counts = _counted(text.split() for text in _lines(chunks))
-    counts.setdefault(UNKNOWN, 0)
+    rare = [word for word, count in counts.items() if count < min_count and word not in (UNKNOWN, END_OF_LINE)]
+    counts[UNKNOWN] += sum(counts.pop(word) for word in rare)
     return Vocabulary("word", (END_OF_LINE, *(word for word, _ in counts.most_common() if word != END_OF_LINE)))
 
 

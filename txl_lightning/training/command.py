@@ -26,6 +26,8 @@ def run(options: Config, directory: Path) -> list[str]:
         metrics = train(options, directory)
     units = [f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", *shown_units(metrics, f"{split}/"))]
     shown = [f"{key} {metrics[key]:.4f}" for key in units]
+    unknown = metrics["corpus"].get("unknown", {})
+    shown += [f"{share:.1%} of {split} <unk>" for split, share in unknown.items() if any(unknown.values())]
     lines = [f"{', '.join(shown)} after {metrics['steps']} steps"]
     if metrics["weights_step"] != metrics["steps"]:
         lines[0] += f", with the weights of step {metrics['weights_step']}, the best on validation"

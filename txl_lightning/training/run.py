@@ -311,7 +311,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
             "batch_size": options.batch_size,
             "max_segments": options.max_segments,
         },
-        "corpus": {"name": corpus.name, "level": corpus.vocabulary.level, "sha256": corpus.checksum},
+        "corpus": corpus.facts(),
     }
 
 

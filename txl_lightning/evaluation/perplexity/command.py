@@ -135,7 +135,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        "corpus": {"name": corpus.name, "sha256": corpus.checksum, "level": trained.vocabulary.level},
+        "corpus": corpus.facts(),
         "protocol": options.protocol,
         "evaluation": shown.settings(),
         "streams_start": protocol.streams_start,
@@ -144,7 +144,10 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     difference = float32_difference(shown, options.splits[0])
     results |= {**scored, "float32_difference": difference, **({} if found is None else {"dynamic": found})}
     write_json(directory / "evaluation.json", results)
-    lines = [split_line(split, results[split], corpus.name, shown.description()) for split in scored]
+    lines = [
+        split_line(split, results[split], corpus.name + corpus.unknown_share(split), shown.description())
+        for split in scored
+    ]
     if difference is not None:
         sample = f"the first {difference['tokens']:,} tokens of {difference['split']}"
         lines.append(f"{shown.precision}: nll {difference['nll']:+.5f} beside float32 on {sample}")

@@ -190,7 +190,7 @@ def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], 
         own = without_marks(own) if marked and not respects else own
         hides = respects and not marked and len(documents) > 1
         of_member[member.name] = TokenizedText(own, None, len(own), documents if hides else None)
-    return GroupText({"name": first.name, "sha256": first.checksum, "level": first.vocabulary.level}, of_member)
+    return GroupText(first.facts(), of_member)
 
 
 def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> tuple[str, bytes]:
