@@ -346,7 +346,12 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def from_plain(values: dict[str, Any]) -> Config:
-    """Return the config from its `plain` form, which checkpoints hold."""
+    """Return the config from its `plain` form, which checkpoints hold.
+
+    In those before 0.4.0 every word of the training text has an entry.
+    """
+    if values["data"].get("level") == "word" and "min_count" not in values["data"]:
+        values = {**values, "data": {**values["data"], "min_count": 1}}
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     return typed(OmegaConf.merge(config, values))

@@ -71,7 +71,7 @@ class Corpus:
         documents: position of every document's first token by split, ascending from 0, memory-mapped; empty if it is
             not known where documents start.
         bytes_per_token: mean by split, from `data.bytes`; empty without.
-        unknown: share of tokens that are `<unk>` by split; empty without an `<unk>`.
+        unknown: share of tokens that are `<unk>` by split; empty without such a token.
     """
 
     name: str
@@ -85,9 +85,10 @@ class Corpus:
     unknown: dict[str, float] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """Return what results say of their corpus: name, level, checksum, shares of `<unk>`."""
+        """Return what results say of their corpus: name, level, checksum, and the shares of `<unk>` if it has words."""
         facts = {"name": self.name, "level": self.vocabulary.level, "sha256": self.checksum}
-        return facts | ({"unknown": self.unknown} if self.unknown else {})
+        of_words = self.vocabulary.level == "word" or any(self.unknown.values())
+        return {**facts, "unknown": self.unknown} if of_words else facts
 
     def unknown_share(self, split: str) -> str:
         """Return the share of `<unk>` in a split as words to follow its name; empty if there is none."""
@@ -129,8 +130,8 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
     marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
     made = source.vocabulary  # a function, or a partial one with `data.min_count`
     is_open = getattr(made, "func", made) in sources.OPEN_VOCABULARY.values()
-    allowed = f"must be null for data={config.name}, whose vocabulary is published"
-    require(is_open or config.min_count is None, "data.min_count", config.min_count, allowed)
+    allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
+    require(is_open or config.min_count in (None, 1), "data.min_count", config.min_count, allowed)
     least = f" {made.keywords}" if isinstance(made, partial) else ""
     key = cache_key(checksum, f"{getattr(made, 'func', made).__name__} {marks}{least}", source.published)
     if vocabulary is not None:

@@ -20,7 +20,17 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.ids import map_ids
-from txl_lightning.data.reading import BOMS_OF_UTF_16, HEAD_BYTES, SPLITS, Part, cut_parts, first_bytes, kind_of, mapped
+from txl_lightning.data.reading import (
+    BOMS_OF_UTF_16,
+    HEAD_BYTES,
+    SPLITS,
+    Part,
+    cut_into_splits,
+    cut_parts,
+    first_bytes,
+    kind_of,
+    mapped,
+)
 from txl_lightning.data.sources import ALIGNMENT, Source, open_vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, file_checksum
@@ -68,7 +78,11 @@ def file(config: DataConfig) -> Source:
         shares = [
             share * (split in missing or split == "train") for split, share in zip(SPLITS, fractions, strict=True)
         ]
-        cut = cut_parts(joined, [_size(part) for part in joined], [share / sum(shares) for share in shares])
+        whole = joined == [Part(joined[0].path, alignment=joined[0].alignment)] and len(missing) == 3
+        if whole and config.level != "ids":
+            cut = cut_into_splits([joined[0].path], fractions, joined[0].alignment)  # not unpacked to know its size
+        else:
+            cut = cut_parts(joined, [_size(part) for part in joined], [share / sum(shares) for share in shares])
         parts |= {split: cut[split] for split in {"train", *missing}}
         if len({part.path for part in joined}) > 1 or (len(missing) < 3 and "train" in files):
             unit = "ids" if config.level == "ids" else "bytes"

@@ -3,7 +3,7 @@
 `evaluation.json` holds
 
     checkpoint, step, protocol
-    corpus              name, sha256, level
+    corpus              name, sha256, level; of words unknown, the share of `<unk>` in each split
     evaluation          memory:  mem_len, ext_len, same_length, clamp_len (none for a recurrent model), segment_len,
                                  batch_size, max_segments, cached; compressed_len of a compressed memory
                         sliding: window (as far as the model sees), stride, clamp_len, batch_size (1), max_segments
