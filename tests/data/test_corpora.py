@@ -70,13 +70,9 @@ def installed(folder: Path, sympy: str, networkx: str) -> None:
             (folder / package / name).write_text(f"raise ImportError  # {package}/{name}\n" * 20)
 
 
-def test_the_default_corpus_is_the_same_text_everywhere(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if sys.version_info < (3, 11):  # which NetworkX 3.6.1 needs
-        monkeypatch.setattr(sources, "PACKAGES_CHECKSUM", None)
+def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     corpus = load_corpus(config := DataConfig(name="python-packages", cache_dir=str(tmp_path / "cache")))
-    if corpus.name != "sympy 1.14.0 + networkx 3.6.1":
+    if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
         assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
         assert corpus.name in capfd.readouterr().err
         return
