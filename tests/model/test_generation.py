@@ -1,6 +1,7 @@
 """Drawn tokens follow the model's distribution, restricted as asked, and are yielded one at a time."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.covering import product_of
-from tests.model.tiny_model import VOCABULARY, random_stream, tiny_model
+from tests.model.tiny_model import ENCODINGS, VOCABULARY, random_stream, tiny_model
 from txl_lightning.errors import OptionError
-from txl_lightning.model import RecurrentConfig, RecurrentLanguageModel, SlidingWindow, generate, generate_all
+from txl_lightning.model import (
+    CachedTransformerXL,
+    RecurrentConfig,
+    RecurrentLanguageModel,
+    SlidingWindow,
+    generate,
+    generate_all,
+)
 from txl_lightning.model.inference.generation import candidates
 
 
@@ -118,13 +126,19 @@ UNEQUAL = {
     "relative": lambda: tiny_model(mem_len=400),
     "short memory": lambda: tiny_model(mem_len=5, same_length=True),
     "first states": lambda: tiny_model(mem_len=5, first=3),
-    "absolute": lambda: tiny_model(encoding="absolute", mem_len=8),
+    **{name: partial(tiny_model, **options, mem_len=8) for name, options in ENCODINGS.items() if name != "relative"},
+    "zeros": lambda: tiny_model(mem_len=12, memory_start="zeros", forget_gate=True),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
     "element gate": lambda: tiny_model(mem_len=30, attention_gate="element"),
     "sink": lambda: tiny_model(mem_len=30, sink=True),
     "forget gate": lambda: tiny_model(encoding="none", mem_len=30, forget_gate=True),
+    "memory tokens": lambda: tiny_model(n_tokens=2, mem_len=4).eval(),
+    "compressive": lambda: tiny_model(
+        mem_len=4, compression="max", compression_rate=2, compressed_len=3, compression_loss="none"
+    ).eval(),
     "lstm": MODELS["lstm"],
+    "qrnn": MODELS["qrnn"],
 }
 
 
@@ -138,6 +152,23 @@ def test_prompts_of_different_lengths_are_continued_as_each_is_alone(name, top_k
         assert torch.equal(together[row : row + 1], drawn(model, prompt[None], 8, seed=seed, **options))
     assert torch.equal(together, generate_all(model, prompts, 8, seed=seeds, **options))
     assert top_k == 1 or len(set(map(tuple, together.tolist()))) > 1
+
+
+@pytest.mark.parametrize("name", ["absolute", "zeros", "lstm"])
+def test_prompts_of_different_lengths_are_one_batch(name):
+    """Shorter prompts begin later: no call reads a segment for nothing, and every drawn token is one call."""
+    model, stream = UNEQUAL[name](), random_stream(1, 90)[0]
+    model = CachedTransformerXL(model) if name != "lstm" else model
+    call, rows = type(model).forward if name == "lstm" else type(model).__call__, []
+
+    def counted(self: Any, tokens_BT: Tensor, *arguments: Any, **options: Any) -> Any:
+        rows.append(tokens_BT.shape)
+        return call(self, tokens_BT, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model), call.__name__, counted)
+        drawn(model, [stream[:7], stream, stream[:33]], 4, segment_len=32)
+    assert rows == [(1, 32), (2, 32), (3, 26), *[(3, 1)] * 3]
 
 
 def test_a_seed_for_each_prompt_of_one_length():

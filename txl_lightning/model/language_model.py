@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from txl_lightning.errors import require
+
+NO_LENGTHS = "must be None: first states, memory tokens and compressed memory need streams of one length"
 
 
 @runtime_checkable
@@ -29,24 +34,37 @@ class SelectiveModel(Protocol):
 class ScoringModel:
     """Inputs, and losses and distributions from hidden states, by a model's `embedding` and `softmax`."""
 
+    takes_lengths = False  # whether a call takes `lengths_B`
+
     def embed(
-        self: Any, tokens_BT: Int[Tensor, "B T"] | None, inputs_BTD: Float[Tensor, "B T D"] | None
+        self: Any,
+        tokens_BT: Int[Tensor, "B T"] | None,
+        inputs_BTD: Float[Tensor, "B T D"] | None,
+        lengths_B: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the scaled embeddings of the tokens, or the inputs that take their place.
 
         Raises:
-            OptionError: tokens are given to a model without a vocabulary.
-            ValueError: both or none of them are given, or the inputs are not of width D.
+            OptionError: tokens are given to a model without a vocabulary, or lengths to one that takes none.
+            ValueError: both or none of them are given, the inputs are not of width D, or the lengths do not fit.
         """
         if (tokens_BT is None) == (inputs_BTD is None):
             raise ValueError("give either tokens or inputs_BTD")
         if inputs_BTD is not None and inputs_BTD.shape[2:] != (self.config.d_model,):
             raise ValueError(f"inputs_BTD of shape {tuple(inputs_BTD.shape)}: D must be d_model={self.config.d_model}")
-        embedded_BTD: Tensor = self.embedding(tokens_BT) if inputs_BTD is None else inputs_BTD
+        x: Any = tokens_BT if inputs_BTD is None else inputs_BTD
+        if lengths_B is not None:
+            require(self.takes_lengths, "lengths_B", lengths_B.tolist(), NO_LENGTHS)
+            x = x.masked_fill(padding(lengths_B, *x.shape[:2]).view(*x.shape[:2], *[1] * (x.ndim - 2)), 0)
+        embedded_BTD: Tensor = self.embedding(x) if inputs_BTD is None else x
         return embedded_BTD
 
     def score(
-        self: Any, tokens_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T_targets"], memory: Any = None
+        self: Any,
+        tokens_BT: Int[Tensor, "B T"],
+        targets_BT: Int[Tensor, "B T_targets"],
+        memory: Any = None,
+        lengths_B: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B T_targets"], Any]:
         """Return nll_t = -log P(target_t | its tokens, memory) in nats, in token order, and the new memory.
 
@@ -55,15 +73,23 @@ class ScoringModel:
                 extended context. A recurrent state is that after the last token: its next segment repeats none.
             targets_BT: the token after each of the last T_targets tokens.
             memory: returned for the previous segment; None for the start of the streams.
+            lengths_B: number of each stream's tokens, from 0 to T; what follows them, and its targets, is padding. Its
+                loss is 0, and the new memory of a stream ends with the stream's own last token. None without padding.
 
         Raises:
-            ValueError: there are fewer tokens than targets, or the memory is of another number of streams.
+            OptionError: lengths are given to a model that takes none.
+            ValueError: there are fewer tokens than targets, the memory is of another number of streams, or the lengths
+                do not fit.
         """
         T, T_targets = tokens_BT.shape[1], targets_BT.shape[1]
         if T_targets > T:
             raise ValueError(f"{T} tokens cannot predict {T_targets} targets")
-        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets)
-        return self.losses(hidden_BTD, targets_BT), memory
+        options = {} if lengths_B is None else {"lengths_B": lengths_B}
+        hidden_BTD, memory = self(tokens_BT, memory, n_last=T_targets, **options)
+        if lengths_B is None:
+            return self.losses(hidden_BTD, targets_BT), memory
+        padding_BT = padding(lengths_B, *tokens_BT.shape)[:, T - T_targets :]
+        return self.losses(hidden_BTD, targets_BT.masked_fill(padding_BT, 0)).masked_fill(padding_BT, 0.0), memory
 
     def losses(self: Any, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
         """Return -log P(target | h) in nats, from the hidden states of a call."""
@@ -74,3 +100,14 @@ class ScoringModel:
         """Return log P(token | h) of every token of the vocabulary, from the hidden states of a call."""
         log_probabilities_BTV: Tensor = self.softmax.log_probabilities(hidden_BTD, self.embedding)
         return log_probabilities_BTV
+
+
+def padding(lengths_B: Int[Tensor, " B"], batch_size: int, n_tokens: int) -> Bool[Tensor, "B T"]:
+    """Return which of the places of every stream follow its last token.
+
+    Raises:
+        ValueError: there is not one length for each stream, or one is not in 0 … T.
+    """
+    if lengths_B.shape != (batch_size,) or not 0 <= lengths_B.min() <= lengths_B.max() <= n_tokens:
+        raise ValueError(f"lengths_B={lengths_B.tolist()}: must be {batch_size} lengths from 0 to {n_tokens}")
+    return torch.arange(n_tokens, device=lengths_B.device) >= lengths_B[:, None]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from txl_lightning.model.positions import states_of_document
+from txl_lightning.model.positions import shift, states_of_document
 
 State = TypeVar("State", bound="CarriedState")
 
@@ -39,6 +39,10 @@ class CarriedState:
         """Return the state of streams `start` to `stop` (exclusive), counted within this state."""
         part = self._changed(lambda x: x.narrow(_streams_axis(x), start, stop - start))
         return replace(part, first_column=self.first_column + start)
+
+    def select(self: State, indices: Int[Tensor, " S"] | Sequence[int]) -> State:
+        """Return the state of the streams with these indices, in their order; a stream may be left out or repeated."""
+        return self._changed(lambda x: x.index_select(_streams_axis(x), torch.as_tensor(indices, device=x.device)))
 
     def to(self: State, device: torch.device | str) -> State:
         """Copy the state to a device."""
@@ -162,6 +166,7 @@ class Memory(CarriedState):
         ext_len: int = 0,
         first_BT: Int[Tensor, "B T"] | None = None,
         n_first: int = 0,
+        padding_B: Int[Tensor, " B"] | None = None,
     ) -> Memory:
         """Append one segment's layer inputs and keep the last `mem_len` states, by default without gradient (SG).
 
@@ -181,23 +186,30 @@ class Memory(CarriedState):
             ext_len: tokens of extended context.
             first_BT: first key of each token's document (`positions.first_of_documents`), if documents are told apart.
             n_first: first states of the stream, which stay for ever.
+            padding_B: number of each stream's tokens, counted from the last, that do not enter it; needs `first_BT`,
+                since then only `in_document_B` counts the states of a stream. None for none.
         """
         appended = max(0, inputs[0].shape[1] - ext_len)
         written, longest = self.filled + appended, mem_len + n_first
         drops = n_first > 0 and written > longest
         length = min(written if drops else longest, self.length + appended)
-        taken = min(appended, length)
-        kept = length - taken
+        span = length if padding_B is None else self.length + appended
+        taken = min(appended, span)
+        kept = span - taken
         with torch.set_grad_enabled(self.keeps_gradient and torch.is_grad_enabled()):
             states = torch.stack([x[:, appended - taken : appended] for x in inputs])
             if kept:
                 old = self.states[:, :, self.length - kept :].to(states.dtype)
                 states = torch.cat([old, states], dim=2)
+            if padding_B is not None:
+                padding_B = padding_B.clamp(max=appended)
+                states = shift(states, padding_B)[:, :, span - length :].contiguous()
             if drops:
                 states = torch.cat([states[:, :, :n_first], states[:, :, -mem_len:]], dim=2)
         in_document_B = None
         if first_BT is not None:
-            in_document_B = states_of_document(first_BT, self.length, appended, mem_len, self.document_states())
+            own = appended if padding_B is None else appended - padding_B
+            in_document_B = states_of_document(first_BT, self.length, own, mem_len, self.document_states())
         return replace(self, states=states, filled=min(longest, written), in_document_B=in_document_B)
 
     def document_states(self) -> Int[Tensor, " B"]:

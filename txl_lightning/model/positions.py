@@ -182,17 +182,29 @@ def hide_other_documents(mask_TK: Float[Tensor, "T K"], first_BT: Int[Tensor, "B
 
 
 def states_of_document(
-    first_BT: Int[Tensor, "B T"], n_memory: int, appended: int, mem_len: int, in_document_B: Int[Tensor, " B"]
+    first_BT: Int[Tensor, "B T"], n_memory: int, appended: int | Tensor, mem_len: int, in_document_B: Int[Tensor, " B"]
 ) -> Int[Tensor, " B"]:
     """Return how many states of the next memory, counted from the newest, belong to the document of its last token.
 
     Args:
         first_BT: of `first_of_documents`.
         n_memory: M of the memory before the tokens.
-        appended: number of the T tokens that enter the next memory.
+        appended: number of the T tokens that enter the next memory, of all streams or of each.
         mem_len: longest memory.
         in_document_B: this number for the memory before the tokens.
     """
+    if isinstance(appended, Tensor):
+        first_B1 = first_BT.gather(1, (appended[:, None] - 1).clamp(min=0))
+        return torch.where(appended > 0, (n_memory + appended - first_B1[:, 0]).clamp(max=mem_len), in_document_B)
     if not appended:
         return in_document_B
     return (n_memory + appended - first_BT[:, appended - 1]).clamp(max=mem_len)
+
+
+def shift(x_BKD: Float[Tensor, "*_ B K D"], by_B: Int[Tensor, " B"] | int) -> Float[Tensor, "*_ B K D"]:
+    """Move the K entries of every stream by its number of places towards the end, and the last ones to the start."""
+    if isinstance(by_B, int):
+        return x_BKD
+    K = x_BKD.shape[-2]
+    places_BK = (torch.arange(K, device=by_B.device) - by_B[:, None]) % K
+    return x_BKD.take_along_dim(places_BK.view(*[1] * (x_BKD.ndim - 3), *places_BK.shape, 1), dim=-2)

@@ -32,6 +32,7 @@ from txl_lightning.model.positions import (
     attention_mask,
     first_of_documents,
     hide_other_documents,
+    shift,
     without_marks,
 )
 
@@ -128,6 +129,11 @@ class TransformerXL(ScoringModel, nn.Module):
         self.memory_tokens = MemoryTokens(config) if config.n_tokens else None
         self.compressor = None if config.compression is None else Compressor(config, self.layers)
 
+    @property
+    def takes_lengths(self) -> bool:  # type: ignore[override]
+        """Whether streams may be of unequal length: not with first states, memory tokens or compressed memory."""
+        return not (self.config.first or self.config.n_tokens or self.config.compresses)
+
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """Return a view on the same weights with other lengths; this model keeps its own.
 
@@ -206,6 +212,7 @@ class TransformerXL(ScoringModel, nn.Module):
         places_Q: Int[Tensor, " Q"] | None = None,
         *,
         inputs_BTD: Float[Tensor, "B T D"] | None = None,
+        lengths_B: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], Memory]:
         """Return the hidden states of the last layer, after its norm and dropout, and the memory for the next segment.
 
@@ -218,15 +225,18 @@ class TransformerXL(ScoringModel, nn.Module):
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
             places_Q: places from 0 of the tokens whose states are returned, instead of `n_last`; None for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens; it gets the gradient.
+            lengths_B: number of each stream's tokens, from 0 to T; padding, of any content, follows them. Its states
+                have no meaning, and the memory of a stream ends with the stream's own last token. None without padding.
 
         Raises:
-            OptionError: tokens are given to a model without a vocabulary, or the memory was reset and cannot be.
+            OptionError: tokens are given to a model without a vocabulary, lengths to one that does not take them
+                (`takes_lengths`), or the memory was reset and cannot be.
             ValueError: the memory is of another number of streams, or of another kind; see also `embed`.
         """
         config, compressor = self.config, self.compressor if self.config.compresses else None
         memory_tokens, first_BT = self.memory_tokens, None
         marked_BT = tokens_BT if config.memory_reset == "document" else None
-        hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD)
+        hidden_BTD = self.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
         if memory is None:
             memory = self.start_memory(B)
@@ -241,14 +251,18 @@ class TransformerXL(ScoringModel, nn.Module):
                 raise ValueError(f"a memory without memory tokens given to a model with n_tokens={config.n_tokens}")
             hidden_BTD = memory_tokens.around(hidden_BTD, memory.tokens_nBD)
             T, n_last = hidden_BTD.shape[1], memory_tokens.last_places(n_returned, T)
-        hidden_BTD = self.dropout(self.encoding.embed(hidden_BTD, config.clamp_len))
+        padding_B = None if lengths_B is None else T - lengths_B.long()
+        # Absolute positions count from the end of the segment: that of each stream.
+        late_B = 0 if padding_B is None or not config.kind.absolute else padding_B
+        hidden_BTD = shift(self.encoding.embed(shift(hidden_BTD, late_B), config.clamp_len), -late_B)
+        hidden_BTD = self.dropout(hidden_BTD)
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
         mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD, config.n_first)
         visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len, config.n_first)
         if memory_tokens is not None:
             positions = [of_layer.without_distance_k() for of_layer in positions]
             visible = memory_tokens.see(visible, M)
-        if marked_BT is not None or memory.in_document_B is not None:
+        if marked_BT is not None or memory.in_document_B is not None or lengths_B is not None:
             first_BT = first_of_documents(marked_BT, T, M, memory.document_states())
             visible = visible._replace(mask_TK=hide_other_documents(visible.mask_TK, first_BT))
 
@@ -256,7 +270,7 @@ class TransformerXL(ScoringModel, nn.Module):
         usage: list[Tensor] = []
         memory_N = memory.states.unbind()  # the gradient of an index would be as large as all states, in every layer
         for n, layer in enumerate(self.layers):
-            inputs.append(self.encoding.layer_input(n, hidden_BTD))
+            inputs.append(shift(self.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B))
             states_BMD, queries_BTD = memory_N[n], inputs[n]
             if n == config.n_layer - 1 and n_last is not None and n_last < T:
                 # No later layer reads the states of the first tokens: they only give keys and values, as memory does.
@@ -274,7 +288,8 @@ class TransformerXL(ScoringModel, nn.Module):
             memory = replace(memory, tokens_nBD=written_nBD if memory.keeps_gradient else written_nBD.detach())
             hidden_BTD = hidden_BTD if places_Q is None else hidden_BTD[:, places_Q]
         if compressor is None:
-            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT, config.n_first)
+            lengths = config.mem_len, config.ext_len, first_BT, config.n_first, padding_B
+            return hidden_BTD, memory.update(inputs, *lengths)
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 

@@ -9,7 +9,7 @@ of any length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.errors import require
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.language_model import ScoringModel
@@ -27,6 +28,7 @@ from txl_lightning.model.positions import (
     attention_mask,
     first_of_documents,
     hide_other_documents,
+    shift,
     states_of_document,
     without_marks,
 )
@@ -92,18 +94,34 @@ class KeyValueMemory:
     def reset(self, done_B: Bool[Tensor, " B"]) -> KeyValueMemory:
         """Let some streams start from scratch (`CarriedState.reset`); this memory cannot be used again."""
         memory = self.spend()
-        memory.in_document_B = after_reset(self, done_B, memory._buffer().device).clamp(min=0)
+        memory.in_document_B = after_reset(self, done_B, memory._buffer().device)
         return memory
 
     def copy(self) -> KeyValueMemory:
-        """Return a second memory of the same content, to continue twice from one place.
+        """Return a second memory of the same content, to continue twice from one place (`select`)."""
+        return self.select(range(self.batch_size))
+
+    def select(self, indices: Int[Tensor, " S"] | Sequence[int]) -> KeyValueMemory:
+        """Return a memory of the streams with these indices, as `CarriedState.select`; this one is not spent.
 
         Raises:
             ValueError: the memory was spent before.
         """
-        of_memory = (..., slice(self.begin, self.begin + self.filled), slice(None))
-        forget_NXM1 = None if self.forget_NXC1 is None else self.forget_NXC1[of_memory].clone()
-        return replace(self, buffer_NPXCE=self._buffer()[of_memory].clone(), forget_NXC1=forget_NXM1, begin=0)
+        indices_S = torch.as_tensor(indices, device=self._buffer().device)
+        buffers = [self._window(buffer).index_select(-3, indices_S).flatten(-4, -3) for buffer in self._buffers()]
+        in_document_B = None if self.in_document_B is None else self.in_document_B[indices_S]
+        return replace(self._with(buffers), batch_size=len(indices_S), in_document_B=in_document_B)
+
+    def restart(self, start: KeyValueMemory) -> None:
+        """Give the streams that were reset the memory before a first token, of one stream and the same length."""
+        assert self.in_document_B is not None
+        for buffer, of_start in zip(self._buffers(), start._buffers(), strict=True):
+            self._window(buffer)[..., self.in_document_B < 0, :, :] = start._window(of_start)
+        self.in_document_B = None
+
+    def _window(self, buffer: Tensor, T: int = 0) -> Float[Tensor, "*_ H B K E"]:
+        """Return the memory, and T places after it, as a view with heads and streams apart."""
+        return buffer[..., self.begin : self.begin + self.filled + T, :].unflatten(-3, (-1, self.batch_size))
 
     @torch.no_grad()
     def make_room(self, T: int) -> None:
@@ -113,9 +131,8 @@ class KeyValueMemory:
         if self.begin + needed <= capacity:
             return
         length = int(GROWTH * needed) if capacity < REUSE * needed else capacity
-        self.buffer_NPXCE = self._moved(buffer, length)
-        self.forget_NXC1 = None if self.forget_NXC1 is None else self._moved(self.forget_NXC1, length)
-        self.begin = 0
+        moved = self._with([self._moved(buffer, length) for buffer in self._buffers()])
+        self.buffer_NPXCE, self.forget_NXC1, self.begin = moved.buffer_NPXCE, moved.forget_NXC1, 0
 
     def _moved(self, buffer: Tensor, length: int) -> Tensor:
         """Return a buffer of this length, the same one if it has it, with the memory at its front."""
@@ -150,21 +167,38 @@ class KeyValueMemory:
 
     @torch.no_grad()
     def advance(
-        self, T: int, mem_len: int, ext_len: int, first_BT: Int[Tensor, "B T"] | None = None, n_first: int = 0
+        self, T: int, config: TransformerXLConfig, first_BT: Tensor | None = None, padding_B: Tensor | None = None
     ) -> None:
-        """Add the T written tokens but the last `ext_len`; keep the last `mem_len` and the first `n_first` tokens."""
+        """Add the T written tokens but the last `ext_len`; keep the last `mem_len` and the first `n_first` tokens.
+
+        The last `padding_B` tokens of each stream are not added: the others are moved over them.
+        """
+        mem_len, ext_len, n_first = config.mem_len, config.ext_len, config.n_first
         appended = max(0, T - ext_len)
+        own: Any = appended
+        if padding_B is not None:
+            padding_B = padding_B.clamp(max=appended)
+            own = appended - padding_B
+            for of_layer in (layer for buffer in self._buffers() for layer in buffer):
+                window = self._window(of_layer, appended)
+                window.copy_(shift(window, padding_B))
         if first_BT is not None and self.in_document_B is not None:
-            self.in_document_B = states_of_document(first_BT, self.filled, appended, mem_len, self.in_document_B)
+            self.in_document_B = states_of_document(first_BT, self.filled, own, mem_len, self.in_document_B)
         end = self.filled + appended
         self.filled = min(mem_len + n_first, end)
         begin = self.begin + end - self.filled
         if n_first and begin > self.begin:
-            for buffer in (self._buffer(), self.forget_NXC1):
-                if buffer is not None:
-                    kept = buffer[..., self.begin : self.begin + n_first, :].clone()  # source and target may overlap
-                    buffer[..., begin : begin + n_first, :] = kept
+            for buffer in self._buffers():
+                kept = buffer[..., self.begin : self.begin + n_first, :].clone()  # source and target may overlap
+                buffer[..., begin : begin + n_first, :] = kept
         self.begin = begin
+
+    def _buffers(self) -> list[Tensor]:
+        return [self._buffer()] if self.forget_NXC1 is None else [self._buffer(), self.forget_NXC1]
+
+    def _with(self, buffers: list[Tensor]) -> KeyValueMemory:
+        """Return the same with other buffers, which begin with the memory."""
+        return replace(self, buffer_NPXCE=buffers[0], forget_NXC1=[*buffers, None][1], begin=0)
 
     def _buffer(self) -> Tensor:
         if self.buffer_NPXCE is None:
@@ -197,6 +231,7 @@ class CachedTransformerXL(ScoringModel):
             require(not getattr(model.config, name), name, getattr(model.config, name), uncached)
         self.model = model.with_lengths(**lengths)
         self.config = self.model.config
+        self.takes_lengths = self.model.takes_lengths
         self.losses, self.log_probabilities = self.model.losses, self.model.log_probabilities  # type: ignore[method-assign]
         self._weights = WeightsSnapshot(model)
         self._distances = _Distances(self.model)
@@ -241,6 +276,7 @@ class CachedTransformerXL(ScoringModel):
         n_last: int | None = None,
         *,
         inputs_BTD: Float[Tensor, "B T D"] | None = None,
+        lengths_B: Int[Tensor, " B"] | None = None,
     ) -> tuple[Float[Tensor, "B Q D"], KeyValueMemory]:
         """Return the hidden states of the last layer and the memory for the next segment.
 
@@ -249,9 +285,10 @@ class CachedTransformerXL(ScoringModel):
             memory: returned by the previous call; None for the start of the streams.
             n_last: Q, the number of tokens, counted from the last, whose states are returned; None for all.
             inputs_BTD: what takes the place of the scaled embeddings, instead of tokens.
+            lengths_B: as for the model.
 
         Raises:
-            OptionError: the memory was reset, and the model has first states or starts with zeros.
+            OptionError: the memory was reset or lengths are given, and the model has first states.
             RuntimeError: gradients are enabled, dropout is on, or the weights changed.
             ValueError: the memory was given before, has other streams, or is another object's.
         """
@@ -262,7 +299,7 @@ class CachedTransformerXL(ScoringModel):
         self._weights.check()
         model, config = self.model, self.config
         marked_BT = tokens_BT if config.memory_reset == "document" else None
-        hidden_BTD = model.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD)
+        hidden_BTD = model.embed(tokens_BT if marked_BT is None else without_marks(marked_BT), inputs_BTD, lengths_B)
         B, T = hidden_BTD.shape[:2]
         if memory is None:
             memory = self.start_memory(B)
@@ -270,21 +307,27 @@ class CachedTransformerXL(ScoringModel):
             raise ValueError(f"memory of {memory.batch_size} streams given with tokens of {B} streams")
         if memory.made_by is not self:
             raise ValueError("the memory was made by another CachedTransformerXL")
+        if lengths_B is not None:
+            memory = memory.reset(torch.zeros_like(lengths_B, dtype=torch.bool))  # counts the states of each stream
         if memory.in_document_B is not None:
-            config.require_for_reset(first=0, memory_start="empty")
+            config.require_for_reset(first=0)
         memory = memory.spend()
         memory.make_room(T)
+        if memory.in_document_B is not None and config.memory_start == "zeros":
+            memory.restart(self.start_memory(1))
         first_BT = None
         if memory.in_document_B is not None:
-            first_BT = first_of_documents(marked_BT, T, memory.filled, memory.in_document_B)
+            first_BT = first_of_documents(marked_BT, T, memory.filled, memory.in_document_B.clamp(min=0))
         layers: Any = model.layers
-        hidden_BTD = model.encoding.embed(hidden_BTD, config.clamp_len)
+        padding_B = None if lengths_B is None else T - lengths_B.long()
+        late_B = 0 if padding_B is None or not config.kind.absolute else padding_B
+        hidden_BTD = shift(model.encoding.embed(shift(hidden_BTD, late_B), config.clamp_len), -late_B)
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
         visible = VisibleKeys(mask_TK, 0, config.attention_len, config.n_first)
         for n, layer in enumerate(layers):
-            input_BTD = model.encoding.layer_input(n, hidden_BTD)
+            input_BTD = shift(model.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
             Q = T if n_last is None or n < config.n_layer - 1 else n_last
             before_BTD, queries_BTD = input_BTD.split([T - Q, Q], dim=1)
@@ -294,7 +337,7 @@ class CachedTransformerXL(ScoringModel):
             kv_PHBKE, forget_HBK = memory.write(n, kv_PHBTE, attention.forget_logits(past_BTD, segment_BTD))
             heads_HBTE = attention.attend(q_HBTE, kv_PHBKE, positions[n], of_queries, forget_HBK=forget_HBK)
             hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE, segment_BTD))
-        memory.advance(T, config.mem_len, config.ext_len, first_BT, config.n_first)
+        memory.advance(T, config, first_BT, padding_B)
         return model.final_norm(hidden_BTD), memory
 
 

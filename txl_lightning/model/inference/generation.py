@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.errors import require
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
@@ -58,8 +59,9 @@ def generate(
     where `can_cache` allows it. One with memory tokens writes them after every `segment_len` tokens, and reads the open
     segment again for every drawn token (`SegmentedTransformerXL`).
 
-    Prompts of equal length are one batch of the model, each other length is another. So a prompt gets the tokens that
-    it gets alone, if it is given a seed of its own.
+    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, with first states,
+    memory tokens, compressed memory or a sliding window, read a batch for each length. Either way a prompt gets the
+    tokens that it gets alone, if it is given a seed of its own.
 
     Args:
         model: with dropout off (`eval()`); for other lengths use `with_lengths`.
@@ -101,11 +103,12 @@ def generate(
     allowed = f"must be one, or one for each of the {len(prompt_BT)} prompts"
     require(not isinstance(seed, Sequence) or len(seeds) == len(prompt_BT), "seed", seed, allowed)
     generators = [s if isinstance(s, torch.Generator) else torch.Generator().manual_seed(s) for s in seeds]
-    groups = []
-    for length in dict.fromkeys(lengths):
-        rows = [row for row, its_length in enumerate(lengths) if its_length == length]
-        segments = torch.stack([prompt_BT[row] for row in rows]).split(segment_len, dim=1)
-        groups.append(_Group(model, rows, segments, document_start, closed_documents))
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    together, groups = getattr(model, "takes_lengths", False), []
+    for length in [None] if together else dict.fromkeys(lengths):
+        rows = [row for row in order if length in (None, lengths[row])]
+        groups.append(_Group(model, rows, document_start, closed_documents))
+        groups[-1].begin([prompt_BT[row] for row in rows], segment_len)
     return _draw(groups, n_tokens, (top_k, top_p, temperature), generators)
 
 
@@ -137,64 +140,92 @@ def continuation_losses(
         segment_len: tokens of the prompt that are read at once.
         options: `document_start` and `closed_documents` of `generate`.
     """
-    group = _Group(model, [0], prompt_T[None].split(segment_len, dim=1), **options)
-    losses = []
+    group, losses = _Group(model, [0], **options), []
+    group.begin([prompt_T], segment_len)
     for token_1 in continuation_N.split(1):
         losses.append(-group.read()[0].float().gather(0, token_1))
-        group.segments = [token_1[None]]
+        group.add(token_1[None])
     return torch.cat(losses)
 
 
 @dataclass
 class _Group:
-    """Prompts of one length, which the model reads as a batch; their memory.
+    """Prompts that the model reads as a batch, and their memory.
 
     Args:
-        model: model.
+        model: model; it takes lengths, or all prompts have one length.
         rows: their places among all prompts.
-        segments: their tokens that were not read so far, in segments.
         document_start, closed_documents: as for `generate`.
     """
 
     model: GenerativeModel
     rows: list[int]
-    segments: Sequence[Tensor]
     document_start: int | None = None
     closed_documents: bool = False
     memory: Any = None
-    last_G1: Tensor | None = None  # last tokens that were read, with their marks
+    segments: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  # to read; how many tokens of each row
+    last_G1: Tensor | None = None  # last tokens, with their marks
+
+    def begin(self, prompts: Sequence[Tensor], segment_len: int) -> None:
+        """Cut prompts, the longest first, into segments. All end in the last one: the shorter begin later."""
+        prompts = [self._with_starts(prompt[None], None)[0] for prompt in prompts]
+        self.last_G1 = torch.stack([prompt[-1:] for prompt in prompts])
+        counts = [math.ceil(len(prompt) / segment_len) for prompt in prompts]
+        for left in range(counts[0], 0, -1):
+            begun = [(prompt, n - left) for prompt, n in zip(prompts, counts, strict=True) if n >= left]
+            parts = [prompt[n * segment_len :][:segment_len] for prompt, n in begun]
+            lengths_G = torch.tensor([len(part) for part in parts], device=parts[0].device)
+            is_ragged = len({*map(len, parts)}) > 1
+            self.segments.append((pad_sequence(parts, batch_first=True), lengths_G if is_ragged else None))
+
+    def add(self, token_G1: Tensor) -> None:
+        """Add a drawn token of every row to what is to be read."""
+        self.last_G1 = self._with_starts(token_G1, self.last_G1)
+        self.segments = [(self.last_G1, None)]
 
     def read(self) -> Float[Tensor, "G V"]:
         """Read the segments that are left and return the log-probabilities of the next tokens."""
-        for tokens_GT in self.segments:
-            hidden_GTD, self.memory = self.model(self._with_starts(tokens_GT), self.memory)
+        n_begun = len(self.segments[0][0])
+        for tokens_GT, lengths_G in self.segments:
+            if len(tokens_GT) > n_begun:  # others begin: any stream's memory, reset
+                rows_G = torch.arange(len(tokens_GT), device=tokens_GT.device)
+                self.memory = self.memory.select(rows_G.clamp(max=n_begun - 1)).reset(rows_G >= n_begun)
+                n_begun = len(tokens_GT)
+            options = {} if lengths_G is None else {"lengths_B": lengths_G}
+            hidden_GTD, self.memory = self.model(tokens_GT, self.memory, **options)
+        if lengths_G is not None:
+            hidden_GTD = hidden_GTD.take_along_dim(lengths_G[:, None, None] - 1, dim=1)
         return self.model.log_probabilities(hidden_GTD[:, -1:])[:, 0]
 
-    def _with_starts(self, tokens_GT: Tensor) -> Tensor:
-        """Return the tokens with the first one of every document marked."""
+    def _with_starts(self, tokens_GT: Tensor, last_G1: Tensor | None) -> Tensor:
+        """Return the tokens with the first one of every document marked.
+
+        Args:
+            tokens_GT: tokens.
+            last_G1: those before them; None for none.
+        """
         if self.document_start is None:
             return tokens_GT
         begins_GT = tokens_GT == self.document_start
         if self.closed_documents:
-            last_G1 = tokens_GT.new_full((len(tokens_GT), 1), -1) if self.last_G1 is None else self.last_G1
+            last_G1 = tokens_GT.new_full((len(tokens_GT), 1), -1) if last_G1 is None else last_G1
             begins_GT &= torch.cat([last_G1, tokens_GT[:, :-1]], dim=1) == self.document_start
-        tokens_GT = torch.where(begins_GT, ~tokens_GT, tokens_GT)
-        self.last_G1 = tokens_GT[:, -1:]
-        return tokens_GT
+        return torch.where(begins_GT, ~tokens_GT, tokens_GT)
 
 
 def _draw(
     groups: list[_Group], n_tokens: int, sampling: tuple[int | None, float, float], generators: list[torch.Generator]
 ) -> Iterator[Tensor]:
-    rows = torch.tensor([row for group in groups for row in group.rows])
+    rows = [row for group in groups for row in group.rows]
+    places_B = torch.tensor(rows).argsort() if rows != sorted(rows) else slice(None)
     for _ in range(n_tokens):
         with torch.no_grad():  # ends before the yield, or the caller would have no gradients either
             found = [group.read() for group in groups]
-            log_probabilities_BV = found[0] if len(found) == 1 else torch.cat(found)[rows.argsort()]
+            log_probabilities_BV = (found[0] if len(found) == 1 else torch.cat(found))[places_B]
             token_B = _sample(log_probabilities_BV, *sampling, generators=generators)
         yield token_B
         for group in groups:
-            group.segments = [token_B[group.rows, None] if len(groups) > 1 else token_B[:, None]]
+            group.add(token_B[group.rows if len(rows) > 1 else slice(None), None])
 
 
 def check_sampling(top_k: int | None, top_p: float, temperature: float) -> None:

@@ -23,7 +23,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """
     query, keys, values, _, visible, _, sink_HBT = factors
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
-    one_mask = "has one mask for all streams; memory_reset=document and memory.reset() need eager"
+    one_mask = "has one mask for all streams; memory_reset=document, memory.reset() and lengths_B need eager"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
     require(visible.causal, "attention", "flex", "hides all keys after a query; memory tokens need eager")
     no_dropout = "has no dropout of attention probabilities; use eager"
