@@ -82,7 +82,7 @@ def position_limit(config: Config) -> int | None:
 
 
 def evaluation_lengths(config: Config) -> dict[str, Any]:
-    """Return the lengths of validation and test for `with_lengths`; null ones get defaults (paper's train.py).
+    """Return the lengths of validation and test for `with_lengths`; null ones are those of training.
 
     Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone, and 0 without
     an ordinary memory; `first` is left out where neither training nor evaluation keeps first states.
@@ -96,10 +96,7 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
             require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
     evaluation, mem_len = config.evaluation, config.evaluation.mem_len
-    if mem_len is None and config.memory.mem_len == 0:
-        mem_len = 0
-    elif mem_len is None:
-        mem_len = max(0, config.memory.mem_len + config.data.segment_len - evaluation.segment_len)
+    mem_len = config.memory.mem_len if mem_len is None else mem_len
     require(mem_len >= 0, "evaluation.mem_len", mem_len, "must be an integer >= 0")
     ext_len, limit = evaluation_extended_context(evaluation, extended_context(config)), position_limit(config)
     if limit is not None and evaluation.segment_len + ext_len > limit:

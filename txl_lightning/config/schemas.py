@@ -151,10 +151,9 @@ class DataConfig:
 class EvaluationConfig:
     """Node `evaluation`: lengths of validation and test, which may differ from those of training.
 
-    `mem_len` null keeps training's total of memory and segment: mem_len + segment_len - evaluation.segment_len (0
-    without recurrence). `compressed_len` null means training's, for `memory=compressive`, and so does `first`;
-    `ext_len`, `clamp_len` and `same_length` null mean the model's own. `max_segments` limits the final evaluation
-    (null: the whole split); `trainer.val_max_segments` limits validation during training.
+    Lengths that are null are those of training, whatever `segment_len` is. (The paper's train.py keeps the sum of
+    memory and segment instead: give `mem_len` for that.) `compressed_len` is for `memory=compressive`. `max_segments`
+    limits the final evaluation (null: the whole split); `trainer.val_max_segments` limits validation during training.
     """
 
     batch_size: int = 10

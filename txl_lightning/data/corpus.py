@@ -20,7 +20,7 @@ from txl_lightning.data import benchmarks, own_files, sources
 from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern, without_marks
 from txl_lightning.data.ids import id_documents, id_range, ids_of, vocabulary_of_ids
-from txl_lightning.data.reading import SPLITS, Part, read
+from txl_lightning.data.reading import SPLITS, WHOLE, Part, read
 from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
@@ -102,7 +102,9 @@ class Corpus:
         return None if per_token is None else round(per_token * len(positions))
 
 
-def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked: bool = False) -> Corpus:
+def load_corpus(
+    config: DataConfig, vocabulary: Vocabulary | None = None, marked: bool = False, whole: bool = False
+) -> Corpus:
     """Load the corpus that `config` names; download, split, encode, check and cache it on first use.
 
     Args:
@@ -111,6 +113,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
             `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained.
         marked: mark the first token of every document, for `memory.reset=document`. Documents are the sentences of
             lm1b; elsewhere they begin with every file and every line that `data.document_start` matches.
+        whole: the text is one split, `WHOLE`.
 
     Raises:
         OptionError: the corpus or level is unknown, or `data.path` or `data.document_start` cannot be used.
@@ -120,7 +123,7 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
     for name, levels in LEVELS_OF_OPTIONS.items():
         value, allowed = getattr(config, name), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
-    source, checksum = _source(config)
+    source, checksum = corpus_source(config, whole)
     directory = expand(config.cache_dir)
     given = vocabulary
     if config.level == "ids":
@@ -143,15 +146,15 @@ def load_corpus(config: DataConfig, vocabulary: Vocabulary | None = None, marked
     if vocabulary is not None and config.level == "ids" and one_file and not marked:
         description: dict[str, Any] = {}
         splits = {split: ids_of(part) for split, (part,) in source.parts.items()}  # never copied, however large
-        starts = {split: np.zeros(1, np.int64) for split in SPLITS}
+        starts = {split: np.zeros(1, np.int64) for split in splits}
     else:
         try:
             arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, pattern))
         except UserError as error:
             raise UserError(f"{source.name}: {error}") from error
         vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
-        splits = {split: arrays[split] for split in SPLITS}
-        starts = {split: arrays[f"{split}.starts"] for split in SPLITS}
+        splits = {split: arrays[split] for split in source.parts}
+        starts = {split: arrays[f"{split}.starts"] for split in splits}
     unknown = description.get("unknown", {})
     if given is None and not unknown.get("train") and any(unknown.values()):
         shares = ", ".join(f"{unknown[split]:.1%} of {split}" for split in SPLITS)
@@ -177,12 +180,14 @@ def split_bytes(config: DataConfig, split: str) -> tuple[str, str, bytes]:
         OptionError: the corpus or level is unknown, or `data.path` cannot be used.
         UserError: a file is missing or damaged.
     """
-    source, checksum = _source(config)
+    source, checksum = corpus_source(config, split == WHOLE)
     return source.name, checksum, b"".join(read(source.parts[split]))
 
 
-def _source(config: DataConfig) -> tuple[Source, str]:
+def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]:
     """Return the source of a corpus and its checksum, which depends on contents, not on names or times of files.
+
+    With `whole` all files of the user are the split `WHOLE`.
 
     Raises:
         OptionError: an option of `config` is not allowed.
@@ -191,7 +196,7 @@ def _source(config: DataConfig) -> tuple[Source, str]:
     require(config.name in CORPORA, "data", config.name, allowed)
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
-    source, digest = source_of(config), hashlib.sha256()
+    source, digest = own_files.whole(config) if whole else source_of(config), hashlib.sha256()
     checksum_of = cache(partial(_checksum_once, expand(config.cache_dir) / "fingerprints"))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
@@ -294,8 +299,7 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
     apart = (source.documents or pattern) and not encoder.starts_sentences
     counts: dict[str, int] = {}
     unknown: dict[str, float] = {}
-    for split in SPLITS:
-        parts = source.parts[split]
+    for split, parts in source.parts.items():
         if encoder.level == "ids":
             tokens = id_documents(parts, encoder, pattern)
         else:
@@ -310,7 +314,7 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
             raise UserError(f"the {split} split is empty: {cut}{other}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / counts[split]
-        if split == "train" and encoder.level == "word" and not source.published:
+        if split in ("train", WHOLE) and encoder.level == "word" and not source.published:
             _check_words(parts, counts[split], n_unknown, given is None)
     if source.published and given is None:
         source.published.check(len(vocabulary), counts)

@@ -24,6 +24,7 @@ from txl_lightning.data.reading import (
     BOMS_OF_UTF_16,
     HEAD_BYTES,
     SPLITS,
+    WHOLE,
     Part,
     cut_into_splits,
     cut_parts,
@@ -99,6 +100,15 @@ def file(config: DataConfig) -> Source:
     )
 
 
+def whole(config: DataConfig) -> Source:
+    """Files of the user, all of them as one split; see `file`."""
+    name, files = _files(config.path, config.level == "ids", splits=False)
+    parts = [part for paths in files.values() for part in _parts(paths, config)]
+    require(bool(parts), "data.path", config.path, "must not be empty")
+    closed = config.sentence_marks == "both"
+    return Source(name, {WHOLE: parts}, open_vocabulary(config), closed_sentences=closed, documents=True)
+
+
 def _size(part: Part) -> int:
     """Return the number of bytes or ids of a part; its start and stop are not fractions."""
     if part.stop is None and part.alignment == "byte" and part.format != "plain":
@@ -109,7 +119,7 @@ def _size(part: Part) -> int:
     return int(part.stop) - int(part.start)
 
 
-def _files(given: Any, ids: bool) -> tuple[str, Files]:
+def _files(given: Any, ids: bool, splits: bool = True) -> tuple[str, Files]:
     """Return a name for the files of `data.path`, and the files that are not empty, by split or joined."""
     allowed = "must be a file, a folder, a list of these or a mapping of train, valid and test to them (data.path=PATH)"
     if isinstance(given, Mapping):
@@ -136,8 +146,8 @@ def _files(given: Any, ids: bool) -> tuple[str, Files]:
     require(bool(filled), "data.path", given, "must not be empty" if not ids else "must have ids: it is empty")
     if len(roots) > 1 and len(filled) > 1:
         name += f" and {len(filled) - 1} more"
-    if len(filled) == 1:
-        return name, {"": list(filled)}
+    if len(filled) == 1 or not splits:
+        return name, {"": sorted(filled)}
     base = roots[0] if len(roots) == 1 else Path(os.path.commonpath([root.absolute().parent for root in roots]))
     return name, _by_name(filled, base.absolute(), given, len(roots) == 1)
 

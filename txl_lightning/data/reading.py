@@ -23,6 +23,7 @@ import numpy as np
 from txl_lightning.errors import UserError
 
 SPLITS = ("train", "valid", "test")
+WHOLE = "whole"  # the only split of a text that is not cut
 CHUNK_BYTES = 1 << 22
 
 HEAD_BYTES = 1 << 13  # that tell the kind of a file

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, from_plain
-from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.config.schemas import Config, DataConfig, from_plain
+from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.runs.models import Model, make_model
 from txl_lightning.runs.storage import DamagedFileError, read_file
 
@@ -111,7 +114,11 @@ def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def checkpoint_corpus(
-    trained: TrainedModel, checkpoint: str | Path, data_path: Any = None, option: str = "checkpoint"
+    trained: TrainedModel,
+    checkpoint: str | Path,
+    data_path: Any = None,
+    option: str = "checkpoint",
+    whole: bool = False,
 ) -> Corpus:
     """Load the corpus a run was trained on, or encode the text `data_path` with the vocabulary of the run.
 
@@ -125,6 +132,7 @@ def checkpoint_corpus(
             A word that is not in the vocabulary becomes `<unk>`. For a model of lm1b every line is a sentence, with
             `<S>` as in its corpus.
         option: name of the command's option for checkpoints.
+        whole: `data_path` is one split, `WHOLE`.
 
     Raises:
         OptionError: `data_path` cannot be read or has a character that is not in the vocabulary, or the corpus
@@ -132,7 +140,7 @@ def checkpoint_corpus(
         UserError: the corpus of the run cannot be loaded.
     """
     if data_path is not None:
-        return _encoded_text(trained, data_path)
+        return _encoded_text(trained, data_path, whole)
     # The vocabulary of the checkpoint needs neither the tokenizer's file nor its training, and no names of ids.
     given = trained.vocabulary_given or trained.vocabulary.level in KEPT_LEVELS
     try:
@@ -165,10 +173,29 @@ def report_if_changed(trained: TrainedModel, given: str, name: str, now: str) ->
         print(f"{given} was trained on another text than {name} has now: {reason}", file=sys.stderr, flush=True)
 
 
-def _encoded_text(trained: TrainedModel, data_path: Any) -> Corpus:
-    data = replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
+def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
+    """Return whether `data_path` is given, names no splits, and is not the text of a model's training.
+
+    Such a text is read whole, and that of a training by its splits.
+    """
+    if data_path is None or isinstance(data_path, Mapping):
+        return False
+    same = False
+    with suppress(UserError), redirect_stderr(io.StringIO()):  # errors and notices come when the text is loaded
+        same = any(corpus_source(_text(of, data_path))[1] == of.corpus for of in models)
+    notice.cache_clear()
+    return not same
+
+
+def _text(trained: TrainedModel, data_path: Any) -> DataConfig:
+    return replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
+
+
+def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:
+    data = _text(trained, data_path)
+    data = replace(data, bytes=None) if whole else data
     try:
-        corpus = load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document")
+        corpus = load_corpus(data, trained.vocabulary, trained.config.memory.reset == "document", whole)
         return corpus if corpus.checksum == trained.corpus else replace(corpus, bytes_per_token={})
     except OptionError as error:
         option = "data_path" if error.option == "data.path" else error.option

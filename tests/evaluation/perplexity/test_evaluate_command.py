@@ -59,6 +59,18 @@ def test_a_longer_memory_changes_the_score_and_is_stated(runs: SmallRuns, tmp_pa
     assert len(scores) == 3
 
 
+def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: Path) -> None:
+    """It was 0 without a word: training's memory and segment, 8 and 8, minus 16 (the rule of the paper's train.py)."""
+    given, explicit = (
+        result(runs, "characters", tmp_path, segment_len=16, **more) for more in ({}, {"mem_len": 8, "ext_len": 0})
+    )
+    assert (given["evaluation"]["protocol"], given["evaluation"]["mem_len"]) == ("memory", 8)
+    assert given["test"]["nll"] == explicit["test"]["nll"]
+    for segment_len in (4, 16):
+        config = tiny_config(tmp_path, f"evaluation.segment_len={segment_len}", "memory=on")
+        assert evaluation_lengths(config)["mem_len"] == 8
+
+
 def test_first_states_are_those_of_training_or_others_and_count_as_attention(runs: SmallRuns, tmp_path: Path) -> None:
     found = {}
     for kind, chosen in (("first", {}), ("first", {"first": 0}), ("relative", {"first": 3}), ("relative", {})):
@@ -137,8 +149,12 @@ def test_another_text_is_read_in_the_checkpoints_vocabulary(runs: SmallRuns, tmp
     other.write_text("the line 9: a short square\n" * 40)  # fewer letters, other counts
     for kind in ("characters", "lstm"):
         assert math.isfinite(result(runs, kind, tmp_path, data_path=str(other))["test"]["nll"])
+        whole = result(runs, kind, tmp_path, data_path=str(other), splits=[], batch_size=1)["whole"]
+        assert whole["tokens"] == other.stat().st_size - 1  # all but the first
+    other.write_text("line 9")  # too short for three parts
+    assert result(runs, "characters", tmp_path, data_path=str(other), splits=[], batch_size=1)["whole"]["tokens"] == 5
     own = result(runs, "characters", tmp_path)
-    same = result(runs, "characters", tmp_path, data_path=str(runs.folder / "text.txt"))
+    same = result(runs, "characters", tmp_path, data_path=str(runs.folder / "text.txt"), splits=[])  # it moved
     assert same["test"]["nll"] == pytest.approx(own["test"]["nll"], rel=1e-6)
     assert (same["corpus"], same["test"]["tokens"]) == (own["corpus"], own["test"]["tokens"])
     other.write_text("words that are unknown become <unk> for words\n" * 40)
@@ -176,7 +192,7 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("characters", {"splits": []}, r"splits=\[\]: must be of train, valid, test, at least one"),
+        ("characters", {"splits": ["tets"]}, r"splits=\['tets'\]: must be of train, valid, test"),
         ("characters", {"mem_len": -3}, "^mem_len=-3"),
         ("characters", {"clamp_len": -2}, "^clamp_len=-2"),
         ("characters", {"batch_size": 4000}, "^batch_size=4000"),

@@ -96,7 +96,7 @@ def test_a_line_for_each_split() -> None:
 
 def test_panels_are_those_of_tables_and_figures(tmp_path: Path) -> None:
     with logged_panels() as panels:
-        options = EvaluateOptions("path", ["valid", "test"], logger=LoggerConfig(name="wandb"))
+        options = EvaluateOptions("path", splits=["valid", "test"], logger=LoggerConfig(name="wandb"))
         log_results(results(), options, tmp_path)
     header, rows = panels["evaluate/table"]
     assert header == ["split", "nll", "bpc", "bpc standard error", "tokens"]
@@ -115,6 +115,8 @@ def test_dynamic_scores_are_in_the_summary(tmp_path: Path) -> None:
     learned = {"nll": 1.25, "bpc": 1.8034, "bpb": 1.5, "tokens": 5678}
     found = {**results(), "valid": {**results()["valid"], "dynamic": learned}}
     with logged_panels() as panels:
-        log_results(found, EvaluateOptions("path", ["valid", "test"], logger=LoggerConfig(name="wandb")), tmp_path)
+        log_results(
+            found, EvaluateOptions("path", splits=["valid", "test"], logger=LoggerConfig(name="wandb")), tmp_path
+        )
     logged = {name: value for name, value in panels["summary"].items() if "/dynamic/" in name}
     assert logged == {f"valid/dynamic/{name}": value for name, value in learned.items()}

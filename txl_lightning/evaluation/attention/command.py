@@ -18,6 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.config.schemas import Config, plain
+from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.attention.maps import (
@@ -36,7 +37,7 @@ from txl_lightning.files import write_json, write_text
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import new_figure, save_figure
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.runs.trained import checkpoint_corpus
+from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
 COLUMNS = {
@@ -83,17 +84,18 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         raise OptionError("checkpoint", options.checkpoint, allowed)
     lengths = _set_lengths(options, config)
     model = model.with_lengths(**lengths)
-    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
+    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "valid")
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
     evaluation = config.evaluation
-    streams = evaluation_streams(corpus, options.split, evaluation, extended_context(config))
+    streams = evaluation_streams(corpus, split, evaluation, extended_context(config))
 
     # The text first: an error in its options ends the command before the long pass over the split.
     place = (options.text_position, options.text_tokens, evaluation.segment_len)
-    text = text_attention(model, corpus.splits[options.split], corpus.vocabulary, *place)
+    text = text_attention(model, corpus.splits[split], corpus.vocabulary, *place)
     for head in options.heads or ():
         allowed = f"must be LAYER:HEAD, layers 1 … {model.config.n_layer} and heads 1 … {model.config.n_head}"
         require(head in text.weights, "heads", head, allowed)
-    maps = attention_maps(model, streams, evaluation.max_segments)
+    maps = attention_maps(model, streams, options.max_segments if split == WHOLE else evaluation.max_segments)
     sizes = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
     terms, (n_rows, reach), H = model.config.logit_terms, maps.by_distance[ALL_TERMS].shape, model.config.n_head
     heads = [
@@ -105,7 +107,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": {"name": corpus.name, "sha256": corpus.checksum},
-        "split": options.split,
+        "split": split,
         "evaluation": {**lengths, **sizes},
         "encoding": model.config.encoding,
         "terms": terms,

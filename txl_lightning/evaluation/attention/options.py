@@ -18,7 +18,7 @@ class AttentionOptions:
 
     Args:
         checkpoint: checkpoint of `txl train` with a Transformer-XL.
-        split: train, valid or test.
+        split: train, valid or test; null for valid, or for the whole of another text (`data_path`).
         batch_size: number of streams.
         segment_len: tokens in a segment.
         mem_len: memory length in tokens.
@@ -38,7 +38,7 @@ class AttentionOptions:
     """
 
     checkpoint: str = MISSING
-    split: str = "valid"
+    split: str | None = None
     batch_size: int | None = None
     segment_len: int | None = None
     mem_len: int | None = None

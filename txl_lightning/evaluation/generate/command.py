@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
+from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.documents import close_sentences, without_marks
 from txl_lightning.data.ids import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
@@ -30,7 +31,7 @@ from txl_lightning.model.inference.segments import SegmentedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
 
 FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
 MOST_SHOWN = 40  # characters of a prompt in a message
@@ -323,9 +324,10 @@ def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
 
 def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     """Return `context` consecutive tokens of a split, and the tokens that follow."""
-    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
-    tokens, n = corpus.splits[options.split], options.context or 0
-    allowed = f"must be in 1 … {len(tokens)}, the tokens of {options.split} in {corpus.name}"
+    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "test")
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
+    tokens, n = corpus.splits[split], options.context or 0
+    allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
     require(n <= len(tokens), "context", n, allowed)
     last = len(tokens) - n
     position = options.position
@@ -335,7 +337,7 @@ def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
     require(position <= last, "position", position, f"must be in 0 … {last} with context={n}")
     return Prompt(
         tokens[position : position + n].tolist(),
-        f"context: {n} tokens of {corpus.name} ({options.split}) from token {position:,} on",
-        {"corpus": corpus.name, "sha256": corpus.checksum, "split": options.split, "position": position, "context": n},
+        f"context: {n} tokens of {corpus.name} ({split}) from token {position:,} on",
+        {"corpus": corpus.name, "sha256": corpus.checksum, "split": split, "position": position, "context": n},
         without_marks(tokens[position + n : position + n + options.n_tokens]).tolist(),
     )

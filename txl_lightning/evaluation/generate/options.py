@@ -20,7 +20,7 @@ class GenerateOptions:
         prompt_ids: token ids to continue, a list or a `.npy` file: one prompt, or one in each row; instead of `prompt`.
         context: number of consecutive tokens of the corpus to continue; instead of `prompt`.
         position: position in the split of the first of these tokens; null for a random one.
-        split: train, valid or test, for `context`.
+        split: train, valid or test, for `context`; null for test, or for the whole of another text (`data_path`).
         n_tokens: tokens to generate.
         n_samples: samples to generate of every prompt.
         top_k: draw from the k most probable tokens; null for all.
@@ -45,7 +45,7 @@ class GenerateOptions:
     prompt_ids: Any = None
     context: int | None = None
     position: int | None = None
-    split: str = "test"
+    split: str | None = None
     n_tokens: int = 500
     n_samples: int = 1
     top_k: int | None = 40

@@ -65,7 +65,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
-from txl_lightning.data.corpus import SPLITS, Corpus
+from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.perplexity.attention_lengths import (
@@ -88,7 +88,7 @@ from txl_lightning.evaluation.perplexity.dynamic import (
     dynamic_evaluation,
     dynamic_scores,
 )
-from txl_lightning.evaluation.perplexity.options import DynamicOptions, EvaluateOptions
+from txl_lightning.evaluation.perplexity.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
@@ -99,7 +99,7 @@ from txl_lightning.evaluation.scoring.protocols import (
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_unit, shown_units
-from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
 
 MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "first", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
@@ -122,7 +122,10 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     if options.models:
         return compare_models(options, directory, _make_protocol)
     trained = open_checkpoint(options)
-    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path)
+    in_parts = options.splits or options.select_on is not None or options.dynamic.search
+    whole = not in_parts and is_other_text(options.data_path, [trained])
+    options = replace(options, splits=[WHOLE] if whole else options.splits or OWN_SPLITS)
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=whole)
     if options.select_on is not None:
         corpus = first_tokens(corpus, options.select_on, options.sweep_tokens)
     protocol = _make_protocol(trained, corpus, options)
@@ -161,8 +164,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
 
 
 def _check_options(options: EvaluateOptions) -> None:
-    known = bool(options.splits) and set(options.splits) <= set(SPLITS)
-    require(known, "splits", options.splits, f"must be of {', '.join(SPLITS)}, at least one")
+    splits = options.splits or OWN_SPLITS
+    require(set(splits) <= set(SPLITS), "splits", splits, f"must be of {', '.join(SPLITS)}")
     check_at_least_one(options, "batch_size", "segment_len", "max_segments", "window", "stride", "block_len")
     check_at_least_one(options, "sweep_tokens", "memory_at_evaluation")
     for name in FOR_A_CHECKPOINT if options.models else ():
@@ -182,8 +185,8 @@ def _check_options(options: EvaluateOptions) -> None:
     require(lengths is not None or not options.unclamped, "unclamped", True, "is for a sweep of attention_lengths")
     valid = options.tolerance is None or options.tolerance >= 0
     require(valid, "tolerance", options.tolerance, "must be null or a number >= 0")
-    allowed = f"must be null, or valid or train and among splits={options.splits}"
-    require(split is None or split in {"valid", "train"}.intersection(options.splits), "select_on", split, allowed)
+    allowed = f"must be null, or valid or train and among splits={splits}"
+    require(split is None or split in {"valid", "train"}.intersection(splits), "select_on", split, allowed)
     for name in ("sweep_tokens", "memory_at_evaluation"):
         value, used = getattr(options, name), split is not None or (name == "sweep_tokens" and options.dynamic.search)
         require(value is None or used, name, value, "is for select_on=valid")
@@ -264,6 +267,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
     if options.dynamic.on:
         chosen.setdefault("batch_size", 1)
     own = trained.config.evaluation
+    own = replace(own, max_segments=None) if WHOLE in corpus.splits else own
     limited = with_segment_len(own, chosen.get("segment_len", own.segment_len))
     if limited.max_segments is not None:  # as many tokens with other streams, too
         batch_size = chosen.get("batch_size", own.batch_size)

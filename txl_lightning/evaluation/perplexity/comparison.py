@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.config.schemas import EvaluationConfig
-from txl_lightning.data.corpus import Corpus
+from txl_lightning.data.corpus import WHOLE, Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
-from txl_lightning.evaluation.perplexity.options import EvaluateOptions
+from txl_lightning.evaluation.perplexity.options import OWN_SPLITS, EvaluateOptions
 from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group
 from txl_lightning.evaluation.scoring.models import Member
 from txl_lightning.evaluation.scoring.option_checks import check_common_options
@@ -41,6 +41,7 @@ from txl_lightning.evaluation.scoring.windows import Array, Integers, sliding_lo
 from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.trained import is_other_text
 
 PROTOCOLS = {"both": ["memory", "sliding"]}
 SEGMENT_LEN, BATCH_SIZE = 128, 10  # of a model from elsewhere, where none is given
@@ -65,11 +66,12 @@ def compare_models(options: EvaluateOptions, directory: Path, protocol_of: Any) 
     options = replace(options, precision=chosen_precision(options.precision, options.accelerator))
     group = SimpleNamespace(**vars(options), checkpoints=[], names=None, batch_tokens=None, context_unit="byte")
     members = load_group(group)
-    set_threads(options.num_threads, *(member.trained for member in members if member.trained))
+    trained = [member.trained for member in members if member.trained]
+    set_threads(options.num_threads, *trained)
     models = [{"name": one.name, "checkpoint": one.path, "kind": one.kind} for one in members]
     results: dict[str, Any] = {"models": models, **{key: vars(options)[key] for key in ("precision", "begin_of_text")}}
     lines = []
-    for split in options.splits:
+    for split in options.splits or ([WHOLE] if is_other_text(options.data_path, trained) else OWN_SPLITS):
         text = group_text(members, SimpleNamespace(**vars(group), split=split))
         results["corpus"] = text.corpus
         results[split] = _scores(members, text, split, options, protocol_of)

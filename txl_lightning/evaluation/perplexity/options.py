@@ -7,6 +7,8 @@ from typing import Any
 
 from txl_lightning.config.schemas import LoggerConfig
 
+OWN_SPLITS = ["valid", "test"]  # scored if none are given
+
 
 @dataclass
 class DynamicOptions:
@@ -45,7 +47,7 @@ class EvaluateOptions:
     Args:
         checkpoint: checkpoint of `txl train` to score.
         models: models to score on one text in bits per byte instead: txl:PATH, hf:NAME_OR_FOLDER, py:module.function.
-        splits: any of train, valid and test.
+        splits: any of train, valid and test; none for valid and test, or for the whole of another text (`data_path`).
         protocol: `memory` carries the state from segment to segment; `sliding` recomputes a window of context for
             every few tokens; `both` scores `models` with both, those without a state with `sliding` alone.
         batch_size: number of streams (protocol=memory; sliding has one, and so has dynamic evaluation if this is null).
@@ -90,7 +92,7 @@ class EvaluateOptions:
 
     checkpoint: str = ""
     models: list[str] = field(default_factory=list)
-    splits: list[str] = field(default_factory=lambda: ["valid", "test"])
+    splits: list[str] = field(default_factory=list)
     protocol: str = "memory"
     batch_size: int | None = None
     segment_len: int | None = None

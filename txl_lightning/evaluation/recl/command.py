@@ -12,6 +12,7 @@ import numpy as np
 
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.config.schemas import plain
+from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
@@ -44,6 +45,7 @@ from txl_lightning.files import write_json
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
+from txl_lightning.runs.trained import is_other_text
 
 SCHEMA_VERSION = 5  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
@@ -68,7 +70,10 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
     with process_group():
         started = time.perf_counter()
         members = load_group(options)
-        set_threads(options.num_threads, *(member.trained for member in members if member.trained))
+        trained = [member.trained for member in members if member.trained]
+        set_threads(options.num_threads, *trained)
+        split = options.split or (WHOLE if is_other_text(options.data_path, trained) else "test")
+        options = replace(options, split=split)
         text = group_text(members, options)
         _check_limits(members, contexts[-1], text)
         # In bytes a window also has the tokens of the piece that it predicts.

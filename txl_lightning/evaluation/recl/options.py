@@ -21,7 +21,7 @@ class ReclOptions:
         context_unit: token, for models with one tokenizer; byte for any.
         begin_of_text: read the begin-of-text token of hf: models before every window, beside the context.
         dtype: weights of hf: models: float32, bfloat16 or float16.
-        split: train, valid or test.
+        split: train, valid or test; null for test, or for the whole of another text (`data_path`).
         contexts: the grid: an ascending list, or doubling: first_context, 2 first_context, 4 first_context, …
             max_context; null for first_context, first_context + step, … max_context.
         first_context: smallest context in tokens.
@@ -61,7 +61,7 @@ class ReclOptions:
     context_unit: str = "token"
     begin_of_text: bool = False
     dtype: str = "float32"
-    split: str = "test"
+    split: str | None = None
     contexts: Any = None
     first_context: int = 16
     step: int = 16

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.data.corpus import split_bytes
+from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.scoring.huggingface import load_huggingface
@@ -168,7 +168,8 @@ def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], 
     where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
     """
     pairs = zip(members, trained, strict=True)
-    corpora = [checkpoint_corpus(of, member.path, options.data_path, member.option) for member, of in pairs]
+    whole = options.split == WHOLE
+    corpora = [checkpoint_corpus(of, member.path, options.data_path, member.option, whole) for member, of in pairs]
     of_member, first, path = {}, corpora[0], members[0].path
     respects = options.documents == "respect"
     known = [of.documents.get(options.split, of.sentences.get(options.split, [0])) for of in corpora]

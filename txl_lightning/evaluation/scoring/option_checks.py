@@ -30,7 +30,7 @@ def check_common_options(options: Any) -> None:
     if hasattr(options, "precision"):
         chosen_precision(options.precision, options.accelerator)
     if hasattr(options, "split"):
-        require(options.split in SPLITS, "split", options.split, f"must be one of {', '.join(SPLITS)}")
+        require(options.split in (None, *SPLITS), "split", options.split, f"must be one of {', '.join(SPLITS)}")
     if hasattr(options, "seed"):
         check_seed(options.seed)
     if hasattr(options, "dtype"):
