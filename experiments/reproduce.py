@@ -44,7 +44,7 @@ from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
-from txl_lightning.jobs.folder import JobFolder, locked
+from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.processes import clock
 from txl_lightning.training.checks import check_config
 
@@ -154,7 +154,7 @@ def reproduce(setup: Setup) -> None:
         print(plan(setup).table())
         return
     page = setup.directory / "report.html"
-    with locked(setup.directory / ".lock", f"{setup.directory}: another reproduction is writing there", seconds=0):
+    with JobFolder(setup.directory).locked():
         planned = plan(setup)
         check_trainings(planned)
         print(planned.summary(), file=sys.stderr, flush=True)

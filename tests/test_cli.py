@@ -17,6 +17,7 @@ from tests.in_process import run_txl
 from txl_lightning.cli import COMMANDS, main, register_all
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.jobs.folder import LOCK, JobFolder
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:
@@ -24,6 +25,9 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as command:
         command.stdout.close()  # type: ignore[union-attr]
         assert command.communicate()[1] == ""
+
+
+MULTIRUN = ["train", "-m", "hydra.sweep.dir=run", "seed=1,2"]
 
 
 def files(directory: Path) -> None:
@@ -70,6 +74,32 @@ def test_bad_input_ends_soon_with_one_clear_line(tmp_path: Path, arguments: list
     assert words in done.err
     assert done.out == ""
     assert len(done.err.strip().splitlines()) == 1
+
+
+WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]
+
+
+@pytest.mark.parametrize("words", [*([f"{name}", "hydra.run.dir=run"] for name in WRITERS), MULTIRUN], ids=" ".join)
+def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, words: list[str]) -> None:
+    with JobFolder(tmp_path / "run").locked():
+        done = run_txl(*words, directory=tmp_path)
+    assert done.status == 2
+    line = f"txl {words[0]}: {tmp_path if '-m' not in words else '.'}/run: another command writes into this folder"
+    assert done.err.startswith(line.replace("./", ""))
+    assert (done.out, len(done.err.splitlines())) == ("", 1)
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= {LOCK, ".hydra"}
+
+
+def test_a_command_holds_the_lock_of_its_folder_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(options: object, directory: Path) -> list[str]:
+        with pytest.raises(UserError, match="another command writes"), JobFolder(directory).locked():
+            pass
+        return ["held"]
+
+    monkeypatch.setattr("txl_lightning.evaluation.speed.command.run", run)
+    assert run_txl("speed", f"hydra.run.dir={tmp_path}/run").out == f"held\n{tmp_path}/run\n"
+    with JobFolder(tmp_path / "run").locked():
+        pass
 
 
 @cache

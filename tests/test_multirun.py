@@ -46,7 +46,7 @@ def test_a_failed_job_does_not_stop_the_others_and_the_exit_status_counts_it(tmp
     assert "memory.mem_len=-1" in job.partition(": memory")[0]
     assert job.endswith("): memory.mem_len=-1: must be an integer >= 0 (sweep/1/error.txt)")
     assert summary == "txl train: 1 of 3 jobs failed"
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1", "2", *FILES]
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == [".lock", "0", "1", "2", *FILES]
     assert not (tmp_path / "sweep/1/metrics.json").exists()
     for i, mem_len in ((0, 8), (2, 0)):  # each is one run of the multirun's group
         assert json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text())["evaluation"]["mem_len"] == mem_len
@@ -172,7 +172,7 @@ def test_a_choice_of_an_extra_that_is_not_installed_says_which() -> None:
 def test_jobs_of_one_and_of_two_processes_in_one_multirun(tmp_path: Path) -> None:
     done = txl(tmp_path, "trainer.devices=1,2", "model.dropout=0", "logger=wandb")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == ["0", "1", *FILES]
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir()) == [".lock", "0", "1", *FILES]
     metrics = [json.loads((tmp_path / f"sweep/{i}/metrics.json").read_text()) for i in (0, 1)]
     assert [m["processes"] for m in metrics] == [1, 2]
     assert metrics[0]["val/nll"] == pytest.approx(metrics[1]["val/nll"], abs=1e-5)

@@ -189,7 +189,7 @@ class Plan:
 
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
-        with folder.locked():  # by a job of a killed runner, for moments
+        with folder.locked(wait=True):  # for a job of a killed runner, which ends in moments
             if folder.record.get("key") != self.keys[job.name]:
                 folder.clear()
             self._write_record(job, 0.0, done=False)
@@ -198,7 +198,7 @@ class Plan:
         words += ["resume=auto"] if job.command == "train" else []
         log = folder.path / LOG
         variables, prefix = self.slots[slot], self.setup.prefix
-        return JobProcess(run_txl, folder, words, prefix, variables=variables, log=log, modules=PRELOADED)
+        return JobProcess(run_txl, words, prefix, variables=variables, log=log, modules=PRELOADED)
 
     def _options(self, job: Job) -> list[str]:
         """Return overrides that change no number: threads, the progress file, the logger."""
@@ -233,13 +233,12 @@ class Plan:
         self.folder(job).write({"key": self.keys[job.name], "done": done, "seconds": total, "command": command})
 
 
-def run_txl(folder: JobFolder, words: list[str], prefix: tuple[str, ...]) -> None:
+def run_txl(words: list[str], prefix: tuple[str, ...]) -> None:
     """Run `txl` in the process of a job, or a command that begins with a prefix in its place."""
-    with folder.locked() as lock:
-        if prefix:
-            execute([*prefix, sys.executable, "-m", "txl_lightning.cli", *words], lock.fileno())
-        sys.argv = ["txl", *words]
-        main()
+    if prefix:
+        execute([*prefix, sys.executable, "-m", "txl_lightning.cli", *words])
+    sys.argv = ["txl", *words]
+    main()
 
 
 def make_plan(

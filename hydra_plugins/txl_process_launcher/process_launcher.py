@@ -26,7 +26,14 @@ from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from hydra_plugins.txl_process_launcher._multirun_job import MultirunJob, job_error, returned, run_pickled
-from txl_lightning.command_line.multirun import OUTCOMES, JobError, JobKilledError, Outcome, write_results
+from txl_lightning.command_line.multirun import (
+    OUTCOMES,
+    JobError,
+    JobKilledError,
+    MultirunTable,
+    Outcome,
+    write_results,
+)
 from txl_lightning.errors import Stopped
 from txl_lightning.jobs.folder import JobFolder, JobPlaces
 from txl_lightning.jobs.identity import identity
@@ -69,10 +76,12 @@ class ProcessLauncher(Launcher):
 
         Raises:
             HydraException: an option is not usable.
+            UserError: another command writes into the folder of the multirun.
         """
         for option, value in {"max_parallel": self.max_parallel, "threads": self.threads}.items():
             if value is not None and value < 1:
                 raise HydraException(f"hydra.launcher.{option}={value}: must be an integer >= 1")
+        MultirunTable.lock.enter_context(JobFolder(Path(config.hydra.sweep.dir)).locked())
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
         OUTCOMES.clear()
 

@@ -21,7 +21,7 @@ from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.length_sweep import OFF, ON
 from tests import wandb_files
 from tests.experiments.report.written import check_results, read_sections
-from txl_lightning.jobs.folder import locked
+from txl_lightning.jobs.folder import JobFolder
 
 ROOT = Path(__file__).parents[2]
 REPRODUCE = [sys.executable, "-m", "experiments.reproduce"]
@@ -187,9 +187,9 @@ def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nowhere.txt" in capsys.readouterr().err
     assert reproduce.main([*where, *book, "optimizer.lr=-1"]) == 2
     assert "optimizer.lr=-1" in capsys.readouterr().err
-    with locked(tmp_path / ".lock", "held"):
+    with JobFolder(tmp_path).locked():
         assert reproduce.main(where) == 2
-    assert "another reproduction" in capsys.readouterr().err
+    assert f"{tmp_path}: another command writes into this folder" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

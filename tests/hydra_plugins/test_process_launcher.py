@@ -55,7 +55,7 @@ def test_every_job_has_a_group_and_a_folder_of_its_own(tmp_path: Path) -> None:
     status, output, errors = finish(app(tmp_path, "value=1,2,3", "hydra.sweep.dir=sweeps/${now:%f}"))
     assert (status, errors) == (0, "")
     (sweep,) = (tmp_path / "sweeps").iterdir()
-    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "multirun.yaml"]
+    assert sorted(path.name for path in sweep.iterdir()) == [".lock", "0", "1", "2", "multirun.yaml"]
     records = [json.loads((sweep / f"{i}/job.json").read_text()) for i in range(3)]
     assert len({record["group"] for record in records}) == 3
     assert all(record["pids"] == [record["group"]] for record in records)

@@ -46,10 +46,9 @@ def test_every_job_gets_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_a_job_runs_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "LOCK_SECONDS", 0.2)
     job = JobFolder(tmp_path / "0")
-    with job.locked(), pytest.raises(UserError, match="0: another process runs this job"), job.locked():
-        pass
-    with job.locked():
-        pass
+    for wait in (False, True):
+        with job.locked(), pytest.raises(UserError, match="0: another command writes into"), job.locked(wait):
+            pass
 
 
 def test_a_cut_off_result_is_none_and_clearing_keeps_the_lock(tmp_path: Path) -> None:

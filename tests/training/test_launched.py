@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import pty
 import signal
+import socket
+import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import psutil
 import pytest
 
 from tests.forked import ForkedCommand, start_module
-from tests.training.small_run import TINY
+from tests.in_process import run_txl
+from tests.training.small_run import TEXT, TINY
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2")
 
@@ -100,13 +108,70 @@ def test_another_number_of_processes_or_other_options_are_refused(tmp_path: Path
     assert "txl train, rank 1: seed=1: must be 0, as on rank 0 (this is rank 1)" in ends[1].stderr
 
 
+def wait_for(process: ForkedCommand | subprocess.Popen[bytes], path: Path) -> None:
+    while process.poll() is None and not path.exists():
+        time.sleep(0.1)
+
+
+def test_a_running_training_cannot_be_reached_from_elsewhere_and_its_folder_is_its_own(tmp_path: Path) -> None:
+    words = ("train", "trainer.devices=2", "trainer.max_steps=1000000", "hydra.run.dir=run")
+    process = start(tmp_path, *words)
+    wait_for(process, tmp_path / "run/validation.jsonl")
+    tree = psutil.Process(process.pid)
+    sockets = [c for p in (tree, *tree.children(recursive=True)) for c in p.net_connections("inet")]
+    listening = {c.laddr for c in sockets if c.status == psutil.CONN_LISTEN}
+    assert {ip for ip, _ in listening} == {"127.0.0.1"}  # of gloo
+    for _, port in listening if sys.platform == "linux" else ():  # elsewhere 127.0.0.2 is no address of the machine
+        with socket.socket() as other:
+            assert other.connect_ex(("127.0.0.2", port)) == errno.ECONNREFUSED
+    before = (tmp_path / "run/config.yaml").read_bytes()
+    for word in ("train", "generate"):
+        refused = run_txl(word, "hydra.run.dir=run", directory=tmp_path)
+        assert (refused.status, len(refused.err.splitlines())) == (2, 1)
+        assert f"txl {word}: {tmp_path}/run: another command writes into this folder" in refused.err
+    process.send_signal(signal.SIGHUP)
+    done = process.finish()
+    assert done.returncode == 128 + signal.SIGHUP, done.stderr
+    assert "txl train: stopped by SIGHUP after step" in done.stderr
+    assert (tmp_path / "run/config.yaml").read_bytes() == before
+    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_saved_when_its_terminal_closes(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    ours, theirs = pty.openpty()
+    words = [*TINY, "data.path=text.txt", "data.cache_dir=cache", "trainer.max_steps=1000000", "hydra.run.dir=run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "txl_lightning.cli", "train", *words, "trainer.progress_bar=true"],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        cwd=tmp_path,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    wait_for(process, tmp_path / "run/validation.jsonl")
+    os.close(theirs)
+    os.close(ours)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert (tmp_path / "run/checkpoints/last.ckpt").exists()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        done = start(tmp_path, "train", "trainer.devices=2", **variables, TORCHELASTIC_RUN_ID="by hand").finish()
+    assert done.returncode == 2
+    assert f"txl train: MASTER_ADDR=127.0.0.1 MASTER_PORT={port}: the ranks cannot meet there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
 def test_a_stopped_command_has_the_exit_status_of_its_signal(tmp_path: Path, devices: int, number: int) -> None:
     options = ("trainer.max_steps=1000000", f"trainer.devices={devices}", "hydra.run.dir=run")
     process = start(tmp_path, "train", *options)
-    while process.poll() is None and not (tmp_path / "run/validation.jsonl").exists():
-        time.sleep(0.1)
+    wait_for(process, tmp_path / "run/validation.jsonl")
     process.send_signal(number)
     done = process.finish()
     assert done.returncode == 128 + number, done.stderr

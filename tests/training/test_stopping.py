@@ -87,6 +87,17 @@ def test_a_signal_saves_and_stops_and_gives_the_handlers_back(tmp_path: Path, mo
         train(tiny_config(tmp_path, "checkpoint.enabled=false"), tmp_path / "b")
 
 
+def test_a_closed_terminal_stops_a_run_but_for_nohup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch, signal.SIGHUP)
+    with pytest.raises(Stopped, match="stopped by SIGHUP after step 7; to continue"):
+        train(tiny_config(tmp_path), tmp_path / "run")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")["steps"] == 12
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_in_the_final_evaluation_stops_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

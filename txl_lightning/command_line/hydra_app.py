@@ -148,9 +148,13 @@ class HydraTask:
         multirun, directory = settings.mode == RunMode.MULTIRUN, Path(settings.runtime.output_dir)
         if multirun and OmegaConf.select(config, "logger.group", default="") is None:
             config.logger.group = multirun_name(settings.sweep.dir)
-        job = JobFolder(directory) if multirun and self.resumable else None
+        folder = JobFolder(directory)
+        job = folder if multirun and self.resumable else None
+        # SLURM starts the task of a job once for each rank; convert writes elsewhere.
+        writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"
+        lock = folder.locked(wait=multirun) if writes else nullcontext()
         try:
-            with self._recorded(job, config) if job else nullcontext():
+            with lock, self._recorded(job, config) if job else nullcontext():
                 if job and job.value is not None:
                     print(f"{directory} has finished before")
                     return job.value
@@ -180,11 +184,12 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
     schema = command.schema
     MultirunTable.directory = None
     try:
-        try:
-            application(HydraTask(command, wants_traceback))()
-        finally:  # the results of a multirun also if it failed or was interrupted
-            if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
-                print(table)
+        with MultirunTable.lock:
+            try:
+                application(HydraTask(command, wants_traceback))()
+            finally:  # the results of a multirun also if it failed or was interrupted
+                if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
+                    print(table)
     except KeyboardInterrupt:
         print(f"txl {command.name}: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,11 @@ class MultirunTable(Callback):
 
     Attributes:
         directory: folder of this process's last multirun; None if there was none.
+        lock: holds the lock of this folder, once the launcher is set up.
     """
 
     directory: Path | None = None
+    lock = ExitStack()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         MultirunTable.directory = Path(str(config.hydra.sweep.dir))

@@ -10,7 +10,9 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 
 from txl_lightning.config.schemas import TrainerConfig
 from txl_lightning.distributed.ranks import Ranks, n_processes
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, require
+
+MEETING = "TXL_MEETING"  # variable with the file in which ranks of one machine meet
 
 
 def environment() -> ClusterEnvironment | None:
@@ -28,6 +30,7 @@ def connect(options: TrainerConfig) -> Ranks:
 
     Raises:
         OptionError: the number of started processes differs from the configured one.
+        UserError: the port of torchrun or SLURM cannot be used.
     """
     started = environment()
     world_size = 1 if started is None else started.world_size()
@@ -40,10 +43,16 @@ def connect(options: TrainerConfig) -> Ranks:
     if started is None or world_size == 1:
         return Ranks()
     if not dist.is_initialized():
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
-        backend = "gloo"
+        meeting, backend = os.environ.get(MEETING), "gloo"
+        if meeting is None:
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
+            meeting = "env://"
         if options.accelerator == "gpu":
             torch.cuda.set_device(started.local_rank())
             backend = "nccl"
-        dist.init_process_group(backend, rank=started.global_rank(), world_size=world_size)
+        try:
+            dist.init_process_group(backend, meeting, rank=started.global_rank(), world_size=world_size)
+        except dist.DistNetworkError as error:
+            address = f"MASTER_ADDR={started.main_address} MASTER_PORT={started.main_port}"
+            raise UserError(f"{address}: the ranks cannot meet there: {str(error).splitlines()[0]}") from error
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())

@@ -1,4 +1,7 @@
-"""Several processes on this machine, started and supervised by torch's elastic agent."""
+"""Several processes on this machine, started and supervised by torch's elastic multiprocessing.
+
+They meet in a file that only this user can open, and talk over the loopback: no other machine reaches them.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,31 @@ import os
 import signal
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from txl_lightning.distributed.parent_watch import end_with_parent
+from txl_lightning.distributed.environment import MEETING
+from txl_lightning.distributed.parent_watch import end_with_parent, handle_stop_signals
 from txl_lightning.errors import Stopped, UserError
 
 # A rank that loses its connection fails because another one did: that one must be found first.
 LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer")
 LEAD_SECONDS = 3.0
+LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
 def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) -> Any:
     """Call `function(*arguments)` in W fresh processes in parallel, and return the result of rank 0.
 
-    The in-process equivalent of torchrun: every process finds RANK, WORLD_SIZE and the address of rank 0 in its
-    environment and gets 1/W of this process's threads. SIGTERM and SIGINT are forwarded, so that every rank can
-    save and stop. When one rank dies, the others get SIGTERM, and SIGKILL after 30 seconds.
+    The in-process equivalent of torchrun: every process finds RANK and WORLD_SIZE in its environment and gets 1/W of
+    this process's threads. Signals that stop a run are forwarded, so that every rank can save and stop. When one rank
+    dies, the others get SIGTERM, and SIGKILL after 30 seconds.
 
     Raises:
         UserError: a rank failed; names the first one and its error.
@@ -40,27 +43,35 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
     """
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their messages are summed up in one UserError
-    multiprocessing.set_forkserver_preload([function.__module__])
-    threads = max(1, torch.get_num_threads() // processes)
-    with TemporaryDirectory() as logs, forwarded_signals() as received:
+    multiprocessing.set_forkserver_preload([function.__module__])  # imports torch once, before anything uses a GPU
+    threads, nohup = max(1, torch.get_num_threads() // processes), signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with TemporaryDirectory() as folder, forwarded_signals() as received:
+        shared = {**os.environ, **LOOPBACK, MEETING: f"file://{folder}/meeting", "WORLD_SIZE": str(processes)}
+        shared["TORCHELASTIC_RUN_ID"] = "txl"  # Lightning then knows that these processes are ranks
+        given = {
+            rank: ({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, nohup, threads, function, *arguments)
+            for rank in range(processes)
+        }
+        logs, variables = DefaultLogsSpecs(log_dir=folder), {rank: dict[str, str]() for rank in given}
         try:
-            results = elastic_launch(_launch_config(processes, logs), _worker)(
-                dict(os.environ), threads, function, *arguments
-            )
+            with forwarded_signals():  # the start replaces handlers
+                ranks = start_processes("ranks", _worker, given, variables, logs, start_method="forkserver")
+            ended = ranks.wait(period=0.1)
         except SignalException as error:
             raise _stopped_by(error.sigval) from None
-        except ChildFailedError as error:
-            if received:  # before training began, or at the second Ctrl-C
-                raise _stopped_by(received[0]) from None
-            raise UserError(_describe(*error.get_first_failure())) from None
-    if received and isinstance(results[0], Stopped):
-        results[0].signum = received[0]
-    return results[0]
+    assert ended is not None, "the wait has no limit"
+    if ended.failures:
+        if received:  # before training began, or at the second Ctrl-C
+            raise _stopped_by(received[0])
+        raise UserError(_describe(*min(ended.failures.items())))
+    if received and isinstance(ended.return_values[0], Stopped):
+        ended.return_values[0].signum = received[0]
+    return ended.return_values[0]
 
 
 @contextmanager
 def forwarded_signals() -> Iterator[list[int]]:
-    """Forward SIGTERM and SIGINT to the child processes, which may have received them from the terminal already.
+    """Forward signals that stop a run to the child processes, which may have received them from the terminal already.
 
     Yields:
         The signals received so far.
@@ -74,7 +85,7 @@ def forwarded_signals() -> Iterator[list[int]]:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signum)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = handle_stop_signals(forward)
     try:
         yield received
     finally:
@@ -82,29 +93,13 @@ def forwarded_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _launch_config(processes: int, logs: str) -> LaunchConfig:
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="forkserver",  # imports torch once for all ranks, and before anything uses a GPU
-        logs_specs=DefaultLogsSpecs(log_dir=logs),
-    )
-    if hasattr(config, "signals_to_handle"):  # before torch 2.9 the agent always forwards signals, and waits 30 s
-        config.signals_to_handle = "SIGQUIT"
-    return config
-
-
-def _worker(environment: dict[str, str], threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def _worker(
+    environment: dict[str, str], nohup: bool, threads: int, function: Callable[..., Any], *arguments: Any
+) -> Any:
     end_with_parent()
     os.environ.update(environment)  # the fork server may have been started with another one
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the fork server
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     torch.set_num_threads(threads)
     try:
         return function(*arguments)

@@ -1,4 +1,4 @@
-"""Watch of the parent process. It imports the standard library only: processes start it before anything else."""
+"""Ends of processes: with their parent, or at a signal. It imports the standard library only: it starts first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,29 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 POLL_SECONDS = 1.0
+# SLURM sends SIGUSR1 before the time limit.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def handle_stop_signals(handler: Any) -> dict[int, Any]:
+    """Handle the signals that stop a run, but for a SIGHUP that nohup ignores, and return all handlers before."""
+
+    def handle(number: int, frame: Any) -> None:
+        for stream in (1, 2) if number == signal.SIGHUP else ():
+            try:
+                os.write(stream, b"")
+            except OSError:  # a closed terminal, where every message would be an error
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        handler(number, frame)
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        if (number, before[number]) != (signal.SIGHUP, signal.SIG_IGN):
+            signal.signal(number, handle)
+    return before
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Folder of a job: its record, its result, and the lock of the process that runs it.
+"""Folder that a command writes: the lock of its process, and for a job its record and its result.
 
 A job of a multirun is known by its resolved options, not by its number; `multirun_job.json` in its folder holds them.
 It is finished once `metrics.json` is there, which a training writes last. A multirun started again continues from that.
@@ -8,55 +8,27 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.files import write_json
 from txl_lightning.jobs.identity import difference
 
 RECORD, STARTED = "multirun_job.json", "config.yaml"
-LOCK = ".job.lock"
+LOCK = ".lock"
 LOCK_SECONDS = 10.0  # jobs of a killed runner end within a second or two
-
-
-@contextmanager
-def locked(path: Path, held: str, seconds: float | None = None) -> Iterator[IO[str]]:
-    """Hold the lock of a file, which ends with the process; a file system without locks is used without one.
-
-    Args:
-        path: file; its folder is made.
-        held: message for the case that another process holds the lock.
-        seconds: time to wait for it; None for `LOCK_SECONDS`.
-
-    Raises:
-        UserError: another process still holds the lock.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + (LOCK_SECONDS if seconds is None else seconds)
-    with path.open("w") as file:
-        with suppress(OSError):  # of a file system without locks
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > deadline:
-                        raise UserError(held) from error
-                    time.sleep(0.1)
-        yield file
 
 
 @dataclass(frozen=True)
 class JobFolder:
-    """Folder of one job.
+    """Folder of one job, or of another command that writes there.
 
     Args:
         path: the folder.
@@ -88,13 +60,30 @@ class JobFolder:
         """Write the record."""
         write_json(self.path / self.record_file, record)
 
-    def locked(self) -> Any:
-        """Hold the job's lock.
+    @contextmanager
+    def locked(self, wait: bool = False) -> Iterator[None]:
+        """Hold the folder's lock, which ends with the process; a file system without locks is used without one.
+
+        Args:
+            wait: wait `LOCK_SECONDS` for a process that is about to end.
 
         Raises:
-            UserError: another process still holds it after `LOCK_SECONDS`.
+            UserError: another process holds it.
         """
-        return locked(self.path / LOCK, f"{self.path}: another process runs this job")
+        self.path.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + LOCK_SECONDS * wait
+        with (self.path / LOCK).open("w") as file:
+            with suppress(OSError):  # of a file system without locks
+                while True:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError as error:
+                        if time.monotonic() > deadline:
+                            held = "another command writes into this folder: choose another one, or wait for its end"
+                            raise UserError(f"{self.path}: {held}") from error
+                        time.sleep(0.1)
+            yield
 
     def clear(self) -> None:
         """Delete everything but the lock, which this process holds."""
@@ -135,23 +124,20 @@ class JobFolder:
 
     @contextmanager
     def running(self, record: Mapping[str, Any], describe: Callable[[Exception], str]) -> Iterator[None]:
-        """Hold the lock of a multirun's job that begins; an error of the block is added to its record.
-
-        SLURM starts the task of a job once for each rank, of which the first one holds the lock.
+        """Begin a multirun's job, whose lock is held; an error of the block is added to its record.
 
         Args:
             record: as of `begin`.
             describe: returns an error in one line.
         """
-        with self.locked() if os.environ.get("SLURM_PROCID", "0") == "0" else nullcontext():
-            self.begin(record)
-            try:
-                yield
-            except Exception as error:
-                if not isinstance(error, Stopped):
-                    with suppress(OSError):  # a full disk
-                        self.write({**self.record, "error": describe(error)})
-                raise
+        self.begin(record)
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, Stopped):
+                with suppress(OSError):  # a full disk
+                    self.write({**self.record, "error": describe(error)})
+            raise
 
 
 def job_folders(directory: Path) -> list[JobFolder]:

@@ -169,15 +169,8 @@ def _run(
         sys.exit(128 + signal.SIGINT)
 
 
-def execute(words: Sequence[str], held: int | None = None) -> None:
-    """Replace the process of a job by a command.
-
-    Args:
-        words: the command.
-        held: open file that the command inherits, with the lock of a job.
-    """
-    if held is not None:
-        os.set_inheritable(held, True)
+def execute(words: Sequence[str]) -> None:
+    """Replace the process of a job by a command."""
     os.execvp(words[0], list(words))
 
 

@@ -15,15 +15,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from txl_lightning.config.schemas import TrainerConfig
+from txl_lightning.distributed.parent_watch import handle_stop_signals
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import Stopped, UserError
 from txl_lightning.training.checkpointing import Checkpoints
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM sends SIGUSR1 before the time limit
-
 
 class StopSignals:
-    """Receives SIGTERM, SIGINT and SIGUSR1 inside its `with` block.
+    """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1 inside its `with` block.
 
     While steps are trained a signal is only noted: `CleanStop` saves and stops after the step. Before and after there
     is nothing to save and the run stops at once, as it does at a second Ctrl-C.
@@ -45,7 +44,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._before = handle_stop_signals(self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:

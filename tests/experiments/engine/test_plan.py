@@ -23,7 +23,6 @@ from experiments.engine.plan import (
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from txl_lightning.errors import UserError
-from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.processes import Ended
 from txl_lightning.runs.models import make_model
 
@@ -57,14 +56,15 @@ class Pretended:
     started: ClassVar[list[list[str]]] = []
     failing: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, function: object, folder: JobFolder, words: list[str], prefix: object, **options: Any) -> None:
+    def __init__(self, function: object, words: list[str], prefix: object, log: Path, **options: Any) -> None:
         assert function is module.run_txl
-        self.status = Pretended.failing.get(folder.path.name, 0)
+        folder = log.parent
+        self.status = Pretended.failing.get(folder.name, 0)
         Pretended.started.append(words)
         if self.status >= 0:
-            options["log"].write_text("first line\nlast line\n")
+            log.write_text("first line\nlast line\n")
         if not self.status:
-            (folder.path / folder.result_file).write_text("{}")
+            (folder / module.RESULTS.get(words[0], f"{words[0]}.json")).write_text("{}")
 
     def poll(self) -> Ended:
         return Ended(None, self.status, seconds=2.0)

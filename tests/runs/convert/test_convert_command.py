@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from txl_lightning.config.composition import register_command, register_schemas
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.model.checkpoints.formats import CheckpointError
+from txl_lightning.runs.convert import command
 from txl_lightning.runs.convert.command import run
 from txl_lightning.runs.convert.options import ConvertOptions
 from txl_lightning.runs.trained import load_trained
@@ -103,6 +105,24 @@ def test_torch_files_are_read_and_one_with_code_is_refused_and_not_run(
     torch.save({"weights": Code()}, there / "evil.pt")
     with pytest.raises(OptionError, match=r"evil.pt: must hold tensors only; code in a file is never run"):
         convert(there / "evil.pt", "original", "x.ckpt", "txl")
+
+
+@pytest.mark.parametrize("target_format", ["txl", "original"])
+def test_of_two_conversions_to_one_target_the_second_is_refused(
+    convert: Convert, source: Path, monkeypatch: pytest.MonkeyPatch, target_format: str
+) -> None:
+    writer = "write_checkpoint" if target_format == "txl" else "save_file"
+    write = getattr(command, writer)
+
+    def meanwhile(*args: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "exists", lambda path: False)  # the target is not there yet when the second one begins
+            with pytest.raises(FileExistsError):
+                convert(source, "txl", "there", target_format)
+        write(*args)
+
+    monkeypatch.setattr(command, writer, meanwhile)
+    assert convert(source, "txl", "there", target_format).exists()
 
 
 def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:

@@ -203,20 +203,23 @@ def _same_run(trained: TrainedModel, lengths: dict[str, Any]) -> TrainedModel:
 
 def _write_run(model: TransformerXL, run_of_model: TrainedModel, target: Path) -> None:
     """Write a checkpoint like those of `txl train`, at step 0: the model, and all else of the run."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(
-        {
-            "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
-            "global_step": 0,
-            "txl_lightning": {
-                "config": stored(_run_config(model, run_of_model.config)),
-                "vocabulary": run_of_model.vocabulary.state_dict(),
-                "vocabulary_given": run_of_model.vocabulary_given,
-                **({"corpus": run_of_model.corpus} if run_of_model.corpus else {}),
-            },
+    contents = {
+        "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
+        "global_step": 0,
+        "txl_lightning": {
+            "config": stored(_run_config(model, run_of_model.config)),
+            "vocabulary": run_of_model.vocabulary.state_dict(),
+            "vocabulary_given": run_of_model.vocabulary_given,
+            **({"corpus": run_of_model.corpus} if run_of_model.corpus else {}),
         },
-        target,
-    )
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.touch(exist_ok=False)  # of two conversions to one file, the second is refused
+    try:
+        write_checkpoint(contents, target)
+    except BaseException:
+        target.unlink()
+        raise
 
 
 def _run_config(model: TransformerXL, config: Config) -> Config:
