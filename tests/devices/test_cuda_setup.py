@@ -56,7 +56,7 @@ def test_gradients_go_by_nccl_on_gpus_and_everything_else_by_gloo(
     config = tiny_config(tmp_path, f"trainer.accelerator={accelerator}", "trainer.devices=2")
     check_config(config)
     connected = environment.connect(config.trainer)
-    assert calls == ([1] if accelerator == "gpu" else []) + [(backend, 1, 2)]
+    assert calls == ([1] if accelerator == "gpu" else []) + [(backend, "env://", 1, 2)]
     assert (connected.rank, connected.world_size, connected.group) == (1, 2, "gloo")
 
 
