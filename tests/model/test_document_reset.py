@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.covering import product_of
 from tests.model.tiny_model import ENCODINGS, random_stream, tiny_model
-from txl_lightning import TransformerXL
+from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.model import CachedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
 
@@ -142,3 +142,30 @@ def test_a_sliding_window_ends_at_the_start_of_its_document():
             first = max(0, i - 4, 7 if i >= 7 else 0)
             alone, _ = model.score(stream[:, first : i + 1], stream[:, i + 1 : i + 2])
             torch.testing.assert_close(nll[:, i : i + 1], alone, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("length", "same_length", "is_equal"), [(16, False, True), (60, True, True), (60, False, False)]
+)
+def test_the_place_of_a_document_counts_only_if_it_is_longer_than_the_memory(
+    length: int, same_length: bool, is_equal: bool
+) -> None:
+    """A query without `same_length` sees M + t keys, t its place in the segment."""
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "mem_len": 16}
+    config = TransformerXLConfig(vocab_size=50, same_length=same_length, memory_reset="document", **sizes)
+    model = TransformerXL(config).double().eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    document = torch.randint(50, (length + 1,))
+    losses = []
+    for before in (3, 40):
+        tokens = torch.cat([torch.randint(50, (before,)), document])
+        marked, targets, memory, nll = tokens[:-1].clone(), tokens[1:], None, []
+        marked[[0, before]] = ~marked[[0, before]]
+        with torch.no_grad():
+            for inputs, of_segment in zip(marked.split(16), targets.split(16), strict=True):
+                of_tokens, memory = model.score(inputs[None], of_segment[None], memory)
+                nll.append(of_tokens[0])
+        losses.append(torch.cat(nll)[before:])
+    assert torch.allclose(*losses, rtol=0, atol=1e-10) == is_equal
