@@ -13,7 +13,7 @@ KINDS = {
         *("memory.reset=document", "trainer.max_steps=80", "trainer.val_every_n_steps=80", "optimizer.lr=0.01"),
     ],
     "characters": ["data.level=char"],
-    "words": ["data.level=word"],
+    "words": ["data.level=word", "data.min_count=1"],
     "absolute": ["memory=off", "encoding=absolute", "loss=half"],
     "extended": ["data.level=char", "memory=off", "encoding=absolute", "loss=half", "model.ext_len=2"],
     "al_rfou": ["data.level=char", "memory=off", "encoding=al_rfou"],
