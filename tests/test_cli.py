@@ -63,6 +63,17 @@ def files(directory: Path) -> None:
         (["evaluate", "checkpoint=empty.txt"], "checkpoint=empty.txt: is not a checkpoint"),
         (["evaluate", "checkpoint=a", "attention_lengths=64"], "attention_lengths=64: Invalid value assigned: int is"),
         (["recl", "checkpoints=[a.ckpt,"], "checkpoints=[a.ckpt,: a bracket or a quote is missing"),
+        (["train", "--config-dir", "nosuch"], "--config-dir=nosuch: is no folder"),
+        (["train", "hydra.searchpath=[pkg://nosuch.conf]"], "hydra.searchpath=pkg:/nosuch.conf: is no folder"),
+        (["train", "hydra.searchpath=conf"], "hydra.searchpath must be a list of strings. Got: conf"),
+        (["train", "--config-name=nosuch"], "Cannot find primary config 'nosuch'"),
+        (
+            ["train", "--experimental-rerun=a.pickle"],
+            "--experimental-rerun=a.pickle: is not supported, reading this file",
+        ),
+        (["train", "--exp", "no.ckpt"], "--experimental-rerun=no.ckpt: is not supported"),
+        (["train", "-x"], "-x: no such flag; options have no dashes: x=… ("),
+        (["train", "--cfg"], "argument --cfg/-c: expected one argument (--hydra-help lists the flags)"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -74,6 +85,77 @@ def test_bad_input_ends_soon_with_one_clear_line(tmp_path: Path, arguments: list
     assert words in done.err
     assert done.out == ""
     assert len(done.err.strip().splitlines()) == 1
+
+
+OWN = """# @package _global_
+defaults:
+  - override /profile: smoke
+  - override /data: mine
+trainer: {max_steps: 4, num_threads: 1}
+"""
+
+
+def own_configs(directory: Path) -> Path:
+    """Write an experiment and a corpus into a folder outside the package, and the corpus' text."""
+    (directory / "text.txt").write_text("".join(f"{i} plus one is {i + 1}\n" for i in range(2000)))
+    for group, name, text in (
+        ("experiment", "mine", OWN),
+        ("experiment", "broken", "trainer: [1\n"),
+        ("experiment", "on", OWN.replace("/profile: smoke", "/memory: on")),
+        ("experiment", "unknown", OWN.replace("max_steps", "max_stepz")),
+        ("data", "mine", "defaults: [file]\npath: text.txt\ncache_dir: cache\n"),
+        ("memory", "off", 'defaults: ["on"]\n'),
+        ("memory", "short", 'defaults: ["on"]\nmem_len: 5\n'),
+    ):
+        (directory / "own" / group).mkdir(parents=True, exist_ok=True)
+        (directory / "own" / group / f"{name}.yaml").write_text(text)
+    return directory / "own"
+
+
+@pytest.mark.parametrize("where", [["--config-dir", "own"], ["hydra.searchpath=[own]"]], ids=" ".join)
+def test_own_files_of_groups_lie_anywhere(tmp_path: Path, where: list[str]) -> None:
+    own_configs(tmp_path)
+    done = run_txl("train", "logger=none", *where, "experiment=mine", "hydra.run.dir=run", directory=tmp_path)
+    assert done.status == 0, done.err
+    used = OmegaConf.load(tmp_path / "run/config.yaml")
+    assert (used.trainer.max_steps, used.data.path) == (4, str(tmp_path / "text.txt"))
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 4
+    text = run_txl("train", *where, "experiment=mine", "memory=short", "--help", directory=tmp_path).out
+    shown = OmegaConf.create(text[text.index("model:\n") :])
+    assert "  data: enwik8, file, lm1b, mine, ptb," in text
+    assert (shown.trainer.max_steps, shown.memory.mem_len) == (4, 5)
+    refused = run_txl("train", *where, "memory=off", directory=tmp_path)  # Hydra would take ours
+    assert refused == (2, "", "txl train: memory=off: is ours too, give own/memory/off.yaml another name\n")
+    refused = run_txl("train", *where, "experiment=my", directory=tmp_path)
+    assert "experiment=my: must be one of broken, laptop_baselines," in refused.err
+    assert "mine, on, paper/" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "experiment/broken.yaml"),
+        ("unknown", "'max_stepz' not in 'TrainerConfig'"),
+        ("on", 'true and false, quote them: override /memory: "off"'),
+    ],
+)
+def test_a_fault_in_an_own_file_is_one_line(tmp_path: Path, name: str, message: str) -> None:
+    own_configs(tmp_path)
+    done = run_txl("train", "--config-dir=own", f"experiment={name}", directory=tmp_path)
+    assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
+    assert message in done.err
+
+
+def test_further_ranks_read_own_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_configs(tmp_path)
+    ranks = []
+    monkeypatch.setattr("txl_lightning.training.command.run", lambda options, _: ranks.append(options) or [])
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    done = run_txl("train", "seed=3", "--config-dir", "own", "experiment=mine", "memory=short", directory=tmp_path)
+    assert done == (0, "", "")
+    (options,) = ranks
+    assert (options.seed, options.trainer.max_steps, options.memory.mem_len) == (3, 4, 5)
 
 
 WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]

@@ -2,7 +2,8 @@
 
     python tests/wheel.py
 
-It trains from ids, evaluates dynamically, converts a folder as the Hugging Face hub has it, and runs the agent.
+It trains from ids with an experiment file of the user's, evaluates dynamically,
+converts a folder as the Hugging Face hub has it, and runs the agent.
 """
 
 import json
@@ -45,7 +46,10 @@ def main() -> None:
     np.save("ids.npy", random.integers(0, 50, 20_000).astype(np.uint16))
     subprocess.run(["txl", "--help"], check=True)
     text = ("data=file", "data.level=ids", "data.path=ids.npy", "profile=smoke", "logger=none")
-    txl("train", *text, "trainer.max_steps=3")
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/mine.yaml").write_text("# @package _global_\ntrainer: {max_steps: 3}\n")
+    txl("train", "--config-dir", "conf", *text, "experiment=mine")
+    assert json.loads(Path("train/metrics.json").read_text())["steps"] == 3
     scored = ("max_segments=4", "splits=[test]", "dynamic.lr=1e-4", "dynamic.segments=4")
     txl("evaluate", "checkpoint=train/checkpoints/best.ckpt", *scored)
     found = json.loads(Path("evaluate/evaluation.json").read_text())["test"]

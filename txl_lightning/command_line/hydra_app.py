@@ -21,11 +21,10 @@ from txl_lightning.command_line import Command, show
 from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import (
     EXPECTED,
-    choices,
+    Words,
     describe,
     is_expected,
     one_line,
-    refuse_words,
 )
 from txl_lightning.command_line.multirun import (
     OUTCOMES,
@@ -40,7 +39,6 @@ from txl_lightning.errors import Stopped
 from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.identity import identity
 
-MULTIRUN = ("-m", "--multirun")
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
 
@@ -52,28 +50,27 @@ def run_command(command: Command, words: list[str]) -> None:
         SystemExit: after `--help`, on bad input, after a signal, or if jobs of a multirun failed.
     """
     words = [literal(word, command.text_options) for word in words]
-    words.sort(key=lambda word: word not in MULTIRUN)  # Hydra refuses overrides on both sides of a flag
     try:
-        refuse_words(words, command)
-        if {"-h", "--help"} & set(words):
-            show(options_help(command, _overrides(words)))
+        typed = Words.read(words)
+        typed.refuse_unusable(command)
+        if typed.wants_help:
+            show(options_help(command, typed))
             return
         if command.shared_by_ranks and _is_further_rank():
-            _run_further_rank(command, _overrides(words))
+            _run_further_rank(command, typed)
             return
     except Exception as error:
         if not is_expected(error):
             raise
         rank = next((f", rank {os.environ[name]}" for name in ("RANK", "SLURM_PROCID") if name in os.environ), "")
         _fail(f"{command.name}{rank}", error, command.schema)
-    if command.directory == "none":
-        words = [*NO_RUN_DIRECTORY, *words]
+    words = [*typed.flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *typed.overrides]
     OUTCOMES.clear()
     with usable_caches(), _arguments(words) as wants_traceback:
         _run_hydra(command, wants_traceback)
 
 
-def options_help(command: Command, overrides: list[str]) -> str:
+def options_help(command: Command, words: Words) -> str:
     """Return the help text of a command: usage, groups with their choices, options with the values that words set.
 
     Hydra's own help composes its configuration again for every group, which takes seconds.
@@ -81,14 +78,13 @@ def options_help(command: Command, overrides: list[str]) -> str:
     Raises:
         HydraException: an override is not usable.
     """
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose(command.config_name, overrides=overrides, return_hydra_config=True)
+    config = _composed(command, words)
     groups = [group for group in config.hydra.runtime.choices if (CONF / group).is_dir() and "hydra" not in group]
     with open_dict(config):
         del config["hydra"]
     lines = [f"usage: txl {command.usage} [group=choice …] [key=value …]", "", command.summary, ""]
     if groups:
-        listed = [f"  {group}: {', '.join(choices(group, command))}" for group in sorted(groups)]
+        listed = [f"  {group}: {', '.join(words.choices(group, command))}" for group in sorted(groups)]
         lines += ["groups, as group=choice:", *listed, ""]
     options = "options, as group.key=value or key=value; ??? must be given:"
     return "\n".join([*lines, options, "", OmegaConf.to_yaml(config)])
@@ -204,10 +200,18 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
         sys.exit(failed)
 
 
-def _run_further_rank(command: Command, overrides: list[str]) -> None:
-    """Run with the same configuration as the first rank, but without a directory, a log or output."""
+def _composed(command: Command, words: Words) -> DictConfig:
+    """Return the configuration that Hydra composes from words, its own settings included."""
+    searched = f"hydra.searchpath=[{','.join(quoted(str(folder.absolute())) for folder in words.own_folders)}]"
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose(command.config_name, overrides=overrides)
+        return hydra.compose(command.config_name, overrides=[*words.overrides, searched], return_hydra_config=True)
+
+
+def _run_further_rank(command: Command, words: Words) -> None:
+    """Run with the same configuration as the first rank, but without a directory, a log or output."""
+    config = _composed(command, words)
+    with open_dict(config):
+        del config["hydra"]
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         command.run(OmegaConf.to_object(config), Path(os.devnull))
 
@@ -219,10 +223,6 @@ def _is_further_rank() -> bool:
 
     started = environment()
     return started is not None and started.global_rank() > 0
-
-
-def _overrides(words: list[str]) -> list[str]:
-    return [word for word in words if not word.startswith("-")]
 
 
 def _fail(where: str, error: BaseException, schema: type) -> NoReturn:

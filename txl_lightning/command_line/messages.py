@@ -6,24 +6,34 @@ import dataclasses
 import difflib
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import get_type_hints
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn, get_type_hints
 
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from txl_lightning.command_line import Command
 from txl_lightning.command_line.multirun import JobError
 from txl_lightning.config.schemas import CONF
-from txl_lightning.errors import UserError
+from txl_lightning.errors import UserError, require
 
-EXPECTED = (UserError, HydraException, OmegaConfBaseException, OSError)
+EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
 EXTRAS = {"optuna": "sweep", "submitit_slurm": "slurm"}  # choice of a group -> extra in pyproject.toml it needs
-OF_LIBRARIES = ('Could not detect "srun"', "Only one of --run")  # in errors of submitit and Hydra without a class
-HYDRA_FLAGS = (
-    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun"),
-    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info"),
-)
+# In errors of submitit and Hydra without a class, with what to do.
+OF_LIBRARIES = {
+    'Could not detect "srun"': "",
+    "Only one of --run": "",
+    "Invalid defaults list": "",
+    "in defaults : ": '; for YAML on and off are true and false, quote them: override /memory: "off"',
+}
 
 
 def is_expected(error: BaseException) -> bool:
@@ -49,8 +59,8 @@ def one_line(error: BaseException, schema: type) -> str:
         return _unusable_file(str(error.filename), error.strerror)
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, choice = error.missing_cfg_file.rpartition("/")
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
         needs = f"needs pip install 'txl_lightning[{EXTRAS[choice]}]'" if choice in EXTRAS else ""
         return f"{group}={choice}: {needs or 'must be one of ' + ', '.join(error.options or ())}"
     if isinstance(error, MissingMandatoryValue):
@@ -58,50 +68,116 @@ def one_line(error: BaseException, schema: type) -> str:
     if unknown := re.match(r"Could not override '([^']+)'", str(error)):
         typed = next((word for word in sys.argv if word.startswith(f"{unknown[1]}=")), unknown[1])
         return f"{typed}: no such option{suggestion(unknown[1], schema)}"
-    if not isinstance(error, (HydraException, OmegaConfBaseException)):
-        return _first_line(error)
+    if not isinstance(error, (HydraException, OmegaConfBaseException, YAMLError)):
+        return _first_line(error) + next((hint for text, hint in OF_LIBRARIES.items() if text in str(error)), "")
     if error.__cause__ is not None:
         return f"{_first_line(error)}: {_first_line(error.__cause__)}"
     return " ".join(str(error).split())
 
 
-def refuse_words(words: Sequence[str], command: Command) -> None:
-    """Refuse words that Hydra would misread, or answer on several lines: unknown flags and choices, `+option=value`.
+@dataclass(frozen=True)
+class Words:
+    """Words after the name of a command, taken apart.
 
-    Args:
-        words: typed after the name of the command.
-        command: row of the command.
-
-    Raises:
-        UserError: a word cannot be used.
+    Attributes:
+        flags: Hydra's, with their values.
+        overrides: `option=value`.
+        own_folders: `--config-dir` and `hydra.searchpath`, where groups have further choices.
+        wants_help: whether `--help` is among the flags.
     """
-    for word in words:
+
+    flags: list[str]
+    overrides: list[str]
+    own_folders: list[Path]
+    wants_help: bool
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Words:
+        """Take words apart as Hydra does, overrides on both sides of a flag too.
+
+        Raises:
+            UserError: a flag is not known or not allowed, or a folder does not exist.
+        """
+        parser = hydra_parser()
+        given = parser.parse_intermixed_args(words)
+        if given.experimental_rerun is not None:
+            rerun = f"--experimental-rerun={given.experimental_rerun}"
+            raise UserError(f"{rerun}: is not supported, reading this file can run code; repeat the overrides instead")
+        own = [word for word in words if word in given.overrides]
+        searched = [word for word in own if word.startswith("hydra.searchpath=")]
+        folders = [Path(given.config_dir)] if given.config_dir is not None else []
+        later = [override.value() for override in OverridesParser.create().parse_overrides(searched)]
+        listed = [str(path) for paths in later if isinstance(paths, list) for path in paths]
+        folders += [folder for path in listed for folder in _folders(path)]
+        for path in folders:
+            option = "--config-dir" if str(path) == given.config_dir else "hydra.searchpath"
+            require(path.is_dir(), option, path, "is no folder")
+        return cls([word for word in words if word not in own], own, folders, given.help)
+
+    def choices(self, group: str, command: Command) -> list[str]:
+        """Return the names of a group's files; of our experiments those in `published/` are for `txl evaluate`."""
+        ours, of_evaluation = _names(CONF / group), command.name == "evaluate"
+        if group == "experiment":
+            ours = [name for name in ours if name.startswith("published/") == of_evaluation]
+        return sorted({*ours, *(name for folder in self.own_folders for name in _names(folder / group))})
+
+    def refuse_unusable(self, command: Command) -> None:
+        """Refuse what Hydra would misread, or answer on several lines: unknown choices, `+option=value`.
+
+        Raises:
+            UserError: a word cannot be used.
+        """
+        for word in self.overrides:
+            name, equals, value = word.partition("=")
+            if word.startswith("+"):
+                raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
+            is_group = name and equals and not name.startswith("hydra")
+            if is_group and any((folder / name).is_dir() for folder in (CONF, *self.own_folders)):
+                self._refuse_choice(name, value, command)
+
+    def _refuse_choice(self, group: str, value: str, command: Command) -> None:
+        if value.startswith("[") and group != "experiment":  # Hydra would merge the choices, and the result is neither
+            one = f"takes one choice; several need -m (a multirun): {group}={value.strip('[]')}"
+            raise UserError(f"{group}={value}: {one}")
+        allowed = self.choices(group, command)
+        for choice in () if "(" in value or "$" in value else value.strip("[]").split(","):  # a sweep of Hydra
+            if choice.strip("'\" ") not in (*allowed, *(["null"] if group == "experiment" else ())):
+                custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
+                raise UserError(f"{group}={choice}: must be one of {', '.join(allowed)}{custom}")
+            hidden = next((folder for folder in self.own_folders if choice in _names(folder / group)), None)
+            if hidden is not None and choice in _names(CONF / group):
+                raise UserError(f"{group}={choice}: is ours too, give {hidden / group / choice}.yaml another name")
+
+
+def hydra_parser() -> ArgumentParser:
+    """Return Hydra's parser of flags (private), which raises a `UserError` instead of ending the process."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        word = message.removeprefix("unrecognized arguments: ").split(" ")[0]
         name, equals, value = word.partition("=")
-        if word.startswith("--") and not any(known.startswith(name) for known in HYDRA_FLAGS):  # it takes abbreviations
-            option = f"{name.lstrip('-')}={value if equals else '…'}"
-            raise UserError(f"{word}: no such flag; options have no dashes: {option} (--help lists them)")
-        if word.startswith("+"):
-            raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
-        if name and equals and not name.startswith("hydra") and (CONF / name).is_dir():
-            _refuse_choice(name, value, command)
+        if not message.startswith("unrecognized arguments: "):
+            raise UserError(f"{message} (--hydra-help lists the flags)")
+        option = f"{name.lstrip('-')}={value if equals else '…'}"
+        raise UserError(f"{word}: no such flag; options have no dashes: {option} (--help lists them)")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser
 
 
-def _refuse_choice(group: str, value: str, command: Command) -> None:
-    if value.startswith("[") and group != "experiment":  # Hydra would merge the choices, and the result is neither
-        one = f"takes one choice; several need -m (a multirun): {group}={value.strip('[]')}"
-        raise UserError(f"{group}={value}: {one}")
-    allowed = choices(group, command)
-    for choice in () if "(" in value or "$" in value else value.strip("[]").split(","):  # a sweep of Hydra
-        if choice.strip("'\" ") not in (*allowed, *(["null"] if group == "experiment" else ())):
-            custom = f" (a custom encoding: encoding.name={choice})" if group == "encoding" else ""
-            raise UserError(f"{group}={choice}: must be one of {', '.join(allowed)}{custom}")
+def _names(folder: Path) -> list[str]:
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
 
 
-def choices(group: str, command: Command) -> list[str]:
-    """Return the names of a group's files; experiments in `published/` are for `txl evaluate`, others for training."""
-    names = sorted(path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("*.yaml"))
-    of_evaluation = command.name == "evaluate"
-    return [name for name in names if group != "experiment" or name.startswith("published/") == of_evaluation]
+def _folders(path: str) -> list[Path]:
+    """Return the folder that an element of `hydra.searchpath` names; a package may have several."""
+    scheme, _, place = path.rpartition("://")
+    if scheme != "pkg":
+        return [Path(place)]
+    with suppress(ModuleNotFoundError):
+        if spec := find_spec(place.replace("/", ".")):
+            return [Path(found) for found in spec.submodule_search_locations or ()]
+    return [Path(path)]
 
 
 def suggestion(key: str, schema: type) -> str:
