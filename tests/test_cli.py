@@ -165,6 +165,7 @@ WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]
 def test_a_folder_into_which_another_command_writes_is_refused(tmp_path: Path, words: list[str]) -> None:
     with JobFolder(tmp_path / "run").locked():
         done = run_txl(*words, directory=tmp_path)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]  # nothing of Hydra
     assert done.status == 2
     line = f"txl {words[0]}: {tmp_path if '-m' not in words else '.'}/run: another command writes into this folder"
     assert done.err.startswith(line.replace("./", ""))

@@ -29,7 +29,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], previous: Path
         previous: where to keep the old file, moved there once the new one is complete; None replaces it.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; `path` and `previous` are unchanged.
+        OSError: the disk is full or the folder is not writable; it names `path`. `path` and `previous` are unchanged.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
@@ -39,6 +39,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], previous: Path
         if previous is not None and path.exists():
             path.replace(previous)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (
+            None,
+            str(temporary),
+        ):  # a full disk is an error without a name
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

@@ -7,6 +7,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def run_pickled(pickled: bytes) -> JobReturn:
     if (failure := job_error(done)) is None:
         return done
     text = "".join(traceback.format_exception(failure))
-    if job.directory.is_dir():
+    with suppress(OSError):  # a full disk, or no folder
         (job.directory / ERROR_FILE).write_text(text)
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         sys.stderr.write(text)

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from tests.training.small_run import patch_module, tiny_config, trained
 from txl_lightning.config.schemas import Config
-from txl_lightning.errors import OptionError
+from txl_lightning.errors import OptionError, UserError
 from txl_lightning.runs import storage
 from txl_lightning.runs.storage import DurableCheckpoints, read_file
 from txl_lightning.training import checkpointing
@@ -295,6 +295,39 @@ def test_a_full_disk_is_reported_and_training_continues(
     assert f"{words}the last one is of step 5; training continues" in said
     assert steps(tmp_path / "run/checkpoints") == {"best.ckpt": 5, "last.ckpt": 12, "previous.ckpt": 5}
     assert read_file(tmp_path / "run/checkpoints/last.ckpt")["callbacks"]["Checkpoints"]["best"]["step"] == 5
+
+
+def test_what_cannot_be_written_after_the_last_validation_is_tried_again_and_must_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = json.loads((trained(*OPTIONS) / "run/metrics.json").read_text())
+    saved, copied, left = storage.write_checkpoint, checkpointing.copy_checkpoint, [0]
+
+    def fails(step: int) -> None:
+        if step == 12 and left[0]:
+            left[0] -= 1
+            raise PermissionError(13, "Permission denied")
+
+    def save(contents: dict, path: Path, previous: Path | None = None) -> None:
+        fails(contents["global_step"])
+        saved(contents, path, previous)
+
+    def copy(source: Path, target: Path) -> None:
+        fails(read_file(source)["global_step"])
+        copied(source, target)
+
+    for name, write in (("storage.write_checkpoint", save), ("checkpointing.copy_checkpoint", copy)):
+        room = "runs" if name.startswith("storage") else "training"
+        with monkeypatch.context() as patch:
+            patch.setattr(f"txl_lightning.{room}.{name}", write)
+            left[0] = 1
+            metrics = train(tiny_config(tmp_path, *OPTIONS), tmp_path / name)
+            assert {**metrics, **VARYING} == {**whole, **VARYING}
+            assert steps(tmp_path / name / "checkpoints")["best.ckpt"] == 12
+            left[0] = 2
+            with pytest.raises(UserError, match="the checkpoints of the last step, 12, could not be written"):
+                train(tiny_config(tmp_path, *OPTIONS), tmp_path / f"{name}2")
+            assert not (tmp_path / f"{name}2/metrics.json").exists()
 
 
 def test_the_first_write_of_a_run_must_succeed(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from tests.training.recorded_run import complete
 from tests.training.small_run import tiny_config
 from tests.wandb_files import history, media, records, run_files, summary, table
-from txl_lightning.training.loggers import CurveFile, continued_run, earlier_rows, supersede, upload_command
+from txl_lightning.training import loggers
+from txl_lightning.training.loggers import CurveFile, continued_run, earlier_rows, supersede, upload_line
 
 OPTIONS = (
     "logger=wandb",
@@ -32,7 +33,9 @@ EXPECTED = {"train/nll": range(2, 25, 2), "val/nll": (9, 18, 24), "context/bpc/2
 
 @pytest.mark.slow
 @pytest.mark.parametrize("events", [[(5, KILL), (17, KILL)], [(8, TERM), (17, KILL)]], ids=["killed", "stopped"])
-def test_a_run_cut_twice_has_every_logged_step_once(tmp_path: Path, events: list[tuple[int, int]]) -> None:
+def test_a_run_cut_twice_has_every_logged_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[tuple[int, int]]
+) -> None:
     """A kill after step 4 leaves no checkpoint, one after step 16 leaves that of step 12."""
     for at, number in events:
         broken = complete(tmp_path, *OPTIONS, at=at, signal=number, rank=0)
@@ -50,7 +53,17 @@ def test_a_run_cut_twice_has_every_logged_step_once(tmp_path: Path, events: list
     assert [row[0] for row in table(files[-1], "context/table")["data"]] == ["6", "12", "18", "24"]
     shown = summary(files[-1])["summary"]
     assert shown["val/nll"] == {"min": min(row["val/nll"] for file in files for row in history(file, "val/nll"))}
-    assert upload_command(tmp_path / "run") == f"wandb sync {files[0].parent}"
+    assert (
+        upload_line(tmp_path / "run") == f"offline run of Weights & Biases, to upload it: wandb sync {files[0].parent}"
+    )
+    data = files[0].read_bytes()
+    monkeypatch.setattr(loggers, "SECONDS_TO_WRITE", 0.0)
+    for cut in (len(data) - 40, len(data) // 2, 100):  # as by a full disk
+        files[0].write_bytes(data[:cut])
+        assert upload_line(tmp_path / "run") == (
+            f"offline run of Weights & Biases: {files[0]} was cut off, as by a full disk; "
+            "a command with resume=auto writes it again, from wandb_history.jsonl"
+        )
     superseded = {file.name for file in (tmp_path / "run").rglob("*.superseded")}
     assert len(superseded) == len(events)
 
@@ -81,7 +94,7 @@ def test_only_the_runs_of_this_training_are_superseded(tmp_path: Path) -> None:
     supersede(tmp_path, file.keep(lambda row: True))
     assert [path.stem for path in run_files(tmp_path)] == ["run-a"]
     assert (folder / "run-b.wandb.superseded").read_text() == "b"
-    assert upload_command(tmp_path) is None
+    assert upload_line(tmp_path) is None
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])

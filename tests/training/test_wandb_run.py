@@ -14,7 +14,7 @@ from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError
 from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 from txl_lightning.runs.trained import load_trained
-from txl_lightning.training.loggers import arm, run_name, upload_command
+from txl_lightning.training.loggers import arm, run_name, upload_line
 from txl_lightning.training.run import train
 
 CONTEXTS = ("first_context=2", "step=2", "max_context=8", "n_positions=10", "every_n_steps=6")
@@ -29,7 +29,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     contexts = [f"context_curve.{option}" for option in CONTEXTS]
     train(tiny_config(directory, *GIVEN, *contexts), directory / "run")
     assert re.fullmatch(
-        rf"wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+", upload_command(directory / "run") or ""
+        rf"offline run of Weights & Biases, to upload it: wandb sync {directory}/run/wandb/offline-run-\d+_\d+-\w+",
+        upload_line(directory / "run") or "",
     )
     return directory
 

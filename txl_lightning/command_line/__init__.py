@@ -62,8 +62,10 @@ class Command:
 
 
 def show(text: str) -> None:
-    """Print a text at once. A reader that stops reading, such as `head`, is no error."""
+    """Print a text at once. A reader that stops reading, such as `head`, is no error; a full disk ends the program."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it ends
+        if not isinstance(error, BrokenPipeError):
+            sys.exit(f"txl: the output cannot be written: {error.strerror}")

@@ -160,13 +160,13 @@ class HydraTask:
                     directory.mkdir(parents=True, exist_ok=True)
                     (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
                 for line in command.run(OmegaConf.to_object(config), directory):
-                    print(line)
+                    show(line)
         except EXPECTED as error:
             if self.wants_traceback or multirun:
                 raise
             _fail(command.name, error, command.schema)
         if command.directory != "none":
-            print(directory)
+            show(str(directory))
         return json.loads((directory / "metrics.json").read_text())[command.objective] if command.objective else None
 
     def _recorded(self, job: JobFolder, config: DictConfig) -> AbstractContextManager[None]:
@@ -178,7 +178,7 @@ class HydraTask:
 def _run_hydra(command: Command, wants_traceback: bool) -> None:
     application = hydra.main(version_base="1.3", config_path=str(CONF), config_name=command.config_name)
     schema = command.schema
-    MultirunTable.directory = None
+    MultirunTable.directory = MultirunTable.run_directory = None
     try:
         with MultirunTable.lock:
             try:

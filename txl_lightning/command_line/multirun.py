@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
+from txl_lightning.errors import UserError
 from txl_lightning.files import write_json, write_text
-from txl_lightning.jobs.folder import job_folders
+from txl_lightning.jobs.folder import JobFolder, job_folders
 from txl_lightning.reporting.tables import markdown_table
 
 JSON_FILE, TABLE_FILE = "multirun.json", "multirun.md"
@@ -82,11 +83,23 @@ class MultirunTable(Callback):
 
     Attributes:
         directory: folder of this process's last multirun; None if there was none.
+        run_directory: folder of its last run, for errors; None if there was none.
         lock: holds the lock of this folder, once the launcher is set up.
     """
 
     directory: Path | None = None
+    run_directory: Path | None = None
     lock = ExitStack()
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Keep Hydra, which writes before the command does, from a folder that another command holds."""
+        MultirunTable.run_directory = Path(str(config.hydra.run.dir))
+        try:
+            with JobFolder(MultirunTable.run_directory).locked() if config.hydra.output_subdir else nullcontext():
+                pass
+        except (UserError, OSError):  # the command will say it
+            with read_write(config.hydra):
+                config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         MultirunTable.directory = Path(str(config.hydra.sweep.dir))

@@ -5,6 +5,7 @@ They meet in a file that only this user can open, and talk over the loopback: no
 
 from __future__ import annotations
 
+import builtins
 import logging
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -59,6 +61,8 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
             ended = ranks.wait(period=0.1)
         except SignalException as error:
             raise _stopped_by(error.sigval) from None
+        except (EOFError, UnpicklingError) as error:  # a rank's error was cut off
+            raise UserError(f"a rank failed, and the disk has no room for its error in {folder}") from error
     assert ended is not None, "the wait has no limit"
     if ended.failures:
         if received:  # before training began, or at the second Ctrl-C
@@ -122,7 +126,7 @@ def _describe(rank: int, failure: ProcessFailure) -> str:
     if not isinstance(failure.message, dict):  # no exception was recorded
         return f"rank {rank} ended with exit status {failure.exitcode}; the other ranks were stopped"
     kind, _, text = failure.message["message"].partition(": ")
-    if kind in ("UserError", "OptionError"):
+    if kind in ("UserError", "OptionError") or issubclass(getattr(builtins, kind, object), OSError):
         return text
     print(failure.message["extraInfo"]["py_callstack"], file=sys.stderr)
     return f"rank {rank} failed: {kind}: {text}; the other ranks were stopped"

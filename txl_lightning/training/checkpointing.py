@@ -59,7 +59,7 @@ class Checkpoints(Callback):
     a validation is due after a step, the checkpoint follows it; otherwise a resumed run would skip that
     validation. On an exception a single process saves the state after the last completed step. With several ranks
     nothing is saved then, because the other ranks wait in a collective. A failed write is reported and training
-    continues.
+    continues; those of the last validation are tried again at the end, where they must succeed.
 
     `step{N}.ckpt` is written every `checkpoint.keep_every_n_steps`: weights, config and vocabulary, enough for every
     evaluation. A run cannot resume from them. Those of an earlier run in this directory, or of steps that a resumed run
@@ -100,6 +100,7 @@ class Checkpoints(Callback):
         self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
         self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
         self.boundary: tuple[Any, ...] | None = None  # state after the last completed step
+        self.incomplete = False  # whether a write failed at the last validation
 
     @property
     def newest(self) -> Path | None:
@@ -209,8 +210,21 @@ class Checkpoints(Callback):
         kept = self.save(trainer)
         if kept and self.best is not before[0]:
             kept = self.ranks.first(self.ranks.rank == 0 and self._copy_best(self.directory / LAST))
+        self.incomplete = not kept
         if not kept:
             self.best, self.best_counts = before
+
+    def finish(self, trainer: L.Trainer) -> None:
+        """Try the writes after the last validation again, if one failed; all ranks must call this.
+
+        Raises:
+            UserError: one fails again, so that a result would not be that of the trained weights.
+        """
+        if self.incomplete:
+            self.on_validation_end(trainer, trainer.lightning_module)
+        if self.incomplete:
+            end = f"the checkpoints of the last step, {trainer.global_step}, could not be written"
+            raise UserError(f"{self.directory}: {end}; to continue, repeat the command with resume=auto")
 
     def _copy_best(self, source: Path) -> bool:
         with reported(BEST):

@@ -8,7 +8,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
 from txl_lightning.runs.metrics import shown_units
 from txl_lightning.training.checks import options_without_effect, resolve_accelerator
-from txl_lightning.training.loggers import upload_command
+from txl_lightning.training.loggers import upload_line
 from txl_lightning.training.run import train
 
 
@@ -33,6 +33,6 @@ def run(options: Config, directory: Path) -> list[str]:
         lines[0] += f", with the weights of step {metrics['weights_step']}, the best on validation"
     if options.trainer.accelerator == "auto":
         lines.insert(0, f"trainer.accelerator=auto: trained on {resolve_accelerator(options).trainer.accelerator}")
-    if options.logger.name == "wandb" and (upload := upload_command(directory)):
-        lines.append(f"offline run of Weights & Biases, to upload it: {upload}")
+    if options.logger.name == "wandb" and (line := upload_line(directory)):
+        lines.append(line)
     return lines

@@ -14,6 +14,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,7 @@ def log_metrics(trainer: L.Trainer, values: dict[str, float]) -> None:
 HISTORY = "wandb_history.jsonl"
 SUPERSEDED = ".superseded"  # suffix of the .wandb file of an earlier session
 TEST = "test/"  # measured after the last step
+SECONDS_TO_WRITE = 20.0
 
 
 class RepeatableWandbLogger(WandbLogger):
@@ -162,10 +164,30 @@ def supersede(directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         path.rename(path.with_name(path.name + SUPERSEDED))
 
 
-def upload_command(directory: Path) -> str | None:
-    """Return the command that uploads the offline run of a run directory; None if there is none."""
+def upload_line(directory: Path) -> str | None:
+    """Return a line with the command that uploads the offline run of a run directory, or why it is incomplete.
+
+    Returns:
+        None if there is no such run.
+    """
     files = _offline_files(directory, CurveFile(directory / HISTORY).keep(lambda row: True))
-    return f"wandb sync {shlex.quote(str(files[-1].parent))}" if files else None
+    if not files:
+        return None
+    deadline = time.monotonic() + SECONDS_TO_WRITE
+    while not (complete := is_complete(files[-1])) and time.monotonic() < deadline:  # W&B still writes after its end
+        time.sleep(0.1)
+    if not complete:
+        again = "a command with resume=auto writes it again, from wandb_history.jsonl"
+        return f"offline run of Weights & Biases: {files[-1]} was cut off, as by a full disk; {again}"
+    return f"offline run of Weights & Biases, to upload it: wandb sync {shlex.quote(str(files[-1].parent))}"
+
+
+def is_complete(path: Path) -> bool:
+    """Return whether a file of W&B ends with the record of the run's end: a full disk cuts it without an error.
+
+    The format is private: the record is the last one, of some forty bytes, among them this tag.
+    """
+    return b"\x92\x01" in path.read_bytes()[-64:]
 
 
 def _offline_files(directory: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:

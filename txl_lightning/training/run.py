@@ -283,10 +283,14 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
 
 
 def fit(run: TrainingRun) -> None:
-    """Train up to `trainer.max_steps`, and save the last state."""
+    """Train up to `trainer.max_steps`, and save the last state.
+
+    Raises:
+        UserError: the last state cannot be saved.
+    """
     run.trainer.fit(run.module, datamodule=run.data, ckpt_path=run.resumed_from)
-    if run.checkpoints is not None and run.checkpoints.saved_step != run.trainer.global_step:
-        run.checkpoints.save(run.trainer)
+    if run.checkpoints is not None:
+        run.checkpoints.finish(run.trainer)
 
 
 def test(run: TrainingRun) -> dict[str, Any]:
