@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -23,7 +24,7 @@ from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
-from txl_lightning.files import write_json
+from txl_lightning.files import file_checksum, write_json
 from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, Progress, clock, execute
 from txl_lightning.reporting.machine import cores
@@ -33,6 +34,7 @@ from txl_lightning.training.curves import PROGRESS_FILE
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
 RECORD, LOG = "job.json", "log.txt"
+READ = (".json", ".jsonl", ".npz", ".svg", ".png")  # files of a job that a report reads
 RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "generation.json"}  # else COMMAND.json
 PRELOADED = (
     "txl_lightning.command_line.hydra_app",
@@ -68,21 +70,27 @@ class Plan:
 
     @property
     def finished(self) -> list[Job]:
-        """Jobs that need not run again: they succeeded with their present key, and their result can be read."""
+        """Jobs that need not run again: they succeeded with their present key, and their files are as they were."""
         return [
             job
             for job in self.jobs
             if (record := self.record(job)).get("done")
             and record.get("key") == self.keys[job.name]
             and self.folder(job).result is not None
+            and record.get("files") in (None, self._files(job))
         ]
+
+    def _files(self, job: Job) -> dict[str, str]:
+        """Return the checksums of the files of a job that a report may read."""
+        paths = sorted(self.folder(job).path.iterdir())
+        return {path.name: file_checksum(path) for path in paths if path.suffix in READ and path.name != RECORD}
 
     def folder(self, job: Job) -> JobFolder:
         """Return the folder that a job writes into."""
         return JobFolder(self.setup.runs / job.name, RECORD, RESULTS.get(job.command, f"{job.command}.json"))
 
     def record(self, job: Job) -> dict[str, Any]:
-        """Return `key`, `seconds`, `done` and `command` of a job's last run; empty if there was none."""
+        """Return `key`, `seconds`, `done`, `command` and `files` of a job's last run; empty if there was none."""
         return self.folder(job).record
 
     def seconds(self, job: Job) -> float:
@@ -96,8 +104,8 @@ class Plan:
     @cached_property
     def tokens_per_second(self) -> float:
         """Median speed of the finished trainings in this directory, or the profile's if there is none."""
-        results = (self.folder(job).result for job in self.jobs if job.command == "train")
-        rates = [found["tokens"] / found["seconds"] for found in results if found and found.get("seconds")]
+        results = (self.folder(job).result for job in self.finished if job.command == "train")
+        rates = [found["tokens"] / found["seconds"] for found in results if found and found["seconds"]]
         return median_high(rates) if rates else self.setup.profile.tokens_per_second
 
     def summary(self) -> str:
@@ -190,7 +198,7 @@ class Plan:
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
         with folder.locked(wait=True):  # for a job of a killed runner, which ends in moments
-            if folder.record.get("key") != self.keys[job.name]:
+            if folder.record.get("key") != self.keys[job.name] or folder.record.get("done"):  # its files were changed
                 folder.clear()
             self._write_record(job, 0.0, done=False)
         words = [job.command, *job.overrides_in(self.setup.runs), *self._options(job)]
@@ -230,7 +238,8 @@ class Plan:
         """Write `job.json`; `seconds` are added to those of the interrupted runs before."""
         total = round(self.record(job).get("seconds", 0.0) + seconds, 2)
         command = shlex.join(["txl", job.command, *job.overrides])
-        self.folder(job).write({"key": self.keys[job.name], "done": done, "seconds": total, "command": command})
+        record = {"key": self.keys[job.name], "done": done, "seconds": total, "command": command}
+        self.folder(job).write({**record, "files": self._files(job)} if done else record)
 
 
 def run_txl(words: list[str], prefix: tuple[str, ...]) -> None:
@@ -332,7 +341,8 @@ def training_share(run: Path) -> tuple[float, float] | None:
 
 
 def _training_state(run: Path) -> dict[str, Any]:
-    return JobFolder(run, PROGRESS_FILE).record
+    state = JobFolder(run, PROGRESS_FILE).record
+    return state if all(isinstance(state.get(name), (float, int)) for name in ("steps", "max_steps", "seconds")) else {}
 
 
 class Stopwatch:
@@ -350,8 +360,8 @@ class Stopwatch:
         self.path = path
         self.began, self._before = datetime.now(timezone.utc).isoformat(timespec="seconds"), 0.0
         found = {} if restart else JobFolder(path.parent, path.name).record  # {} if there is none or it is damaged
-        if found:
-            self.began, self._before = found["began"], found["seconds"]
+        with suppress(KeyError, TypeError, ValueError):
+            self._before, self.began = float(found["seconds"]), str(found["began"])
         self._started = self._saved = time.perf_counter()
 
     def __enter__(self) -> Stopwatch:

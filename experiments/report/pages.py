@@ -136,7 +136,7 @@ def _run(job: Job, plan: Plan, outcomes: Outcomes) -> dict[str, Any]:
         "sections": list(job.sections),
         "overrides": list(job.overrides),
         "key": plan.keys[job.name],
-        "seconds": plan.record(job)["seconds"],
+        "seconds": plan.record(job).get("seconds", 0.0),
         "directory": f"runs/{job.name}",
     }
     if job.command == "train":

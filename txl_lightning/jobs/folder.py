@@ -7,6 +7,7 @@ It is finished once `metrics.json` is there, which a training writes last. A mul
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import shutil
 import time
@@ -42,8 +43,13 @@ class JobFolder:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Content of the record, {} without one: of a multirun's job objective, overrides, options and error."""
-        return self._content(self.record_file) or {}
+        """Content of the record, {} without one: of a multirun's job objective, overrides, options and error.
+
+        One that was changed after `write` is none; files that this class did not write have no checksum to compare.
+        """
+        found = self._content(self.record_file) or {}
+        written = found.pop("sha256", None)
+        return found if written in (None, _checksum(found)) else {}
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -57,8 +63,8 @@ class JobFolder:
         return None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the record."""
-        write_json(self.path / self.record_file, record)
+        """Write the record, with its checksum."""
+        write_json(self.path / self.record_file, {**record, "sha256": _checksum(record)})
 
     @contextmanager
     def locked(self, wait: bool = False) -> Iterator[None]:
@@ -96,8 +102,8 @@ class JobFolder:
     @property
     def value(self) -> float | None:
         """Objective of a finished job of a multirun; None for any other."""
-        record, result = self.record, self.result
-        return None if not record or result is None else result.get(record["objective"])
+        value = (self.result or {}).get(self.record.get("objective", ""))
+        return value if isinstance(value, (float, int)) else None
 
     @property
     def started(self) -> bool:
@@ -116,8 +122,8 @@ class JobFolder:
         before, options = self.record, record["options"]
         if not before and self.started:
             raise UserError(f"{self.path} holds a run that is no job of this multirun: choose another hydra.sweep.dir")
-        if before and before["options"] != options:
-            other = difference(options, before["options"])
+        if before and (found := before.get("options", {})) != options:
+            other = difference(options, found)
             raise UserError(f"{self.path} holds another job ({other}): choose another hydra.sweep.dir")
         self.path.mkdir(parents=True, exist_ok=True)
         self.write({**record, "overrides": before.get("overrides", record["overrides"])})
@@ -138,6 +144,10 @@ class JobFolder:
                 with suppress(OSError):  # a full disk
                     self.write({**self.record, "error": describe(error)})
             raise
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def job_folders(directory: Path) -> list[JobFolder]:

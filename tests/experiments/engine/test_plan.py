@@ -23,6 +23,7 @@ from experiments.engine.plan import (
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.tables.arms import Arm, training
 from txl_lightning.errors import UserError
+from txl_lightning.files import file_checksum
 from txl_lightning.jobs.processes import Ended
 from txl_lightning.runs.models import make_model
 
@@ -88,13 +89,53 @@ def test_a_finished_job_is_recorded_and_never_run_again(tmp_path: Path, failing:
     assert Pretended.started[-1][0] == "speed"  # alone, at the end
     evaluate = next(words for words in Pretended.started if words[0] == "evaluate")
     assert f"checkpoint={tmp_path}/runs/a/checkpoints/best.ckpt" in evaluate
-    assert record(tmp_path, "a") == {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
+    found = record(tmp_path, "a")
+    files = {"metrics.json": file_checksum(tmp_path / "runs/a/metrics.json")}
+    expected = {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train", "files": files}
+    assert found == {**expected, "sha256": found["sha256"]}
     n = len(Pretended.started)
     plan_of(tmp_path, JOBS).run()
     assert len(Pretended.started) == n == len(JOBS)
     (tmp_path / "runs/a/metrics.json").write_text('{"steps": 6')  # cut off
     plan_of(tmp_path, JOBS).run()
     assert [words[-2:] for words in Pretended.started[n:]] == [[f"hydra.run.dir={tmp_path}/runs/a", "resume=auto"]]
+
+
+RECORD_OF_A = {"key": "key of a", "done": True, "seconds": 2.0, "command": "txl train"}
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *(("metrics.json", content) for content in ("", "{", "[]", '{"val/nll": 0.5}')),
+        ("validation.jsonl", '{"steps": 1, "nll": 0.5}\n'),
+        *(("job.json", content) for content in ("", "null", "[]", "{}", '{"done": true}', '{"key": 5, "done": "yes"}')),
+        ("job.json", json.dumps({**RECORD_OF_A, "seconds": "long", "sha256": "0"})),
+    ],
+)
+def test_a_job_whose_record_or_files_were_changed_runs_again_from_scratch(
+    tmp_path: Path, failing: dict[str, int], file: str, content: str
+) -> None:
+    job = JOBS[1:2]
+    plan_of(tmp_path, job).run()
+    folder = tmp_path / "runs/a"
+    kept = {path.name: path.read_text() for path in folder.iterdir()}
+    (folder / file).write_text(content)
+    (folder / "checkpoint").write_text("of the first time")
+    plan = plan_of(tmp_path, job)
+    assert plan.finished == []
+    assert "0 of them finished before" in plan.summary()
+    plan.table()
+    plan.run()
+    assert len(Pretended.started) == 2
+    assert {path.name: path.read_text() for path in folder.iterdir()} == kept
+    assert plan.finished == job
+
+
+@pytest.mark.parametrize("content", ["{}", '{"steps": "many"}', '{"steps": 1, "max_steps": null, "seconds": []}'])
+def test_a_changed_progress_file_shows_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "progress.json").write_text(content)
+    assert (training_progress(tmp_path), training_share(tmp_path)) == ("", None)
 
 
 def test_a_failed_job_is_named_and_only_it_and_what_needs_it_is_run_again(
@@ -192,6 +233,7 @@ def test_an_estimate_is_the_profiles_or_the_median_of_what_has_run(tmp_path: Pat
         folder = tmp_path / "runs" / run.name
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text(json.dumps({"tokens": 1000, "seconds": seconds}))
+        (folder / "job.json").write_text(json.dumps({"key": f"key of {run.name}", "done": True}))
     assert plan_of(tmp_path, runs).seconds(runs[0]) == pytest.approx(4 + tokens / 100)
     assert plan_of(tmp_path, runs).seconds(JOBS[-1]) == PROFILES["smoke"].seconds["evaluate"]
 
@@ -227,7 +269,12 @@ def test_jobs_at_once_have_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest
         slots("gpu", 4)
 
 
-@pytest.mark.parametrize(("content", "before"), [('{"began": "then", "seconds": 100.0}', 100), ('{"began": "20', 0)])
+CHANGED_CLOCKS = ('{"began": "20', "{}", '{"began": "then"}', '{"began": "then", "seconds": "long"}')
+
+
+@pytest.mark.parametrize(
+    ("content", "before"), [('{"began": "then", "seconds": 100.0}', 100), *((content, 0) for content in CHANGED_CLOCKS)]
+)
 def test_the_stopwatch_continues_its_sum_unless_it_is_damaged(content: str, before: float, tmp_path: Path) -> None:
     path = tmp_path / "clock.json"
     path.write_text(content)
