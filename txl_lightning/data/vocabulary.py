@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, Literal
@@ -43,11 +43,13 @@ class Vocabulary:
         level: byte, char, word, bpe or ids.
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
+        lenient: a character or byte that is unknown without an `<unk>` is left out instead of an error.
     """
 
     level: Level
     symbols: tuple[str, ...] = ()
     tokenizer: str = ""
+    lenient: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.symbols) or 256
@@ -149,8 +151,8 @@ class Vocabulary:
         return b"".join(self._bytes[int(token)] for token in tokens)
 
     def of_known_characters(self) -> Vocabulary:
-        """Return a vocabulary in which an unknown character is an error instead of `<unk>`; others are unchanged."""
-        if self.level != "char" or UNKNOWN not in self.numbers:
+        """Return a vocabulary in which an unknown character is an error instead of `<unk>`, unless it is lenient."""
+        if self.level != "char" or UNKNOWN not in self.numbers or self.lenient:
             return self
         return replace(self, symbols=tuple("" if symbol == UNKNOWN else symbol for symbol in self.symbols))
 
@@ -195,6 +197,7 @@ class Vocabulary:
 
     def _known(self, tokens: np.ndarray, symbol_at: Callable[[int], str]) -> np.ndarray:
         """Return the tokens in `dtype`; a symbol that is unknown without an `<unk>` is an error."""
+        tokens = tokens[tokens >= 0] if self.lenient else tokens
         if tokens.min(initial=0) < 0:
             symbol = symbol_at(int(tokens.argmin()))
             raise UserError(f"{symbol!r} is not among the {len(self)} symbols of the training split")

@@ -19,6 +19,7 @@
         left_out        tokens of the split that are not scored: first_of_streams, trimmed, max_segments
         losses          with `losses=true`, the file `losses_SPLIT.npz`: nll and positions of the scored tokens, in
                         text order; position t is token t of the split
+        units           with `per`, the file of the table (see `perplexity.units`)
         sweep           with `attention_lengths`, as below
 
 and a sweep
@@ -64,6 +65,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from txl_lightning.config.schemas import TransformerXLModelConfig, plain
 from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.distributed.environment import environment
@@ -89,6 +92,7 @@ from txl_lightning.evaluation.perplexity.dynamic import (
     dynamic_scores,
 )
 from txl_lightning.evaluation.perplexity.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
+from txl_lightning.evaluation.perplexity.units import FreshUnits, Units, units_of
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.protocols import (
     ScoringProtocol,
@@ -103,7 +107,12 @@ from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other
 
 MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "first", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
-FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments")
+FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments", "per")
+OF_UNITS = {
+    "per": (None, "line", "document", "token"),
+    "unit_memory": ("carried", "fresh"),
+    "table": ("tsv", "parquet"),
+}
 SAMPLE_TOKENS = 5_000  # of the difference to float32
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
@@ -122,13 +131,20 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     if options.models:
         return compare_models(options, directory, _make_protocol)
     trained = open_checkpoint(options)
+    trained = replace(trained, vocabulary=replace(trained.vocabulary, lenient=options.per is not None))
     in_parts = options.splits or options.select_on is not None or options.dynamic.search
     whole = not in_parts and is_other_text(options.data_path, [trained])
     options = replace(options, splits=[WHOLE] if whole else options.splits or OWN_SPLITS)
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=whole)
     if options.select_on is not None:
         corpus = first_tokens(corpus, options.select_on, options.sweep_tokens)
+    units = {split: units_of(trained, corpus, split, options) for split in options.splits if options.per}
+    if options.unit_memory == "fresh":
+        alone = {split: np.concatenate(of_split.tokens) for split, of_split in units.items()}
+        corpus = replace(corpus, splits={**corpus.splits, **alone})
     protocol = _make_protocol(trained, corpus, options)
+    if options.unit_memory == "fresh":
+        protocol = FreshUnits(**vars(protocol), units=units, per=str(options.per))
     sweep = _plan(protocol, options)
     shown = protocol if options.select_on is None else protocol.at_training_lengths()
     dynamic, found = None, None
@@ -143,7 +159,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         "evaluation": shown.settings(),
         "streams_start": protocol.streams_start,
     }
-    scored = _score_splits(protocol, shown, sweep, dynamic, options, directory)
+    scored = _score_splits(protocol, shown, sweep, dynamic, units, options, directory)
     difference = float32_difference(shown, options.splits[0])
     results |= {**scored, "float32_difference": difference, **({} if found is None else {"dynamic": found})}
     write_json(directory / "evaluation.json", results)
@@ -151,6 +167,7 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
         split_line(split, results[split], corpus.name + corpus.unknown_share(split), shown.description())
         for split in scored
     ]
+    lines += [f"{split}: {len(units[split].texts):,} {options.per}s in {results[split]['units']}" for split in units]
     if difference is not None:
         sample = f"the first {difference['tokens']:,} tokens of {difference['split']}"
         lines.append(f"{shown.precision}: nll {difference['nll']:+.5f} beside float32 on {sample}")
@@ -190,6 +207,18 @@ def _check_options(options: EvaluateOptions) -> None:
     for name in ("sweep_tokens", "memory_at_evaluation"):
         value, used = getattr(options, name), split is not None or (name == "sweep_tokens" and options.dynamic.search)
         require(value is None or used, name, value, "is for select_on=valid")
+    for name, values in OF_UNITS.items():
+        value, used = getattr(options, name), options.per is not None
+        require(value in values, name, value, f"must be {' or '.join(str(one or 'null') for one in values)}")
+        require(used or value == values[0], name, value, "is for per=line, document or token")
+    of_units = options.per in ("line", "document") and options.protocol == "memory"
+    require(
+        of_units or options.unit_memory == "carried",
+        "unit_memory",
+        "fresh",
+        "is for per=line or document, protocol=memory",
+    )
+    require(options.per is None or lengths is None, "attention_lengths", lengths, "must be null with per")
     _check_dynamic(options)
 
 
@@ -205,7 +234,13 @@ def _check_dynamic(options: EvaluateOptions) -> None:
     right = dynamic.lr is None if dynamic.search else dynamic.on or dynamic == DynamicOptions()
     allowed = "must be null with dynamic.search=true, and given with other options of dynamic without it"
     require(right, "dynamic.lr", dynamic.lr, allowed)
-    for name, only in (("protocol", "memory"), ("attention_lengths", None), ("select_on", None), ("models", [])):
+    for name, only in (
+        ("protocol", "memory"),
+        ("attention_lengths", None),
+        ("select_on", None),
+        ("models", []),
+        ("per", None),
+    ):
         value = getattr(options, name)
         allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
         require(not dynamic.on or value == only, name, value, allowed)
@@ -230,6 +265,7 @@ def _score_splits(
     shown: ScoringProtocol,
     sweep: Sweep | None,
     dynamic: DynamicEvaluation | None,
+    units: dict[str, Units],
     options: EvaluateOptions,
     directory: Path,
 ) -> dict[str, Any]:
@@ -246,6 +282,9 @@ def _score_splits(
             result["selected"] = score_chosen(*chosen, chosen_on, scores, files)
         elif files is not None:
             result["losses"] = scores.write(shown, files / f"losses_{split}.npz")
+        if split in units:
+            result["units"] = f"{options.per}s_{split}.{options.table}"
+            units[split].write(scores.losses(shown), directory / result["units"])
         if dynamic is not None:
             result["dynamic"] = dynamic_scores(shown, dynamic, scores, files)
         if split == chosen_on:

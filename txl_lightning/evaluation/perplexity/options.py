@@ -76,6 +76,10 @@ class EvaluateOptions:
             null for 0.005 ppl or 0.0005 bpc.
         block_len: tokens in a block, the unit of standard errors where a corpus has no sentences.
         losses: write the loss of every token to `losses_SPLIT.npz`.
+        per: write a table with the loss of every line, document or token of each split; null for none.
+        unit_memory: carried, for the losses of the scores above; or fresh: each line or document is scored as if it
+            were alone (protocol=memory), and these are the scores above.
+        table: format of the table, tsv or parquet.
         data_path: the run's own files where they have moved, or others to score, in the vocabulary of the checkpoint;
             needed if no model of `models` is a run's.
         begin_of_text: read the tokenizer's begin-of-text token of an hf: model before the text or the window.
@@ -114,6 +118,9 @@ class EvaluateOptions:
     tolerance: float | None = None
     block_len: int = 1000
     losses: bool = False
+    per: str | None = None
+    unit_memory: str = "carried"
+    table: str = "tsv"
     data_path: Any = None
     begin_of_text: bool = False
     dtype: str = "float32"
