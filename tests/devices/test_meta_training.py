@@ -77,7 +77,7 @@ def test_every_arm_trains(arm: str) -> None:
     train(module, optimizer)
     state = [value for values in optimizer.state.values() for value in values.values()]
     assert state
-    assert all(value.is_meta for value in [*state, module.loss, module.gradient_norm, module.step_skipped])
+    assert all(value.is_meta for value in [*state, module.loss, module.gradient_norm, module.finite])
 
 
 @pytest.mark.parametrize(

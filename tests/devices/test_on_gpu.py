@@ -16,6 +16,7 @@ from tests.training.small_run import poison, tiny_config
 from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import UserError
 from txl_lightning.evaluation.scoring.token_losses import token_losses
 from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
 from txl_lightning.model.inference.cached import can_cache
@@ -97,8 +98,7 @@ def test_a_run_on_a_gpu_ends_as_on_the_cpu(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "b/metrics.json").read_text()) == metrics[1]
 
 
-def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison(monkeypatch, (6, 7))
-    metrics = train(tiny_config(tmp_path, *GPU), tmp_path / "run")
-    assert metrics["skipped_steps"] == 2
-    assert 0 < metrics["val/bpc"] < 9
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, (6,))
+    with pytest.raises(UserError, match="not finite in or before step"):
+        train(tiny_config(tmp_path, *GPU), tmp_path / "run")

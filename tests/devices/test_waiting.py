@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
-import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from tests.host_reads import HostReads
 from tests.training.small_run import poison, tiny_config
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.runs.storage import read_file
+from txl_lightning.errors import UserError
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import TrainingRun, build, fit, quiet_libraries, train
 from txl_lightning.training.stopping import StopSignals
@@ -37,7 +34,7 @@ class Watch(L.Callback):
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LanguageModelModule, "skips_on_device", True)
+    monkeypatch.setattr(LanguageModelModule, "reads_are_free", False)
 
 
 def prepare(directory: Path, *overrides: str) -> TrainingRun:
@@ -75,30 +72,19 @@ def test_an_adaptive_softmax_waits_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw"))]
+    ("options", "step"),
+    [
+        (("trainer.log_every_n_steps=6",), 6),
+        (("trainer.log_every_n_steps=50", "checkpoint.every_n_steps=5"), 5),
+        (("trainer.log_every_n_steps=50", "checkpoint.keep_every_n_steps=8"), 8),
+        (("trainer.log_every_n_steps=50", "trainer.val_every_n_steps=7"), 7),
+        (("trainer.log_every_n_steps=50",), 12),
+    ],
 )
-def test_a_step_is_skipped_on_the_device_as_on_the_host(
-    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(
+    options: tuple[str, ...], step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, optimizer, memory and counts of two runs with the same broken gradients are equal, bit by bit."""
-    options = ("trainer.log_every_n_steps=4", f"optimizer={optimizer}", "optimizer.weight_decay=0.1")
-    poison(monkeypatch, (4, 7, 8))
-    states, metrics = [], []
-    for device_decides in (True, False):
-        monkeypatch.setattr(LanguageModelModule, "skips_on_device", device_decides)
-        name = str(device_decides)
-        metrics.append(train(tiny_config(tmp_path, *STEPS, *options), tmp_path / name))
-        states.append(read_file(tmp_path / name / "checkpoints/last.ckpt"))
-    assert metrics[0]["skipped_steps"] == metrics[1]["skipped_steps"] == 3
-    assert metrics[0]["val/nll"] == metrics[1]["val/nll"]
-    parts = re.compile(r"\['(state_dict|optimizer_states|training_memory|callbacks)'\](?!.*seconds)")
-    one, other = (
-        {
-            name: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf
-            for path, leaf in tree_flatten_with_path(state)[0]
-            if parts.match(name := keystr(path))
-        }
-        for state in states
-    )
-    assert len(one) > 50
-    assert one == other
+    poison(monkeypatch, (4,))
+    with pytest.raises(UserError, match=f"not finite in or before step {step}; no checkpoint was written yet"):
+        train(tiny_config(tmp_path, *STEPS, *options), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.ckpt"))

@@ -127,7 +127,6 @@ def test_metrics_json(recorded: Recorded) -> None:
         "tokens": sum(recorded.tokens),
         "seconds": 2.0 * STEPS + 3 * 100,  # up to the end of training
         "peak_memory_bytes": metrics["peak_memory_bytes"],
-        "skipped_steps": 0,
         "weights": "best",
         "weights_step": 40,
         "parameters": sum(p.numel() for p in load_trained(folder / "last.ckpt").model.parameters()),

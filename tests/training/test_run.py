@@ -270,18 +270,20 @@ def test_three_hundred_smoke_steps_learn_a_bit_and_a_half(tmp_path: Path) -> Non
     assert end <= start - 1.5
 
 
-@pytest.mark.parametrize(
-    ("lr", "level", "metric"), [("1e38", "byte", "val/nll=(nan|inf)"), ("1e4", "word", "val/(ppl|nll)=(inf|nan)")]
-)
-def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path, lr: str, level: str, metric: str) -> None:
+NOT_FINITE = "the loss or its gradient was not finite in step 2; no checkpoint was written yet; try a lower optimizer"
+DIVERGED = r"val/(ppl|nll)=(inf|nan) after 2 steps: training diverged; lower optimizer.lr"
+
+
+@pytest.mark.parametrize(("lr", "level", "words"), [("1e38", "byte", NOT_FINITE), ("1e4", "word", DIVERGED)])
+def test_a_run_that_diverged_ends_with_one_clear_line(tmp_path: Path, lr: str, level: str, words: str) -> None:
     steps = ("trainer.max_steps=2", "trainer.val_every_n_steps=2", f"data.level={level}")
-    with pytest.raises(UserError, match=rf"^{metric} after 2 steps: training diverged; lower optimizer.lr$"):
+    with pytest.raises(UserError, match=f"^{words}"):
         train(tiny_config(tmp_path, f"optimizer.lr={lr}", *steps), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()
 
 
 def test_the_metrics_of_an_earlier_run_do_not_survive_one_that_fails(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, "trainer.max_steps=2"), tmp_path / "run")
-    with pytest.raises(UserError, match="diverged"):
+    with pytest.raises(UserError, match="not finite"):
         train(tiny_config(tmp_path, "trainer.max_steps=2", "optimizer.lr=1e30"), tmp_path / "run")
     assert not (tmp_path / "run/metrics.json").exists()

@@ -107,7 +107,7 @@ def test_a_new_run_in_an_old_directory_leaves_nothing_of_the_old_one(
 
 
 def test_callback_state_has_the_names_of_earlier_versions(run: Path) -> None:
-    names = {"TrainingCurves", "SkippedSteps", "RandomState", "Checkpoints"}
+    names = {"TrainingCurves", "RandomState", "Checkpoints"}
     assert set(read_file(run / "checkpoints/last.ckpt")["callbacks"]) == names
 
 

@@ -23,43 +23,23 @@ from txl_lightning.training.run import disable_signal_handlers, train
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_is_skipped_counted_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+def test_a_loss_or_gradient_that_is_not_finite_ends_the_run_and_names_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    states: dict[int, dict[str, torch.Tensor]] = {}
-
-    def remember(module: LanguageModelModule) -> None:
-        memory = module.training_memory.memory
-        state = module.state_dict() | ({"memory": memory.states} if memory else {})
-        states[module.trainer.global_step] = {name: tensor.clone() for name, tensor in state.items()}
-
-    poison(monkeypatch, {4, 5, 8}, what)
-    patch_module(monkeypatch, "training_step", before=remember)
-    metrics = train(tiny_config(tmp_path, "trainer.max_nonfinite_steps=3"), tmp_path / "run")
-    assert (metrics["steps"], metrics["skipped_steps"]) == (12, 3)
-    assert capsys.readouterr().err.count("skipped: the gradient norm") == 3
-    for step in range(1, 12):
-        is_equal = [torch.equal(tensor, states[step][name]) for name, tensor in states[step - 1].items()]
-        assert all(is_equal) == (step in (4, 5, 8)), step
-    last = read_file(tmp_path / "run/checkpoints/last.ckpt")
-    assert all(torch.isfinite(tensor).all() for tensor in last["state_dict"].values())
-    assert torch.isfinite(last["training_memory"]["memory"]["states"]).all()
-    assert last["callbacks"]["SkippedSteps"] == {"total": 3}
-
-
-def test_too_many_in_a_row_end_the_run_and_name_the_last_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch, range(9, 100))
-    options = ("trainer.max_nonfinite_steps=3", "checkpoint.every_n_steps=4", "trainer.max_steps=40")
+    poison(monkeypatch, {9}, what)
+    options = ("checkpoint.every_n_steps=4", "trainer.max_steps=40")
     best = tmp_path / "run/checkpoints/best.ckpt"
-    words = rf"not finite in 3 consecutive steps up to step 11; the last good checkpoint is {best} \(step (\d+)\)"
+    words = rf"not finite in step 9; the last good checkpoint is {best} \(step (\d+)\)"
     with pytest.raises(UserError, match=words) as ended:
         train(tiny_config(tmp_path, *options), tmp_path / "run")
     assert read_file(best)["global_step"] == int(re.search(words, str(ended.value))[1])  # type: ignore[index]
     last = tmp_path / "other/checkpoints/last.ckpt"
-    with pytest.raises(UserError, match=rf"; the last checkpoint is {last} \(step 8\); try initial_weights="):
+    with pytest.raises(UserError, match=rf"in step 9; the last checkpoint is {last} \(step 8\); try initial_weights="):
         train(tiny_config(tmp_path, *options, "trainer.val_every_n_steps=null"), tmp_path / "other")
+    saved = read_file(last)
+    assert saved["global_step"] == 8
+    assert all(torch.isfinite(tensor).all() for tensor in saved["state_dict"].values())
+    assert torch.isfinite(saved["training_memory"]["memory"]["states"]).all()
 
 
 def send(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *pauses: float) -> None:

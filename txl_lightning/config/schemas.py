@@ -199,8 +199,7 @@ class TrainerConfig:
     over that many parts of each process's columns. `num_threads` null means as many CPU threads as this size pays
     for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
     or auto for the fastest known. `val_every_n_steps` null validates at the end of every epoch. The last step
-    of a run is validated in any case. `max_nonfinite_steps` skipped steps in a row end the run.
-    `progress_file` writes `progress.json` about once a second.
+    of a run is validated in any case. `progress_file` writes `progress.json` about once a second.
     """
 
     max_steps: int = MISSING
@@ -215,7 +214,6 @@ class TrainerConfig:
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None
-    max_nonfinite_steps: int = 10
     progress_bar: bool = True
     progress_file: bool = False
 
@@ -344,11 +342,16 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
+GONE = ("trainer.max_nonfinite_steps",)  # options of older checkpoints that changed no result
+
+
 def from_plain(values: dict[str, Any]) -> Config:
     """Return the config from its `plain` form, which checkpoints hold.
 
-    In those before 0.4.0 every word of the training text has an entry.
+    In those before 0.4.0 every word of the training text has an entry. Options that are gone are dropped (`GONE`).
     """
+    trainer = {name: value for name, value in values["trainer"].items() if f"trainer.{name}" not in GONE}
+    values = {**values, "trainer": trainer}
     if values["data"].get("level") == "word" and "min_count" not in values["data"]:
         values = {**values, "data": {**values["data"], "min_count": 1}}
     config = OmegaConf.structured(Config)

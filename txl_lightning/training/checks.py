@@ -30,7 +30,7 @@ LOSSES = ("full", "half", "random_half")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
 COUNTS = (  # at least 1, or null where that has a meaning
     *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
-    *("trainer.column_chunks", "trainer.max_nonfinite_steps", "trainer.num_threads", "trainer.log_every_n_steps"),
+    *("trainer.column_chunks", "trainer.num_threads", "trainer.log_every_n_steps"),
     *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
     *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
 )

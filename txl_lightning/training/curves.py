@@ -43,8 +43,8 @@ class TrainingCurves(Callback):
 
     A compressed memory adds the compression loss of the last step.
 
-    The loss is the mean over the tokens of all ranks since the last log entry, without those of skipped steps. Nothing
-    is read from a GPU between log entries.
+    The loss is the mean over the tokens of all ranks since the last log entry. Nothing is read from a GPU between log
+    entries.
 
         MFU = tokens/s · flops a token needs (`training_flops`) / (peak of the device · ranks)
 
@@ -68,8 +68,7 @@ class TrainingCurves(Callback):
         self.tokens = 0
         self.latest: dict[str, float] = {}
         self._nll_sum: torch.Tensor | float = 0.0
-        self._tokens: torch.Tensor | int = 0
-        self._tokens_before: torch.Tensor | int = 0
+        self._tokens = self._tokens_before = 0
         self._shape = (1, 1)  # B and T of the last segment
         self._seconds_before = 0.0
         self._started = self._since = time.perf_counter()
@@ -89,15 +88,14 @@ class TrainingCurves(Callback):
         n_tokens = batch.targets.numel()
         self.tokens += trainer.train_dataloader.batch_size * batch.targets.shape[1]  # type: ignore[union-attr]
         self._shape = (batch.targets.shape[0], pl_module.segment_len or batch.targets.shape[1])
-        skipped = pl_module.step_skipped
-        self._nll_sum = self._nll_sum + torch.where(skipped, 0.0, pl_module.loss * n_tokens)
-        self._tokens = self._tokens + n_tokens * ~skipped
+        self._nll_sum = self._nll_sum + pl_module.loss * n_tokens
+        self._tokens += n_tokens
         if trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps:
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, module: LanguageModelModule) -> None:
-        recent = int(self._tokens - self._tokens_before)
-        nll_sum, tokens, n_recent = self.ranks.total(float(self._nll_sum), int(self._tokens), recent)
+        recent = self._tokens - self._tokens_before
+        nll_sum, tokens, n_recent = self.ranks.total(float(self._nll_sum), self._tokens, recent)
         values = loss_metrics(nll_sum / tokens, module.level) if tokens else {}
         memory = module.training_memory.memory
         tokens_per_second = n_recent / (time.perf_counter() - self._since)

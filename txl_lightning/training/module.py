@@ -130,30 +130,6 @@ def join_columns(memories: Sequence[State]) -> State:
     return memories[0] if len(memories) == 1 else type(memories[0]).join(memories)  # type: ignore[arg-type]
 
 
-def alike(before: State | None, after: State | None) -> bool:
-    """Return whether two memories differ in the values of their states at most."""
-    if before is None or after is None:
-        return False
-    described = [
-        {name: (value.shape, value.dtype) if isinstance(value, Tensor) else value for name, value in parts.items()}
-        for parts in (before.state_dict(), after.state_dict())
-    ]
-    return described[0] == described[1]
-
-
-def choose(condition: Tensor, before: Any, after: Any) -> Any:
-    """Return the states of `before` where `condition` is true, else those of `after`, without reading `condition`.
-
-    Args:
-        condition: one truth value on the device of the memories.
-        before: a memory.
-        after: a memory that is `alike`.
-    """
-    old, new = before.state_dict(), after.state_dict()
-    states = {name: torch.where(condition, old[name], new[name]) for name in new if isinstance(new[name], Tensor)}
-    return replace(after, **states)
-
-
 def scored_positions(loss: str, T: int, seed: int, step: int) -> slice | Tensor:
     """Return the positions of a segment that the training loss is the mean of; of an odd number a larger half.
 
@@ -194,8 +170,8 @@ class LanguageModelModule(L.LightningModule):
         compression_loss: of this rank's columns in the last step; None without a compressed memory.
         weight: W times this rank's share of the columns; the mean over ranks of weight · loss is the loss of the batch.
         gradient_norm: global norm before clipping in the last step.
-        step_skipped: whether the last step was skipped because the loss or the gradient was not finite; a tensor on
-            the device of the model, since reading it makes the CPU wait for a GPU.
+        finite: whether loss and gradients of all steps were finite; a tensor on the device of the model, since reading
+            it makes the CPU wait for a GPU.
     """
 
     def __init__(
@@ -224,8 +200,7 @@ class LanguageModelModule(L.LightningModule):
         self.loss = self.gradient_norm = torch.zeros(())
         self.compression_loss: Tensor | None = None
         self.weight = 1.0
-        self.step_skipped = torch.tensor(False)
-        self._memory_before: State | None = None
+        self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
 
     def training_step(self, batch: Segment, batch_idx: int) -> None:
@@ -252,7 +227,7 @@ class LanguageModelModule(L.LightningModule):
         all_columns = self.config.data.batch_size if W > 1 else columns
         rank_column, _ = part_of_columns(all_columns, self.ranks.rank, W)
         self.weight = W * columns / all_columns
-        memory = self._memory_before = self._memory_for(batch)
+        memory = self._memory_for(batch)
         losses, compression_losses, memories = [], [], []
         lengths = [segment.targets.shape[1] for segment in self._segments(batch)]
         positions = [self._positions(T, self.global_step * len(lengths) + i) for i, T in enumerate(lengths)]
@@ -320,20 +295,16 @@ class LanguageModelModule(L.LightningModule):
         return model.score if fills or is_last_of_epoch else self.score
 
     @property
-    def skips_on_device(self) -> bool:
-        """Whether a step is skipped without asking the device: on a GPU, with a fused optimizer."""
-        return self.fused and self.device.type != "cpu"
+    def reads_are_free(self) -> bool:
+        """Whether the CPU reads a tensor of the model without waiting for a device."""
+        return self.device.type == "cpu"
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip by global norm, a compressor by a norm of its own; skip the step if a norm is not finite.
+        """Clip by global norm, a compressor by a norm of its own; note on the device whether the norms are finite.
 
         DDP has averaged the gradients, so the norm is equal on all ranks, and it is not finite if the loss of any
-        rank is not. A skipped step leaves weights, the optimizer's state and memory unchanged. With a gradient scaler
-        (16-mixed) gradients overflow regularly and the scaler skips those steps itself; only the loss counts then.
-
-        On a GPU the CPU does not wait for the norm: the fused optimizer leaves out its update where its `found_inf`
-        is 1, and the memory is chosen on the device. Only while the memory still grows, in the first steps of an
-        epoch, does the CPU read the norm.
+        rank is not. With a gradient scaler (16-mixed) gradients overflow regularly and the scaler skips those steps
+        itself; only the loss counts then.
         """
         if self.ranks.world_size > 1 and self.device.type == "cuda":
             self.ranks.largest(0)  # fails at once if a rank died; waiting for its gradients would not end
@@ -341,28 +312,11 @@ class LanguageModelModule(L.LightningModule):
         compressor: Any = getattr(self.model, "compressor", None)
         apart = set() if compressor is None else set(compressor.parameters())
         self.gradient_norm = torch.nn.utils.clip_grad_norm_((p for p in self.parameters() if p not in apart), limit)
-        self.step_skipped = ~torch.isfinite(self.gradient_norm)
+        norms = [self.gradient_norm]
         if apart:
-            self.step_skipped |= ~torch.isfinite(torch.nn.utils.clip_grad_norm_(compressor.parameters(), limit))
-        memory = self.training_memory
-        before, self._memory_before = self._memory_before, None  # frees a large tensor
-        found_inf = None
-        if self.skips_on_device and alike(before, memory.memory):
-            found_inf = self.step_skipped.float()
-            memory.memory = choose(self.step_skipped, before, memory.memory)
-        elif self._skip_on_host():
-            memory.memory = before
-            for parameter in self.parameters():
-                parameter.grad = None
-        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-
-    def _skip_on_host(self) -> bool:
-        """Read whether to skip the step."""
-        skipped = bool(self.step_skipped)
-        if skipped and getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            skipped = bool(self.ranks.largest(not bool(torch.isfinite(self.loss))))
-            self.step_skipped = torch.tensor(skipped, device=self.device)
-        return skipped
+            norms.append(torch.nn.utils.clip_grad_norm_(compressor.parameters(), limit))
+        values = torch.stack(norms) if self.fused else self.loss
+        self.finite = self.finite.to(values.device) & torch.isfinite(values).all()
 
     def configure_optimizers(self) -> Any:
         max_steps = self.config.trainer.max_steps
@@ -430,6 +384,7 @@ class LanguageModelModule(L.LightningModule):
         done = loops["epoch_loop.manual_optimization.optim_step_progress"]
         if not done["total"]["completed"]:  # versions up to 0.2.0 left the step to Lightning, which counted elsewhere
             done |= loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+        checkpoint.get("callbacks", {}).pop("SkippedSteps", None)  # versions up to 0.3.0 counted such steps
         carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
         data, memory, holder = self.config.data, self.config.memory, self.training_memory
         holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks)

@@ -128,22 +128,18 @@ class MuonWithAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient; none if `found_inf`, where a caller set it, is 1."""
+        """Update all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf, group = getattr(self, "found_inf", None), self.param_groups[0]
-        decay: Any = 1 - group["lr"] * group["weight_decay"]
-        if found_inf is not None:
-            decay = torch.where(found_inf > 0, 1.0, decay)
+        group = self.param_groups[0]
+        decay = 1 - group["lr"] * group["weight_decay"]
         by_shape: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for matrix, grad in self._matrices_with_gradients():
             if "momentum_buffer" not in self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(grad)
             momentum = self.state[matrix]["momentum_buffer"]
-            if found_inf is not None:  # a gradient equal to the momentum leaves the momentum as it is
-                grad = torch.where(found_inf > 0, momentum, grad)
             momentum.lerp_(grad, 1 - MOMENTUM)
             update = grad.lerp(momentum, MOMENTUM).to(self._ns_dtype)
             is_tall = matrix.shape[0] > matrix.shape[1]
@@ -151,11 +147,8 @@ class MuonWithAdam(torch.optim.Optimizer):
         for (_, longest), members in by_shape.items():
             # Small matrices cost more in calls than in arithmetic: those of one shape, or its transpose, are stacked.
             orthogonal_NAB = orthogonalize(torch.stack([update for _, update in members]))
-            if found_inf is not None:
-                orthogonal_NAB = orthogonal_NAB * (1 - found_inf)
             for (matrix, _), orthogonal_AB in zip(members, orthogonal_NAB, strict=True):
                 matrix.mul_(decay).add_(orthogonal_AB, alpha=-group["lr"] * 0.2 * math.sqrt(longest))
-        self._adam.found_inf = found_inf  # type: ignore[attr-defined]
         self._adam.step()
         return loss
 

@@ -50,7 +50,7 @@ from txl_lightning.training.checks import check_config, check_same_on_all_ranks,
 from txl_lightning.training.curves import ContextCurves, ProgressBar, ProgressFile, TrainingCurves
 from txl_lightning.training.loggers import continued_run, csv_logger, finish_wandb, start_wandb
 from txl_lightning.training.module import LanguageModelModule
-from txl_lightning.training.stopping import CleanStop, SkippedSteps, StopSignals
+from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals
 
 
 def train(config: Config, directory: Path) -> dict[str, Any]:
@@ -92,7 +92,6 @@ def train_rank(config: Config, directory: Path, ranks: Ranks) -> dict[str, Any]:
             "tokens": run.curves.tokens,
             "seconds": round(run.curves.seconds, 2),
             "peak_memory_bytes": ranks.largest(peak_memory(run.trainer.strategy.root_device)),
-            "skipped_steps": run.skipped.total,
             **test(run),
             "parameters": sum(parameter.numel() for parameter in run.module.parameters()),
             "processes": ranks.world_size,
@@ -118,7 +117,6 @@ class TrainingRun:
     module: LanguageModelModule
     trainer: L.Trainer
     curves: TrainingCurves
-    skipped: SkippedSteps
     checkpoints: Checkpoints | None
     resumed_from: Path | None
 
@@ -186,10 +184,9 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if config.checkpoint.enabled:
         folder = directory / "checkpoints"
         checkpoints = Checkpoints(folder, config, ranks, new_record, resumed_from, checkpoint)
-    skipped = SkippedSteps(config.trainer, ranks, checkpoints)
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
+        FiniteLoss(config, ranks, checkpoints),
         curves,
-        skipped,
         contexts,
         RandomState(ranks, config.seed),
         ProgressBar(curves) if config.trainer.progress_bar else None,
@@ -198,7 +195,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         CleanStop(signals, checkpoints),
     ]
     trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
-    return TrainingRun(config, directory, data, module, trainer, curves, skipped, checkpoints, resumed_from)
+    return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed_from)
 
 
 def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDataModule:

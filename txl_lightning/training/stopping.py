@@ -1,4 +1,4 @@
-"""Runs that end early: on a signal, or after steps that were skipped because they were not finite."""
+"""Runs that end early: on a signal, or because the loss is not finite."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import time
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 
-from txl_lightning.config.schemas import TrainerConfig
+from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.parent_watch import handle_stop_signals
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import Stopped, UserError
@@ -108,49 +106,40 @@ class CleanStop(Callback):
         raise Stopped(f"stopped by {signal.Signals(self.agreed).name} after step {step}{saved}", self.agreed)
 
 
-class SkippedSteps(Callback):
-    """Counts the steps that the module skipped because the loss or the gradient was not finite.
+class FiniteLoss(Callback):
+    """Ends a run whose loss or gradient is not finite, before a checkpoint holds it.
 
-    On a GPU the flags stay there and are read every n steps, because reading one makes the CPU wait.
+    The module's flag is read after every step on a CPU. On a GPU, where reading makes the CPU wait, it is read every n
+    steps and whenever a checkpoint is written.
 
     Args:
-        trainer: `max_nonfinite_steps` consecutive skipped steps end the run; n is `log_every_n_steps`. Without a GPU
-            flags are read after every step.
+        config: n is the smaller of `trainer.log_every_n_steps` and `checkpoint.keep_every_n_steps`.
         ranks: the processes of the run.
         checkpoints: source of the last good checkpoint; None if checkpoints are disabled.
-
-    Attributes:
-        total: skipped steps since the run began.
-        in_a_row: consecutive skipped steps up to now; a resumed run starts at 0.
     """
 
-    def __init__(self, trainer: TrainerConfig, ranks: Ranks, checkpoints: Checkpoints | None) -> None:
-        self.limit, self.every_n_steps = trainer.max_nonfinite_steps, trainer.log_every_n_steps
+    def __init__(self, config: Config, ranks: Ranks, checkpoints: Checkpoints | None) -> None:
+        self.every = [n for n in (config.trainer.log_every_n_steps, config.checkpoint.keep_every_n_steps) if n]
         self.ranks, self.checkpoints = ranks, checkpoints
-        self.total = self.in_a_row = 0
-        self._unread: list[tuple[int, Tensor, Tensor]] = []  # step, flag, gradient norm
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
         step = trainer.global_step
-        self._unread.append((step, pl_module.step_skipped, pl_module.gradient_norm))
-        if not pl_module.skips_on_device or step % self.every_n_steps == 0 or step == trainer.max_steps:
-            self._read()
+        if pl_module.reads_are_free or step == trainer.max_steps or any(step % n == 0 for n in self.every):
+            self.check(trainer, pl_module)
 
-    def _read(self) -> None:
-        """Count and report the steps since the last call."""
-        unread, self._unread = self._unread, []
-        flags = torch.stack([flag for _, flag, _ in unread]).tolist()
-        for (step, _, norm), skipped in zip(unread, flags, strict=True):
-            if not skipped:
-                self.in_a_row = 0
-                continue
-            self.total, self.in_a_row = self.total + 1, self.in_a_row + 1
-            if self.in_a_row >= self.limit:
-                raise UserError(
-                    f"the loss or its gradient was not finite in {self.in_a_row} consecutive steps up to step "
-                    f"{step}; {self._good_checkpoint()}"
-                )
-            self.ranks.report(f"step {step} skipped: the gradient norm is {float(norm):.4g}")
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self.check(trainer, pl_module)
+
+    def check(self, trainer: L.Trainer, module: Any) -> None:
+        """Raise `UserError` if the loss or the gradient of a step was not finite."""
+        broken = not bool(module.finite)
+        if not module.fused:  # the loss differs between ranks
+            broken = bool(self.ranks.largest(broken))
+        if broken:
+            when = "in" if module.reads_are_free else "in or before"
+            raise UserError(
+                f"the loss or its gradient was not finite {when} step {trainer.global_step}; {self._good_checkpoint()}"
+            )
 
     def _good_checkpoint(self) -> str:
         """Checkpoint to go on from: later ones than the best may be of weights that had begun to diverge."""
@@ -162,9 +151,3 @@ class SkippedSteps(Callback):
             best = f"{kept.best_path} (step {kept.best['step']})"
             found = f"the last good checkpoint is {best}, of the lowest validation loss"
         return f"{found}; try initial_weights= with it and a lower optimizer.lr"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"total": self.total + sum(int(flag) for _, flag, _ in self._unread)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.total = state_dict["total"]
