@@ -41,7 +41,7 @@ from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
 from txl_lightning.jobs.identity import code_of
 from txl_lightning.reporting.machine import cores, processor
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting.tables import escape, markdown_table
 
 LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -49,12 +49,6 @@ ROOT = Path(__file__).parents[2]
 CLAIMS = ROOT / "experiments" / "claims.yaml"
 MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too tall as blocks
 LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
-
-# Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
-# escaped, to keep intervals and names readable in the source.
-MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
-LINE_STARTS = re.compile(r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))")  # marks of lists, headings and rules
-ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def assemble(
@@ -354,15 +348,6 @@ def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def escape(value: object) -> str:
-    """Return text as one line of Markdown that cannot become markup; a `Markup` is returned unchanged."""
-    if isinstance(value, Markup):
-        return str(value)
-    escaped = "".join(ENTITIES.get(sign, sign) for sign in str(value))
-    line = " ".join(MARKUP.sub(r"\\\g<0>", escaped).split())
-    return LINE_STARTS.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", line)
-
-
 def linked(value: object) -> Markup:
     """Escape text for the brackets of a link or an image."""
     return Markup(re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", escape(value)))
@@ -382,9 +367,7 @@ def fence(value: str) -> Markup:
 
 def pipe_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool] | None = None) -> Markup:
     """Return a pipe table of any text; columns for which `right` is true are aligned to the right."""
-    cells = [[escape(value) for value in row] for row in rows]
-    lines = markdown_table([escape(title) for title in header], cells, right or [False] * len(header))
-    return Markup(lines.rstrip("\n"))
+    return Markup(markdown_table(header, rows, right or [False] * len(header)).rstrip("\n"))
 
 
 def results_table(table: Table) -> Markup:

@@ -5,21 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
+# Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
+# escaped, to keep intervals and names readable in the source.
+MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
+LINE_STARTS = re.compile(r"^([-+#=]+|\d+(?=[.)]))(?=[.)]?(\s|$))")  # marks of lists, headings and rules
+ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+
+
+def escape(value: object) -> str:
+    """Return text as one line of Markdown that cannot become markup; a `Markup` is returned unchanged."""
+    if isinstance(value, Markup):
+        return str(value)
+    escaped = "".join(ENTITIES.get(sign, sign) for sign in str(value))
+    line = " ".join(MARKUP.sub(r"\\\g<0>", escaped).split())
+    return LINE_STARTS.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", line)
+
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool] | None = None) -> str:
     """Return a pipe table.
 
     Args:
         header: title of each column.
-        rows: cells of each row, of one line each; a pipe that is not escaped yet is escaped.
+        rows: cells of each row; they are escaped, as titles are.
         right: columns to align to the right; None for those whose cells are all numbers or dashes.
     """
-    cells = [[re.sub(r"(?<!\\)\|", r"\|", str(cell)) for cell in row] for row in rows]
     if right is None:
-        right = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
-    aligned = ["---:" if right_ else "---" for right_ in right]
-    lines = [header, aligned, *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+        right = [all(_is_number(str(row[i])) for row in rows) for i in range(len(header))]
+    aligned = [Markup("---:" if right_ else "---") for right_ in right]
+    return "".join(f"| {' | '.join(map(escape, line))} |\n" for line in (header, aligned, *rows))
 
 
 LATEX_SIGNS = {
@@ -51,7 +66,7 @@ def latex_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _latex(cell: str) -> str:
-    return "".join(LATEX_SIGNS.get(sign, sign) for sign in cell)
+    return "".join(LATEX_SIGNS.get(sign, sign) for sign in " ".join(cell.split()))
 
 
 def _is_number(cell: str) -> bool:

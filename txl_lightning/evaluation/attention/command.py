@@ -36,7 +36,7 @@ from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, o
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import new_figure, save_figure
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
@@ -159,7 +159,7 @@ def write_report(
         writer = csv.DictWriter(file, list(heads[0]))
         writer.writeheader()
         writer.writerows(heads)
-    rows, notes = [list(_cells(head).values()) for head in heads], _notes(results)
+    rows, notes = [list(_cells(head).values()) for head in heads], list(map(escape, _notes(results)))
     write_text(directory / "attention.md", "\n".join([markdown_table(header, rows), *notes]) + "\n")
 
     figures = _draw(results, maps, text, directory)

@@ -18,7 +18,7 @@ from txl_lightning.evaluation.scoring.standard_errors import standard_error, tex
 from txl_lightning.evaluation.scoring.token_losses import TokenLosses
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_with_legend
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit, unit_name
 
 DIGITS = {"ppl": 2, "bpc": 3}  # printed
@@ -252,7 +252,8 @@ def write_sweeps(results: dict[str, Any], splits: list[str], directory: Path) ->
         y_label = f"{unit_name(results['corpus']['level'])}, {results['corpus']['name']}, {split}"
         attention_length_figure(directory / f"attention_lengths_{split}", sweep, y_label)
     over = results[splits[0]]["standard_error"]["over"]
-    lines += ["", *_notes(next(iter(sweeps.values())), results["streams_start"], over)]
+    notes = _notes(next(iter(sweeps.values())), results["streams_start"], over)
+    lines += ["", *map(escape, notes)]
     write_text(directory / "attention_lengths.md", "\n".join(lines) + "\n")
     return lines
 

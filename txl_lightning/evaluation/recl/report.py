@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.files import write_text
 from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_figure, save_with_legend
-from txl_lightning.reporting.tables import latex_table, markdown_table
+from txl_lightning.reporting.tables import escape, latex_table, markdown_table
 from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, unit_name
 
 DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
@@ -49,8 +49,8 @@ def write_report(
     alone, (header, rows) = _gains(results), _table_8(results)
     grouped = "; ".join(", ".join(group["models"]) for group in results["groups"])
     lines = ["Loss by context and its gain, without a group:", "", *markdown_table(*alone).splitlines()]
-    lines += ["", f"RECL in the group of: {grouped}", "", *markdown_table(header, rows).splitlines()]
-    lines += ["", *_notes(results)]
+    lines += ["", f"RECL in the group of: {escape(grouped)}", "", *markdown_table(header, rows).splitlines()]
+    lines += ["", *map(escape, _notes(results))]
     write_text(directory / "recl.md", "\n".join([*lines, *_comparisons(results)]) + "\n")
     write_text(directory / "recl.tex", f"{latex_table(*alone)}\n{latex_table(header, rows)}")
     by_file = _gains_by_file(results)
@@ -360,7 +360,7 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
 
     def add(title: str, header: list[str], rows: list[list[str]]) -> None:
         if rows:
-            lines.extend(["", f"## {title}", "", *markdown_table(header, rows).splitlines()])
+            lines.extend(["", f"## {escape(title)}", "", *markdown_table(header, rows).splitlines()])
 
     longest = f"{results['contexts'][-1]} {results['context_unit']}s"
     rows = [

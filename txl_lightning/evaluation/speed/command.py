@@ -24,7 +24,7 @@ from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_figure
 from txl_lightning.reporting.machine import processor
-from txl_lightning.reporting.tables import markdown_table
+from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.metrics import loss_unit
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import load_trained
@@ -238,7 +238,7 @@ def write_report(results: dict[str, Any], options: SpeedOptions, directory: Path
         Lines to print: the table and its notes.
     """
     rows = [_row(result) for result in results["results"]]
-    lines = [*markdown_table(HEADER, rows).splitlines(), "", *_notes(results)]
+    lines = [*markdown_table(HEADER, rows).splitlines(), "", *map(escape, _notes(results))]
     write_text(directory / "speed.md", "\n".join(lines) + "\n")
     title = "Time per token by attention length; ×: vanilla / cached"
     by_level = {level: [r for r in results["results"] if r["level"] == level] for level in results["models"]}
