@@ -176,7 +176,7 @@ def push(entity: str, project: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Write the JSON or push it; return 2 after one line on bad input."""
     parser = argparse.ArgumentParser(prog="python -m sweeps.dashboard", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--project", default=LoggerConfig.project, help="default: %(default)s, as logger.project")
+    parser.add_argument("--project", default=LoggerConfig().project, help="default: %(default)s, as logger.project")
     parser.add_argument("--entity", default="", help="user or team; default: the key's own")
     parser.add_argument("--output", type=Path, help="file for the JSON; default: the terminal, and nothing with --push")
     parser.add_argument("--push", action="store_true", help="save it as a view of the project; needs an API key")

@@ -1,13 +1,17 @@
 """The command as a user types it: results, help, and one clear line for bad input."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -15,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.in_process import run_txl
 from txl_lightning.cli import COMMANDS, main, register_all
-from txl_lightning.config.schemas import CONF
+from txl_lightning.command_line.messages import suggestion
+from txl_lightning.config.schemas import CONF, TrainerConfig
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.jobs.folder import LOCK, JobFolder
 
@@ -74,6 +79,11 @@ def files(directory: Path) -> None:
         (["train", "--exp", "no.ckpt"], "--experimental-rerun=no.ckpt: is not supported"),
         (["train", "-x"], "-x: no such flag; options have no dashes: x=… ("),
         (["train", "--cfg"], "argument --cfg/-c: expected one argument (--hydra-help lists the flags)"),
+        (
+            ["train", "trainer.gradient_clip_val=1"],
+            "(a name of Lightning's; here: optimizer.clip_norm=N",
+        ),
+        (["train", "+trainer.max_epochs=3"], "cannot be added (a name of Lightning's; here: trainer.max_steps=N)"),
         (["fly"], "unknown command 'fly': must be one of train, evaluate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -156,6 +166,18 @@ def test_further_ranks_read_own_files_too(tmp_path: Path, monkeypatch: pytest.Mo
     assert done == (0, "", "")
     (options,) = ranks
     assert (options.seed, options.trainer.max_steps, options.memory.mem_len) == (3, 4, 5)
+
+
+def test_every_option_of_lightnings_trainer_is_ours_or_its_replacement_is_named() -> None:
+    schema, ours = COMMANDS["train"].schema, {field.name for field in fields(TrainerConfig)}
+    for name in inspect.signature(L.Trainer).parameters:
+        if name not in {*ours, "logger"}:
+            hint = suggestion(f"trainer.{name}", schema)
+            assert hint.startswith(" (a name of Lightning's; here: "), name
+            for option in re.findall(r"([a-z_.]+\.[a-z_]+)=", hint):  # which exist
+                assert OmegaConf.select(options_of("train"), option, default="") != "" or "hydra" in option, option
+    assert suggestion("max_epochs", schema) == " (a name of Lightning's; here: trainer.max_steps=N)"
+    assert suggestion("trainer.max_epochs", COMMANDS["evaluate"].schema) == " (--help lists them)"
 
 
 WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]

@@ -171,7 +171,7 @@ def test_files_and_folders_become_an_artifact(tmp_path: Path) -> None:
     ("mode", "words"),
     [
         ("online", r"^logger.mode=online: Weights & Biases says: .*key.*$"),
-        ("onlin", r"logger.mode=onlin: must be offline or online"),
+        ("onlin", r"logger.mode=onlin: must be offline, online or disabled"),
     ],
 )
 def test_online_without_a_key_and_an_unknown_mode_are_refused_in_one_line(

@@ -39,6 +39,7 @@ from txl_lightning.errors import Stopped
 from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.identity import identity
 
+NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
 # Hydra always makes a run directory. The current one exists already, and without a subdir Hydra writes no `.hydra/`.
 NO_RUN_DIRECTORY = ("hydra.run.dir=.", "hydra.output_subdir=null")
 
@@ -95,10 +96,12 @@ def literal(word: str, options: tuple[str, ...]) -> str:
 
     Args:
         word: from the command line.
-        options: names whose values are text; any other word is returned unchanged.
+        options: names whose values are text; in any other value None, as W&B's sweeps write it, becomes null.
     """
     name, equals, text = word.partition("=")
-    return f"{name}={quoted(text)}" if equals and name in options else word
+    if equals and name in options:
+        return f"{name}={quoted(text)}"
+    return name + equals + (text if {"'", '"'} & set(text) else NONE.sub("null", text))
 
 
 def quoted(text: str) -> str:

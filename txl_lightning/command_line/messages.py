@@ -35,6 +35,32 @@ OF_LIBRARIES = {
     "in defaults : ": '; for YAML on and off are true and false, quote them: override /memory: "off"',
 }
 
+OF_LIGHTNING = (  # names of Lightning's Trainer and of other frames, and what to use here
+    ("accumulate_grad_batches", "trainer.column_chunks=N divides data.batch_size, which is the batch of a step"),
+    ("gradient_clip_val gradient_clip_algorithm max_grad_norm", "optimizer.clip_norm=NORM"),
+    ("max_epochs min_epochs min_steps num_epochs epochs", "trainer.max_steps=N"),
+    ("max_time", "'trainer.callbacks=[{_target_: lightning.pytorch.callbacks.Timer, duration: {hours: 1}}]'"),
+    ("fast_dev_run", "profile=smoke trainer.max_steps=3"),
+    ("limit_train_batches overfit_batches", "trainer.max_steps=N and a short text as data.path"),
+    ("limit_val_batches", "trainer.val_max_segments=N"),
+    ("limit_test_batches limit_predict_batches", "evaluation.max_segments=N"),
+    ("profiler", "python -m cProfile -m txl_lightning.cli train …, or a callback in trainer.callbacks"),
+    ("deterministic benchmark", "nothing: on the CPU a run repeats to the last bit, on a GPU it need not"),
+    ("detect_anomaly", "nothing: steps that are not finite are skipped and reported"),
+    ("val_check_interval check_val_every_n_epoch", "trainer.val_every_n_steps=N, or null for every epoch"),
+    ("strategy gpus num_processes sync_batchnorm", "trainer=gpu, or trainer=ddp trainer.devices=N"),
+    ("enable_checkpointing checkpoint_callback", "checkpoint.enabled=false"),
+    ("enable_progress_bar", "trainer.progress_bar=false"),
+    ("default_root_dir weights_save_path output_dir", "hydra.run.dir=FOLDER"),
+    ("ckpt_path resume_from_checkpoint", "resume=CHECKPOINT"),
+    ("auto_lr_find auto_scale_batch_size", "txl train -m with several values"),
+    (
+        "num_sanity_val_steps enable_model_summary reload_dataloaders_every_n_epochs inference_mode plugins barebones"
+        " use_distributed_sampler enable_autolog_hparams model_registry",
+        "nothing: it cannot be chosen",
+    ),
+)
+
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the user can act on an error; any other error is a defect and is shown with its traceback."""
@@ -183,7 +209,11 @@ def _folders(path: str) -> list[Path]:
 
 
 def suggestion(key: str, schema: type) -> str:
-    """Return `, did you mean …?` with the option names nearest to `key`, or a hint at `--help`."""
+    """Return `, did you mean …?` with the option names nearest to `key`, what Lightning's name is here, or a hint."""
+    group, _, option = key.rpartition(".")
+    for known, use in OF_LIGHTNING if group in ("", "trainer") and "trainer" in get_type_hints(schema) else ():
+        if option in known.split():
+            return f" (a name of Lightning's; here: {use})"
     names = []
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()

@@ -199,7 +199,9 @@ class TrainerConfig:
     over that many parts of each process's columns. `num_threads` null means as many CPU threads as this size pays
     for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
     or auto for the fastest known. `val_every_n_steps` null validates at the end of every epoch. The last step
-    of a run is validated in any case. `progress_file` writes `progress.json` about once a second.
+    of a run is validated in any case.
+    `progress_file` writes `progress.json` about once a second. `callbacks` lists callbacks of Lightning, each with
+    its class as `_target_` and the arguments of the class.
     """
 
     max_steps: int = MISSING
@@ -216,6 +218,7 @@ class TrainerConfig:
     val_max_segments: int | None = None
     progress_bar: bool = True
     progress_file: bool = False
+    callbacks: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -248,20 +251,30 @@ class ContextCurveConfig:
     fractions: list[float] = field(default_factory=lambda: [0.1, 0.5, 1.0])
 
 
+def _of_wandb(variable: str, default: str | None) -> Any:
+    return field(default_factory=lambda: os.environ.get(variable) or default)
+
+
 @dataclass
 class LoggerConfig:
-    """Group `logger`: destination of the curves; all fields but `name` are for W&B.
+    """Group `logger`: destination of the curves; `project` and those after it are for W&B.
 
+    Project, mode, group and name have the defaults WANDB_PROJECT, WANDB_MODE, WANDB_RUN_GROUP and WANDB_NAME.
     `group` null is named after the multirun, `run_name` null after the model and its lengths; `tags` are added to the
     tags of the model. `artifacts` logs the best weights, without optimizer state, at the end of the run: online at
     once, offline as a file beside the checkpoints that `wandb sync` uploads.
+
+    `_target_` is the class of another logger of Lightning, in place of the one of this `name`, and `arguments` a
+    mapping with its arguments; `save_dir` is the run directory if it is not among them.
     """
 
     name: str = MISSING
-    project: str = "txl_lightning"
-    mode: str = "offline"
-    group: str | None = None
-    run_name: str | None = None
+    _target_: str | None = None
+    arguments: Any = None
+    project: str = _of_wandb("WANDB_PROJECT", "txl_lightning")
+    mode: str = _of_wandb("WANDB_MODE", "offline")
+    group: str | None = _of_wandb("WANDB_RUN_GROUP", None)
+    run_name: str | None = _of_wandb("WANDB_NAME", None)
     tags: list[str] = field(default_factory=list)
     artifacts: bool = True
 
@@ -301,8 +314,9 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
         OptionError: the name or the mode is not allowed.
     """
     require(logger.name in names, "logger", logger.name, f"must be {' or '.join(names)}")
-    modes = ("offline", "online")
-    require(logger.mode in modes, "logger.mode", logger.mode, f"must be {' or '.join(modes)}")
+    require("csv" in names or not logger._target_, "logger._target_", logger._target_, "is for txl train")
+    allowed = "must be offline, online or disabled (default: the variable WANDB_MODE)"
+    require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
 
 def check_seed(seed: int) -> None:

@@ -80,7 +80,7 @@ def check_config(config: Config) -> None:
     check_optimizer(config.optimizer)
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)
-    check_logger(config.logger, ("wandb", "csv", "none"))
+    check_logger(config.logger, ("wandb", "csv", "tensorboard", "none"))
     check_kernel(trainer.attention, "trainer.attention")
     for option, is_allowed, allowed in _rules(config):
         require(is_allowed, option, attrgetter(option)(config), allowed)

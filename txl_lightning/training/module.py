@@ -371,6 +371,7 @@ class LanguageModelModule(L.LightningModule):
         values = loss_metrics(float(nll), self.level, per_token)
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
+        self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, logger=False)  # for callbacks
         self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
         loss.reset()
 

@@ -17,6 +17,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from txl_lightning.config.lengths import evaluation_lengths, extended_context, protocol_word, streams_start
@@ -48,6 +49,7 @@ from txl_lightning.training.checkpointing import (
 )
 from txl_lightning.training.checks import check_config, check_same_on_all_ranks, resolve_accelerator, resolve_precision
 from txl_lightning.training.curves import ContextCurves, ProgressBar, ProgressFile, TrainingCurves
+from txl_lightning.training.custom import custom_callbacks, custom_logger
 from txl_lightning.training.loggers import continued_run, csv_logger, finish_wandb, start_wandb
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.stopping import CleanStop, FiniteLoss, StopSignals
@@ -137,6 +139,8 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         why = "as before" if record else "the fastest on this machine"
         ranks.report(f"trainer.precision=auto: training with {config.trainer.precision}, {why}")
         check_config(config)
+    own_callbacks = custom_callbacks(config)
+    own_logger = None if ranks.rank or config.logger._target_ is None else custom_logger(config, directory)
     L.seed_everything(config.seed, verbose=False)
     given = None
     if record and config.data.level in KEPT_LEVELS:  # a resumed run needs neither file nor training
@@ -159,7 +163,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if config.context_curve.every_n_steps is not None:
         contexts = ContextCurves(config, corpus.splits["valid"], directory, curves)
 
-    logger: Logger | None = None
+    logger: Logger | None = own_logger
     continues, wandb_id = continues_in(directory, resumed_from), continued_run(config, record)
     if ranks.rank == 0:
         if not continues:
@@ -168,7 +172,9 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(stored(config))))
         if vocabulary.tokenizer:
             write_text(directory / "tokenizer.json", vocabulary.tokenizer)
-        if config.logger.name == "csv":
+        if own_logger is not None:
+            own_logger.log_hyperparams(plain(config))
+        elif config.logger.name == "csv":
             logger = csv_logger(directory, step)
         elif config.logger.name == "wandb":
             from_step = step if continues or config.resume == "auto" else None
@@ -191,6 +197,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         RandomState(ranks, config.seed),
         ProgressBar(curves) if config.trainer.progress_bar else None,
         ProgressFile(directory, curves) if config.trainer.progress_file else None,
+        *own_callbacks,
         checkpoints,
         CleanStop(signals, checkpoints),
     ]
@@ -318,7 +325,10 @@ def test(run: TrainingRun) -> dict[str, Any]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence messages that do not apply here: devices found, advertisements, loaders without shuffling or workers."""
+    """Silence messages that do not apply here; what Lightning refuses becomes one line.
+
+    The messages: devices found, advertisements, loaders without shuffling or workers.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.|torch\.jit", category=DeprecationWarning)
@@ -326,7 +336,10 @@ def quiet_libraries() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=r"The dirpath has changed.*")
         warnings.filterwarnings("ignore", message=r"GPU available but not used.*")  # trainer.accelerator=cpu was chosen
-        yield
+        try:
+            yield
+        except MisconfigurationException as error:  # of a user's callback: ours fit
+            raise UserError(f"trainer.callbacks: Lightning says: {str(error).splitlines()[0]}") from error
 
 
 def _train_in_processes(config: Config, directory: Path) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""Callbacks and loggers by `_target_`: they see the run, and change neither its numbers nor its memory."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from tests.in_process import run_txl
+from tests.training.small_run import stored_memory, tiny_config, trained
+from txl_lightning.command_line.hydra_app import literal
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.errors import UserError
+from txl_lightning.training.run import train
+
+LIGHTNING = "lightning.pytorch.callbacks"
+
+
+class Watcher(Callback):
+    """Notes the last step that it saw in a file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *batch: Any) -> None:
+        Path(self.file).write_text(str(trainer.global_step))
+
+
+def test_callbacks_see_every_step_and_change_neither_losses_nor_memory(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [
+        {"_target_": f"{__name__}.Watcher", "file": f"{tmp_path}/seen"},
+        {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/bpc", "patience": 100},
+    ]
+    train(config, tmp_path / "run")
+    assert (tmp_path / "seen").read_text() == "12"
+    plain = trained() / "run"
+    ours, theirs = (json.loads((folder / "metrics.json").read_text()) for folder in (tmp_path / "run", plain))
+    assert {name: ours[name] for name in ours if "nll" in name} == {n: theirs[n] for n in theirs if "nll" in n}
+    last = "checkpoints/last.ckpt"
+    torch.testing.assert_close(
+        stored_memory(tmp_path / "run" / last).states, stored_memory(plain / last).states, rtol=0, atol=0
+    )
+
+
+def test_early_stopping_ends_the_run_at_the_validation_that_is_not_better(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "trainer.max_steps=40")
+    given = {"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/nll", "min_delta": 100, "patience": 1}
+    config.trainer.callbacks = [given]
+    assert train(config, tmp_path / "run")["steps"] == 10  # the second of those every 5 steps
+
+
+UNFIT = (
+    ({"_target_": f"{LIGHTNING}.EMAWeightAveraging"}, "would save other weights than those that the memory comes from"),
+    ({"_target_": f"{LIGHTNING}.StochasticWeightAveraging", "swa_lrs": 0.1}, "would end with other weights"),
+    ({"_target_": f"{LIGHTNING}.ModelCheckpoint"}, "is not needed: checkpoint.every_n_steps"),
+    ({"_target_": f"{LIGHTNING}.TQDMProgressBar"}, "is not needed: trainer.progress_bar"),
+    ({"_target_": f"{LIGHTNING}.LearningRateFinder"}, "would train steps that the memory keeps"),
+    ({"_target_": f"{LIGHTNING}.EarlyStopping", "monitor": "val/loss"}, "must monitor one of val/nll, val/bpc"),
+    ({"_target_": f"{LIGHTNING}.EarlyStopping", "nosuch": 1}, "EarlyStopping: cannot be made: TypeError: "),
+    ({"_target_": f"{LIGHTNING}.Nosuch"}, "Nosuch: cannot be made: AttributeError: "),
+    (
+        {"_target_": "nosuch.Callback"},
+        "=nosuch.Callback: cannot be made: ModuleNotFoundError: No module",
+    ),
+    ({"_target_": "os.mkdir", "path": "made"}, "trainer.callbacks=os.mkdir: is no Lightning Callback"),
+    ({"monitor": "val/nll"}, "trainer.callbacks=None: must be {_target_: MODULE.CLASS, …}"),
+    ("EarlyStopping", "trainer.callbacks=EarlyStopping: must be {_target_: MODULE.CLASS, …}"),
+    ({"_target_": f"{LIGHTNING}.LearningRateMonitor"}, "trainer.callbacks: Lightning says: Cannot use `Learning"),
+)
+
+
+@pytest.mark.parametrize(("given", "message"), UNFIT, ids=[message[:30] for _, message in UNFIT])
+def test_a_callback_that_does_not_fit_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config(tmp_path)
+    config.trainer.callbacks = [given]
+    with pytest.raises(UserError) as caught:
+        train(config, tmp_path / "run")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "made").exists()
+
+
+def test_another_logger_gets_the_curves_and_the_configuration(tmp_path: Path) -> None:
+    target = "logger._target_=lightning.pytorch.loggers.CSVLogger"
+    config = tiny_config(tmp_path, target, "trainer.log_every_n_steps=4")
+    train(config, tmp_path / "run")
+    with (tmp_path / "run/lightning_logs/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["train/nll"]] == ["4", "8", "12"]
+    assert [row["step"] for row in rows if row["val/nll"]] == ["5", "10", "12"]
+    assert "max_steps: 12" in (tmp_path / "run/lightning_logs/hparams.yaml").read_text()
+    config.logger.arguments = {"save_dir": str(tmp_path / "there"), "name": "mine"}
+    train(config, tmp_path / "second")
+    assert (tmp_path / "there/mine/metrics.csv").is_file()
+
+
+def test_a_logger_that_cannot_be_made_leaves_the_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "lightning.fabric.loggers.tensorboard"
+    monkeypatch.setattr(f"{module}._TENSORBOARD_AVAILABLE", False)
+    monkeypatch.setattr(f"{module}._TENSORBOARDX_AVAILABLE", False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.json").write_text("{}")
+    with pytest.raises(UserError, match=r"^logger\._target_=.*TensorBoardLogger: cannot be made: ModuleNotFoundError"):
+        train(tiny_config(tmp_path, "logger=tensorboard"), tmp_path / "run")
+    assert (tmp_path / "run/metrics.json").read_text() == "{}"
+    assert run_txl("evaluate", "checkpoint=a", "logger._target_=a.B", directory=tmp_path).err.endswith(
+        "logger._target_=a.B: is for txl train\n"
+    )
+
+
+def test_variables_of_wandb_are_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (LoggerConfig().project, LoggerConfig().mode) == ("txl_lightning", "offline")
+    for name in ("PROJECT", "MODE", "RUN_GROUP", "NAME"):
+        monkeypatch.setenv(f"WANDB_{name}", f"my-{name.lower()}")
+    shown = run_txl("train", "logger.group=typed", "--help", directory=tmp_path).out
+    assert all(line in shown for line in ("project: my-project", "mode: my-mode", "group: typed", "run_name: my-name"))
+    refused = run_txl("train", "hydra.run.dir=run", directory=tmp_path)
+    assert "logger.mode=my-mode: must be offline, online or disabled (default: the variable WANDB_MODE)" in refused.err
+
+
+def test_a_disabled_run_of_wandb_writes_none(tmp_path: Path) -> None:
+    train(tiny_config(tmp_path, "logger=wandb", "logger.mode=disabled"), tmp_path / "run")
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["steps"] == 12
+    assert not (tmp_path / "run/wandb").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("trainer.num_threads=None", "trainer.num_threads=null"),
+        ("data.bytes=[None, 2,None]", "data.bytes=[null, 2,null]"),
+        ("seed=1,None", "seed=1,null"),
+        ("encoding=None", "encoding=null"),
+        ("logger.arguments={a:None}", "logger.arguments={a:null}"),
+        ("data.path=None.txt", "data.path=None.txt"),
+        ("data.path='None'", "data.path='None'"),
+        ("prompt=None", "prompt='None'"),
+        ("None", "None"),
+    ],
+)
+def test_none_as_sweeps_write_it_is_null(word: str, read: str) -> None:
+    assert literal(word, ("prompt",)) == read
