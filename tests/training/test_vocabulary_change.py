@@ -1,7 +1,9 @@
 """Fine-tuning with another vocabulary: known tokens keep their rows."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +11,11 @@ from tests.training.small_run import tiny_config
 from txl_lightning.data.byte_pairs import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.perplexity.command import run as evaluate
+from txl_lightning.evaluation.perplexity.options import EvaluateOptions
 from txl_lightning.model import TransformerXL, TransformerXLConfig
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.storage import write_checkpoint
+from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.checkpointing import describe_change, keep_known_tokens
 from txl_lightning.training.run import train
 
@@ -66,7 +71,7 @@ def test_a_run_starts_from_weights_of_another_text(tmp_path: Path, capsys: pytes
     steps = ("data.level=char", "trainer.max_steps=1", "optimizer.lr=1e-30")
     train(tiny_config(tmp_path, *steps), tmp_path / "run")
     path = tmp_path / "run/checkpoints/last.ckpt"
-    config = tiny_config(tmp_path, *steps, f"initial_weights={path}", "seed=5")
+    config = tiny_config(tmp_path, *steps, f"initial_weights={path}", "seed=5", "new_vocabulary=true")
     (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text().replace("q", "Q"))
     train(config, tmp_path / "tuned")
     assert "are new: 'Q'" in capsys.readouterr().err
@@ -77,3 +82,88 @@ def test_a_run_starts_from_weights_of_another_text(tmp_path: Path, capsys: pytes
     assert torch.equal(tables[0][numbers[0]], tables[1][numbers[1]])
     with pytest.raises(OptionError, match="was trained on another vocabulary"):
         train(tiny_config(tmp_path, *steps, "trainer.max_steps=2", f"resume={path}"), tmp_path / "resumed")
+
+
+NEW_TEXT = "".join(f"verse {i}: the circle of {i} is zero Ü\n" for i in range(60))
+CUT_OFF = ("model.cutoffs=[12]", "model.div_val=2")
+
+
+@pytest.mark.parametrize(
+    ("options", "lacks"),
+    [
+        (("data.level=word",), {"verse", "circle", "Ü", "zero"}),
+        (("data.level=word", *CUT_OFF), {"verse", "circle", "Ü", "zero"}),
+        (("data.level=char",), {"v", "c", "z", "Ü"}),
+        (("data.level=bpe", "data.vocab_size=270"), set()),
+        (("data.level=byte",), set()),
+    ],
+    ids=["words", "cut-offs", "characters", "bpe", "bytes"],
+)
+def test_a_vocabulary_is_kept_and_what_it_lacks_is_unknown_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], lacks: set[str]
+) -> None:
+    steps = (*options, "trainer.max_steps=3", "trainer.val_every_n_steps=3", "trainer.val_max_segments=null")
+    train(tiny_config(tmp_path, *steps), tmp_path / "run")
+    path = tmp_path / "run/checkpoints/best.ckpt"
+    (tmp_path / "new.txt").write_text(NEW_TEXT)
+    tuning = (*steps, f"data.path={tmp_path / 'new.txt'}", f"initial_weights={path}")
+    capsys.readouterr()
+    first = train(tiny_config(tmp_path, *tuning), tmp_path / "tuned")
+    said = capsys.readouterr().err
+    before, after = load_trained(path), load_trained(tmp_path / "tuned/checkpoints/best.ckpt")
+    assert after.vocabulary == before.vocabulary
+    kept = f"initial_weights={path}: its vocabulary of {len(before.vocabulary)} tokens is kept (new_vocabulary=true "
+    assert kept in said
+    assert ("data.vocab_size without effect" in said) == ("data.level=bpe" in options)
+    assert "are known and keep their weights" not in said
+    splits = checkpoint_corpus(after, path).splits
+    read = np.concatenate([splits[split] for split in ("train", "valid", "test")])
+    if lacks:
+        symbols = [word for line in NEW_TEXT.splitlines() for word in (*line.split(), "<eos>")]
+        symbols = symbols if "data.level=word" in options else list(NEW_TEXT)
+        assert lacks <= set(symbols) - set(before.vocabulary.symbols)
+        expected = [symbol if symbol in before.vocabulary.numbers else "<unk>" for symbol in symbols]
+        assert [after.vocabulary.symbols[token] for token in read] == expected
+        share = expected[: len(splits["train"])].count("<unk>") / len(splits["train"])
+        assert f"what the vocabulary lacks is <unk>: {share:.1%} of train, " in said
+    else:
+        assert after.vocabulary.decode(read) == NEW_TEXT
+        assert "<unk>" not in said
+    # The run is evaluated, resumed and fine-tuned again with this vocabulary.
+    evaluate(EvaluateOptions(str(tmp_path / "tuned/checkpoints/best.ckpt"), splits=["valid"]), tmp_path)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["valid"]["nll"] == pytest.approx(first["val/nll"], rel=1e-6)
+    resumed = (*tuning[:-1], "trainer.max_steps=4", f"resume={tmp_path / 'tuned/checkpoints/last.ckpt'}")
+    train(tiny_config(tmp_path, *resumed), tmp_path / "resumed")
+    again = load_trained(tmp_path / "resumed/checkpoints/last.ckpt")
+    assert (again.vocabulary, again.step) == (before.vocabulary, 4)
+    assert again.vocabulary.lenient == ("data.level=word" in options or "data.level=char" in options)
+
+
+def test_new_tokens_of_a_new_vocabulary_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ("data.level=word", "trainer.max_steps=1")
+    train(tiny_config(tmp_path, *steps), tmp_path / "run")
+    (tmp_path / "new.txt").write_text(NEW_TEXT)
+    tuning = (f"data.path={tmp_path / 'new.txt'}", f"initial_weights={tmp_path / 'run/checkpoints/last.ckpt'}")
+    train(tiny_config(tmp_path, *steps, *tuning, "new_vocabulary=true"), tmp_path / "tuned")
+    assert "tokens are known and keep their weights, " in capsys.readouterr().err
+    assert "circle" in load_trained(tmp_path / "tuned/checkpoints/last.ckpt").vocabulary.numbers
+
+
+def test_a_character_without_unk_is_refused_after_the_line_that_says_what_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ("data.level=char", "trainer.max_steps=1")
+    train(tiny_config(tmp_path, *steps), tmp_path / "run")
+    path = tmp_path / "run/checkpoints/last.ckpt"
+    contents = torch.load(path, weights_only=True)
+    vocabulary = contents["txl_lightning"]["vocabulary"]
+    vocabulary["symbols"][vocabulary["symbols"].index("<unk>")] = "#"
+    write_checkpoint(contents, path)
+    (tmp_path / "new.txt").write_text(NEW_TEXT)
+    with pytest.raises(UserError, match=r"new\.txt: 'v' is not among the \d+ symbols"):
+        train(
+            tiny_config(tmp_path, *steps, f"data.path={tmp_path / 'new.txt'}", f"initial_weights={path}"),
+            tmp_path / "t",
+        )
+    assert "(new_vocabulary=true makes one of the text)" in capsys.readouterr().err

@@ -300,6 +300,7 @@ class Config:
     loss: str = "full"
     resume: str | None = None
     initial_weights: str | None = None
+    new_vocabulary: bool = False
     seed: int = 1
 
 

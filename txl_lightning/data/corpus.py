@@ -110,7 +110,8 @@ def load_corpus(
     Args:
         config: group `data`.
         vocabulary: encode the text with this one instead of the corpus' own. A word missing from it becomes
-            `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained.
+            `<unk>`. A missing character or byte is an error even if there is an `<unk>`, which was never trained,
+            unless the vocabulary is lenient.
         marked: mark the first token of every document, for `memory.reset=document`. Documents are the sentences of
             lm1b; elsewhere they begin with every file and every line that `data.document_start` matches.
         whole: the text is one split, `WHOLE`.
@@ -295,7 +296,7 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
     if given is None:
         encoder = vocabulary = source.vocabulary(read(source.listed or source.parts["train"]))
     else:
-        encoder, vocabulary = given.of_known_characters(), given
+        encoder, vocabulary = given if given.lenient else given.of_known_characters(), given
     apart = (source.documents or pattern) and not encoder.starts_sentences
     counts: dict[str, int] = {}
     unknown: dict[str, float] = {}

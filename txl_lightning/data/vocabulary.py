@@ -43,7 +43,8 @@ class Vocabulary:
         level: byte, char, word, bpe or ids.
         symbols: in the order of their numbers; empty for all bytes.
         tokenizer: contents of the `tokenizer.json` of level bpe.
-        lenient: a character or byte that is unknown without an `<unk>` is left out instead of an error.
+        lenient: of a corpus that is encoded with this vocabulary, an unknown character or byte is `<unk>`, or left out
+            if there is none, instead of an error.
     """
 
     level: Level
@@ -151,20 +152,20 @@ class Vocabulary:
         return b"".join(self._bytes[int(token)] for token in tokens)
 
     def of_known_characters(self) -> Vocabulary:
-        """Return a vocabulary in which an unknown character is an error instead of `<unk>`, unless it is lenient."""
-        if self.level != "char" or UNKNOWN not in self.numbers or self.lenient:
+        """Return a vocabulary in which an unknown character is an error instead of `<unk>`, also of a lenient one."""
+        if self.level != "char":
             return self
-        return replace(self, symbols=tuple("" if symbol == UNKNOWN else symbol for symbol in self.symbols))
+        return replace(self, symbols=tuple("" if s == UNKNOWN else s for s in self.symbols), lenient=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers for a checkpoint."""
         state: dict[str, Any] = {"level": self.level, "symbols": list(self.symbols)}
-        return {**state, "tokenizer": self.tokenizer} if self.tokenizer else state
+        return state | {name: value for name in ("tokenizer", "lenient") if (value := getattr(self, name))}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
         """Restore a vocabulary from its `state_dict`."""
-        return cls(state["level"], tuple(state["symbols"]), state.get("tokenizer", ""))
+        return cls(state["level"], tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False))
 
     @cached_property
     def _byte_pairs(self) -> BytePairs:

@@ -190,6 +190,12 @@ def options_without_effect(config: Config) -> list[str]:
         ("memory.tokens_see_states", memory.tokens_see_states, MemoryConfig.tokens_see_states, no_tokens),
         ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),
         ("data.document_start", data.document_start, None, never_reset),
+        (
+            "new_vocabulary",
+            config.new_vocabulary,
+            False,
+            None if config.initial_weights else "only initial_weights keeps one",
+        ),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
     )
     return [

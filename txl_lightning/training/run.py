@@ -142,15 +142,21 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     own_callbacks = custom_callbacks(config)
     own_logger = None if ranks.rank or config.logger._target_ is None else custom_logger(config, directory)
     L.seed_everything(config.seed, verbose=False)
-    given = None
-    if record and config.data.level in KEPT_LEVELS:  # a resumed run needs neither file nor training
+    given, initial = None, {}
+    if record and (config.data.level in KEPT_LEVELS or record.get("vocabulary_given")):  # without file and training
         given = Vocabulary.from_state_dict(record["vocabulary"])
+    elif not record and config.initial_weights is not None:
+        initial = read_checkpoint(config.initial_weights, option="initial_weights")
+        given = _kept_vocabulary(config, Vocabulary.from_state_dict(initial["txl_lightning"]["vocabulary"]), ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus, vocabulary = data.corpus, data.corpus.vocabulary
+    if given is not None and not record and any(corpus.unknown.values()):
+        shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
+        ranks.report(f"data={config.data.name}: what the vocabulary lacks is <unk>: {shares}")
     if config.data.level == "ids" and given is None and config.data.vocab_size is None:
         origin = config.data.names or f"the largest id of {corpus.name}, plus one"
         ranks.report(f"data.vocab_size={len(vocabulary)}: {origin}")
-    model = _build_model(config, corpus, ranks, resumed_from, checkpoint)
+    model = _build_model(config, corpus, ranks, resumed_from, checkpoint or initial)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     config = resolve_threads(config, n_parameters, checkpoint or None)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
@@ -183,6 +189,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     new_record = {
         "config": stored(config),
         "vocabulary": vocabulary.state_dict(),
+        "vocabulary_given": given is not None,
         "corpus": corpus.checksum,
         "wandb_id": wandb_id,
     }
@@ -220,6 +227,21 @@ def make_data(config: Config, vocabulary: Vocabulary | None = None) -> StreamsDa
     return StreamsDataModule(data, config.evaluation, extended_context(config), vocabulary, marked)
 
 
+def _kept_vocabulary(config: Config, vocabulary: Vocabulary, ranks: Ranks) -> Vocabulary | None:
+    """Return the vocabulary of initial weights, which encodes the new text too; None if the text has one of its own."""
+    if config.new_vocabulary or vocabulary.level != config.data.level:
+        return None
+    ignored = [
+        f"data.{name}"
+        for name in ("vocab_size", "tokenizer", "min_count", "names")
+        if getattr(config.data, name) is not None
+    ]
+    without = f"; {', '.join(ignored)} without effect" if ignored else ""
+    kept = f"its vocabulary of {len(vocabulary):,} tokens is kept (new_vocabulary=true makes one of the text){without}"
+    ranks.report(f"initial_weights={config.initial_weights}: {kept}")
+    return replace(vocabulary, lenient=vocabulary.unknown >= 0)
+
+
 def _build_model(
     config: Config, corpus: Corpus, ranks: Ranks, resumed_from: Path | None, checkpoint: dict[str, Any]
 ) -> Model:
@@ -242,9 +264,9 @@ def _build_model(
             nothing = "nothing to train, the run is evaluated again"
             ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
     elif config.initial_weights is not None:
-        initial = read_checkpoint(config.initial_weights, option="initial_weights")
-        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", initial, model, vocabulary))
-        change = describe_change(Vocabulary.from_state_dict(initial["txl_lightning"]["vocabulary"]), vocabulary, model)
+        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", checkpoint, model, vocabulary))
+        before = Vocabulary.from_state_dict(checkpoint["txl_lightning"]["vocabulary"])
+        change = describe_change(before, vocabulary, model)
         if change:
             ranks.report(f"initial_weights={config.initial_weights}: {change}")
     if not config.checkpoint.memory and (config.memory.mem_len or config.memory.n_tokens):

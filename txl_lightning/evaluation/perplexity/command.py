@@ -131,7 +131,8 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     if options.models:
         return compare_models(options, directory, _make_protocol)
     trained = open_checkpoint(options)
-    trained = replace(trained, vocabulary=replace(trained.vocabulary, lenient=options.per is not None))
+    if options.per is not None:
+        trained = replace(trained, vocabulary=replace(trained.vocabulary, lenient=True))
     in_parts = options.splits or options.select_on is not None or options.dynamic.search
     whole = not in_parts and is_other_text(options.data_path, [trained])
     options = replace(options, splits=[WHOLE] if whole else options.splits or OWN_SPLITS)
