@@ -265,6 +265,30 @@ def test_start_up_imports_only_the_necessary(code: str, absent: tuple[str, ...])
     assert not set(absent) & set(modules)
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+module, sys.argv = sys.argv[1], ["txl", "train", "hydra.run.dir=run", "data=recall"]
+sys.meta_path.insert(0, AtImport())
+from txl_lightning.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["yaml", "hydra_plugins", "torch", "txl_lightning.training.run"])
+def test_ctrl_c_during_an_import_ends_with_one_line(tmp_path: Path, module: str) -> None:
+    words = [sys.executable, "-c", INTERRUPTED_IMPORT, module]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr in ("txl: interrupted\n", "txl train: interrupted\n")
+
+
 def test_help_lists_commands_groups_and_options(tmp_path: Path) -> None:
     help_text = run_txl("--help").out
     assert "txl train [overrides]" in help_text

@@ -82,17 +82,18 @@ def test_optuna_minimises_the_validation_loss_and_continues_with_a_seed(tmp_path
 
 
 @pytest.mark.slow
-def test_control_c_ends_all_jobs_with_exit_status_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_jobs_and_is_the_exit_status(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "seed=1,2,3", "trainer.max_steps=1000000", "hydra.launcher.max_parallel=2")
     curves = [tmp_path / f"sweep/{i}/validation.jsonl" for i in (0, 1)]
     while process.poll() is None and not all(curve.exists() for curve in curves):
         time.sleep(0.1)
     jobs = jobs_of(process)
     assert len(jobs) == 2
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     done = process.finish(timeout=30)
     assert done.stderr == "txl train: interrupted\n"
-    assert done.returncode == 130
+    assert done.returncode == 128 + number
     assert not [job for job in jobs if job.is_running()]
     assert not (tmp_path / "sweep/2").exists()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from txl_lightning.command_line import Command, show
+from txl_lightning.command_line import Command, ended_by_ctrl_c, show
 
 ROWS = (
     Command(
@@ -86,8 +86,8 @@ def register_all() -> None:
 def main() -> None:
     """Run the command line `txl COMMAND …` in `sys.argv`.
 
-    Exit status: 0 on success, 2 with one line on bad input, 143 or 130 after SIGTERM or Ctrl-C, for a multirun the
-    number of failed jobs (at most 100). `sys.argv` and the environment are left as they were.
+    Exit status: 0 on success, 2 with one line on bad input, 128 + the number of the signal that ended it (130 after
+    Ctrl-C), for a multirun the number of failed jobs (at most 100). `sys.argv` and the environment stay as they were.
     """
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "help"):
@@ -96,10 +96,11 @@ def main() -> None:
     if words[0] not in COMMANDS:
         print(f"txl: unknown command {words[0]!r}: must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
-    # Import Hydra late: it takes a quarter of a second, and neither help nor an unknown command needs it.
-    from txl_lightning.command_line.hydra_app import run_command
+    with ended_by_ctrl_c():
+        # Import Hydra late: it takes a quarter of a second, and neither help nor an unknown command needs it.
+        from txl_lightning.command_line.hydra_app import run_command
 
-    register_all()
+        register_all()
     run_command(COMMANDS[words[0]], words[1:])
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +62,25 @@ class Command:
     def run(self) -> Callable[[Any, Path], list[str]]:
         """Function of the command: takes options and run directory, returns the lines to print."""
         return import_module(f"{self.package}.command").run
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """End the process at Ctrl-C with one line: for imports, of which some turn the exception into another one."""
+
+    def end(number: int, frame: object) -> None:
+        os.write(2, b"txl: interrupted\n")
+        os._exit(128 + number)
+
+    before, in_main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not in_main:  # ignored under nohup, or a caller's
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def show(text: str) -> None:

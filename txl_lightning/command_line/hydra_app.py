@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
@@ -17,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from txl_lightning.command_line import Command, show
+from txl_lightning.command_line import Command, ended_by_ctrl_c, show
 from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import (
     EXPECTED,
@@ -65,6 +66,8 @@ def run_command(command: Command, words: list[str]) -> None:
             raise
         rank = next((f", rank {os.environ[name]}" for name in ("RANK", "SLURM_PROCID") if name in os.environ), "")
         _fail(f"{command.name}{rank}", error, command.schema)
+    except KeyboardInterrupt as stopped:
+        _interrupted(command, stopped)
     words = [*typed.flags, *(NO_RUN_DIRECTORY if command.directory == "none" else ()), *typed.overrides]
     OUTCOMES.clear()
     with usable_caches(), _arguments(words) as wants_traceback:
@@ -162,7 +165,9 @@ class HydraTask:
                 if command.directory == "prepared":
                     directory.mkdir(parents=True, exist_ok=True)
                     (directory / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), "utf-8")
-                for line in command.run(OmegaConf.to_object(config), directory):
+                with ended_by_ctrl_c():
+                    run = command.run
+                for line in run(OmegaConf.to_object(config), directory):
                     show(line)
         except EXPECTED as error:
             if self.wants_traceback or multirun:
@@ -189,9 +194,8 @@ def _run_hydra(command: Command, wants_traceback: bool) -> None:
             finally:  # the results of a multirun also if it failed or was interrupted
                 if MultirunTable.directory is not None and (table := write_results(MultirunTable.directory)):
                     print(table)
-    except KeyboardInterrupt:
-        print(f"txl {command.name}: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        _interrupted(command, stopped)
     except Exception as error:
         if not failed_jobs():
             if wants_traceback or not is_expected(error):
@@ -232,6 +236,12 @@ def _fail(where: str, error: BaseException, schema: type) -> NoReturn:
     """End with one line and status 2, for a run that a signal stopped 128 + signal as a shell does."""
     print(f"txl {where}: {one_line(error, schema)}", file=sys.stderr)
     sys.exit(128 + error.signum if isinstance(error, Stopped) else 2)
+
+
+def _interrupted(command: Command, stopped: KeyboardInterrupt) -> NoReturn:
+    """End with one line and 128 + the signal: that of a multirun, which `Jobs.run` names, or SIGINT."""
+    print(f"txl {command.name}: interrupted", file=sys.stderr)
+    sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
 
 
 @contextmanager

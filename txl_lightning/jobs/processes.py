@@ -239,7 +239,7 @@ class Jobs(Generic[J]):
         Jobs that still run after `grace_seconds`, or at a second signal, are terminated, then killed.
 
         Raises:
-            KeyboardInterrupt: after a signal, once all processes have ended.
+            KeyboardInterrupt: after a signal, its argument, once all processes have ended.
         """
         self.waiting.sort(key=lambda job: job.alone)
         began, stops, received = time.monotonic(), list[tuple[float, Callable[[JobProcess], None]]](), list[int]()
@@ -271,7 +271,7 @@ class Jobs(Generic[J]):
                 for _, process, _ in self.running:
                     process.end(signal.SIGKILL)
         if received:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(received[0])
 
     def _start_ready(self) -> None:
         for job in list(self.waiting):
