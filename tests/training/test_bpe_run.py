@@ -126,7 +126,7 @@ def test_documents_that_cut_pieces_of_words_shift_positions_and_are_refused(tmp_
 
     def group(*names: str) -> None:
         paths = [str(tmp_path / name / "checkpoints/best.ckpt") for name in names]
-        options = ReclOptions(paths, **GRID, position_windows=0, store=str(tmp_path / "store"), logger=NO_LOGGER)
+        options = ReclOptions(paths, **GRID, store=str(tmp_path / "store"), logger=NO_LOGGER)
         recl.run(options, tmp_path)
 
     group("plain", "files", "lines")

@@ -12,7 +12,7 @@ from txl_lightning.evaluation.recl.options import ReclOptions
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/recl.schema.json").read_text())
 SMALL: dict[str, Any] = {"first_context": 4, "step": 4, "max_context": 16, "n_positions": 30, "bootstrap": 20}
-SMALL |= {"num_threads": 1, "position_windows": 0, "logger": LoggerConfig(name="none")}
+SMALL |= {"num_threads": 1, "logger": LoggerConfig(name="none")}
 
 
 def recl(directory: Path, *checkpoints: str, **options: Any) -> dict[str, Any]:

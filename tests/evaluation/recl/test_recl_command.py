@@ -31,7 +31,7 @@ def of(result: dict[str, Any], field: str) -> list[Any]:
 
 def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
     kinds = ["relative", "absolute", "lstm", "qrnn"]
-    result = recl(tmp_path, *map(runs.checkpoint, kinds), position_windows=10)
+    result = recl(tmp_path, *map(runs.checkpoint, kinds))
     assert (of(result, "name"), of(result, "limit")) == (kinds, [None, 8, None, None])
     assert of(result, "scoring") == ["one pass", "direct", "one pass", "one pass"]
     assert of(result, "trained_len") == [16, 8, 8, 8]  # segments of 8, memory of 8
@@ -39,7 +39,7 @@ def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path)
     absolute = result["models"][1]
     assert absolute["nll"][1] == absolute["nll"][3]  # at 8 and at 16 tokens
     assert all(length["value"] <= 8 for length in absolute["recl"].values())
-    figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences", "gain_maps", "positions")
+    figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences")
     drawn = {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")}
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {"recl.json", "recl.md", "recl.tex", "losses.npz", "store", *drawn}
@@ -76,10 +76,6 @@ def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_
         assert (abs(of_ignore[:, j] - of_ignore[:, i]) > 1e-7).all()
         assert np.array_equal(of_respect[0, i, ~cut], of_ignore[0, i, ~cut])
     assert (respected["documents"], ignored["documents"], ignored["positions"]["cut"]) == ("respect", "ignore", 0)
-    altered = recl(tmp_path / "altered", *group, ablations=["reverse"], position_windows=30)
-    increases = np.load(tmp_path / "altered/losses.npz")["ablation_increase"][:, 0]
-    assert abs(increases[:, 1, since <= 8]).max() < 1e-6 < abs(increases[:, 1, since > 8]).max()
-    assert altered["models"][0]["loss_by_position"]["windows"] == (since >= 16).sum()
 
 
 def test_a_text_of_one_document_needs_no_other_losses(runs: SmallRuns, tmp_path: Path) -> None:
@@ -108,15 +104,14 @@ def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns,
 def test_the_cost_is_stated_before_anything_is_scored(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"ablations": ["drop", "shuffle"], "position_windows": 10}
-    recl(tmp_path / "short", runs.checkpoint("absolute"), **options)
+    recl(tmp_path / "short", runs.checkpoint("absolute"))
     assert "to read" not in capsys.readouterr().err
     monkeypatch.setattr(model_losses, "LEAST_TOKENS", 1)
     monkeypatch.setattr(model_losses, "LEAST_SECONDS", 0)
-    recl(tmp_path / "stated", runs.checkpoint("absolute"), **options)
-    # 30 positions of 4 tokens, and of the 8 that the model sees; shuffled beyond 4, 8 and 16; 10 by position
-    assert "absolute: 160 windows, 1,160 tokens to read, about 0 s" in capsys.readouterr().err
-    recl(tmp_path / "stated", runs.checkpoint("absolute"), **options)
+    recl(tmp_path / "stated", runs.checkpoint("absolute"))
+    # 30 positions of 4 tokens, and of the 8 that the model sees
+    assert "absolute: 60 windows, 360 tokens to read, about 0 s" in capsys.readouterr().err
+    recl(tmp_path / "stated", runs.checkpoint("absolute"))
     assert "to read" not in capsys.readouterr().err
 
 
@@ -199,8 +194,7 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) 
     paths = [runs.checkpoint(kind) for kind in ("relative", "absolute", "lstm")]
     assert of(recl(tmp_path, *paths), "clamp_len") == [15, -1, None]
     result = recl(tmp_path, *paths, clamp_len=-1)
-    assert (of(result, "clamp_len"), of(result, "loss_by_position")) == ([-1, -1, None], [None] * 3)
-    assert not list(tmp_path.glob("positions.*"))
+    assert of(result, "clamp_len") == [-1, -1, None]
 
 
 def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:
@@ -259,8 +253,6 @@ NAMED: list[tuple[list[str], dict[str, Any], str]] = [
     (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
     (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
     (["lstm"], {"context_unit": "line"}, "context_unit=line: must be one of token, byte"),
-    (["lstm"], {"ablations": ["shuffle", "mask"]}, r"ablations=.*must be different ones of shuffle, .*, drop"),
-    (["lstm"], {"ablation_contexts": [4, 16]}, "ablation_contexts=.*contexts of the grid below 16"),
     (["lstm"], {"key_gain": 0.0}, "key_gain=0.0: must be above 0"),
     (["lstm"], {"key_contexts": [8, 4]}, r"key_contexts=\[8, 4\]: must be two contexts of the grid, ascending"),
     (["gpt2"], {}, "models=gpt2: must begin with txl:, hf: or py:"),

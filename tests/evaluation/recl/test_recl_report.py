@@ -4,13 +4,12 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.evaluation.kept_figures import Figures, bands, curves
 from tests.evaluation.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.recl.report import gain_maps, write_report
+from txl_lightning.evaluation.recl.report import write_report
 
 
 def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
@@ -20,26 +19,22 @@ def length(value: int, low: int, high: int, start: float, **others: Any) -> dict
 
 
 def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
-    without = {"b": {"value": 20, "at_least": True}} if name == "a" else {}
     return {
         "name": name, "kind": f"kind of {name}", "group": group, "checkpoint": f"/runs/{name}/best.ckpt",
         "tokens_trained": None, "limit": None, "begin_of_text": None, "scoring": "one pass", "trained_len": None,
-        "float32_difference": None, "positions_scored": 40, "far_context": None, "loss_by_position": None,
+        "float32_difference": None, "positions_scored": 40,
         "bpc": [first, first - 0.1, first - 0.3], "bpc_standard_error": [0.01, 0.02, 0.03],
         "doublings": [{"from": 10, "to": 20, "bits": 0.1, "standard_error": 0.004}], "within_1_percent": 30,
         "share_of_gain": [0, 1 / 3, 1], "key_tokens": {"share": 0.031, "share_of_rises": 0.002, "half_of_gain": 0.012},
-        "recl": {"0.1": length(20, 10, 30, 4.0, without=without), "1.0": length(10, 10, 20, 2.0, without=without)},
+        "recl": {"0.1": length(20, 10, 30, 4.0), "1.0": length(10, 10, 20, 2.0)},
         **others,
     }  # fmt: skip
 
 
 def results() -> dict[str, Any]:
-    far = {"increase": [0.4, 0.2], "low": [0.3, 0.1], "high": [0.6, 0.5], "standard_error": [0.05, 0.05]}
-    by_position = {"first": [1, 2, 3], "last": [1, 2, 6], "nll": [3.0, 2.0, 1.0], "nll_standard_error": [0.3, 0.2, 0.1]}
-    a = model("a", "x", 2.0, positions_scored=7, trained_len=3, loss_by_position={**by_position, "windows": 5})
-    a |= {"far_context": {"contexts": [10, 20], "ablations": {"drop": far}}, "limit": 25}
+    a = model("a", "x", 2.0, positions_scored=7, trained_len=3, limit=25)
     b = model("b", "x", 3.0, scoring="direct", begin_of_text=0, float32_difference={"nll": -0.00123, "positions": 50})
-    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, guarded_at_least=True, without={})
+    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, guarded_at_least=True)
     c = model("c", "y", 4.0, share_of_gain=None)
     c["key_tokens"] = {"share": 0.0, "share_of_rises": 0.0, "half_of_gain": None}
     c["recl"] = {r: found | {"guarded": found["value"]} for r, found in c["recl"].items()}
@@ -105,24 +100,12 @@ COMPARISONS = """
 | a − c | -1.2000 [-0.9000, +0.2000] |
 | b − c | -0.7000 [-0.9000, +0.2000] |
 
-## RECL in the group without one model
-
-| model | without | RECL r = 0.1 | RECL r = 1.0 |
-| --- | --- | --- | --- |
-| a | b | ≥ 20 | ≥ 20 |
-
 ## Groups
 
 | group | models | RECL r = 0.1: mean [lowest, highest] | RECL r = 1.0: mean [lowest, highest] |
 | --- | ---: | --- | --- |
 | x | 2 | ≥ 25 [20, 30] | 12.5 [10, 15] |
 | y | 1 | 20 [20, 20] | 20 [20, 20] |
-
-## Far context of a: increase of the loss at 30 tokens, nats
-
-| ablation | beyond 10 | beyond 20 |
-| --- | --- | --- |
-| drop | +0.4000 [+0.3000, +0.6000] | +0.2000 [+0.1000, +0.5000] |
 """
 
 
@@ -151,7 +134,7 @@ def test_one_group_is_named_and_the_last_doublings_from_the_first_context_are_sh
     pairs = [(8, 16), (16, 32), (24, 48), (32, 64), (48, 96), (64, 128)]
     doublings = [{"from": a, "to": b, "bits": a / 100, "standard_error": 0.01} for a, b in pairs]
     a = found["models"][0] | {"doublings": doublings, "bpc": [2.0] * 8, "bpc_standard_error": [0.1] * 8}
-    a |= {"far_context": None, "loss_by_position": None, "group": "all", "key_tokens": None}
+    a |= {"group": "all", "key_tokens": None}
     a |= {"share_of_gain": [0.0, 0.4, 0.5, 0.6, 0.7, 0.95, 0.8, 1.0]}
     long = {r: found | {"perplexities": [9.0] * 7, "perplexity_gains": [1.0] * 7} for r, found in a["recl"].items()}
     groups = [{"name": "all", "models": ["a"], "recl": {}}]
@@ -194,22 +177,6 @@ def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
     low, high = bands(axes)[0]
     assert (low, high) == (pytest.approx([0.4, 0.4, 0.4]), pytest.approx([0.6, 0.8, 1.0]))
 
-    (axes,) = drawn["ablations.svg"].axes
-    assert curves(axes)["drop"] == ([10, 20], [0.4, 0.2])
-    assert bands(axes) == [([0.3, 0.1], [0.6, 0.5])]
-    assert axes.get_xscale() == "log"
-    assert axes.get_xlabel() == "distance c beyond which tokens are altered"
-
-    (axes,) = drawn["positions.svg"].axes
-    x, y = curves(axes)["a"]
-    assert x == [1, 2, 4.5]
-    np.testing.assert_allclose(y, np.array([3, 2, 1]) / np.log(2))
-    low, high = bands(axes)[0]
-    np.testing.assert_allclose(np.array(high) - low, np.array([0.6, 0.4, 0.2]) / np.log(2))
-    marked = [line.get_xdata() for line in axes.get_lines() if line.get_linestyle() == "--" and len(line.get_xdata())]
-    assert [list(x) for x in marked] == [[3, 3]]  # tokens seen in training
-    assert axes.get_ylabel() == "bits per character"
-
 
 def test_recl_during_training_is_by_tokens(tmp_path: Path, drawn: Figures) -> None:
     found = results()
@@ -220,18 +187,6 @@ def test_recl_during_training_is_by_tokens(tmp_path: Path, drawn: Figures) -> No
     (axes,) = drawn["recl_by_tokens_r0.1.png"].axes
     assert curves(axes) == {"/runs/one": ([100, 300], [30, 20])}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens trained", "RECL (tokens)")
-
-
-def test_gain_maps_show_contexts_upwards_and_blocks_to_the_right(tmp_path: Path, drawn: Figures) -> None:
-    gains = {"a": np.array([[0.0, 0.0], [0.5, 0.1]]), "b": np.array([[0.0, 0.0], [-1.0, 0.2]])}
-    gain_maps(tmp_path / "gain_maps", [4, 8], gains, "token")
-    *panels, bar = drawn["gain_maps.svg"].axes
-    for axes, (name, expected) in zip(panels, gains.items(), strict=True):
-        (image,) = axes.get_images()
-        np.testing.assert_array_equal(image.get_array(), expected)
-        assert (image.origin, image.get_clim()) == ("lower", (-1, 1))
-        assert (axes.get_title(), [label.get_text() for label in axes.get_yticklabels()]) == (name, ["4", "8"])
-    assert bar.get_ylabel() == "gain over 4 tokens (nats)"
 
 
 def test_panels_are_those_of_table_and_figures(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tests.evaluation.scoring.test_loss_grid import EXACT
 from tests.evaluation.scoring.test_windows import TOKENS, attention, reader_of, recurrent
 from tests.model.tiny_model import VOCABULARY
 from txl_lightning.data.documents import mark
-from txl_lightning.evaluation.recl.loss_by_context import position_losses
 from txl_lightning.evaluation.scoring import windows
 from txl_lightning.evaluation.scoring.trial import tried
 from txl_lightning.evaluation.scoring.windows import context_losses, loss_grid, position_blocks
@@ -35,12 +34,10 @@ KINDS = {
 def test_chunks_have_the_losses_of_a_window_that_is_read_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, positions = reader_of(EXACT[kind](), 90), np.array([44, 90, 150, 199])
     whole = loss_grid(reader, TOKENS, positions, GRID)
-    by_position = position_losses(reader, TOKENS, positions, 30)
     last = context_losses(reader, TOKENS, positions, 30)
     monkeypatch.setattr(windows, "LONG_WINDOW", 10)
     monkeypatch.setattr(windows, "CHUNK", 7)
     np.testing.assert_allclose(loss_grid(reader, TOKENS, positions, GRID), whole, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(position_losses(reader, TOKENS, positions, 30), by_position, rtol=0, atol=1e-10)
     np.testing.assert_allclose(context_losses(reader, TOKENS, positions, 30), last, rtol=0, atol=1e-10)
     assert reader._in_chunks(40) is not None
 

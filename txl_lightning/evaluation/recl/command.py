@@ -13,18 +13,14 @@ import numpy as np
 from txl_lightning.config.lengths import tokens_per_step
 from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.data.documents import without_marks
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
 from txl_lightning.evaluation.recl.effective_context import Array, check_definition, group_lengths, group_summaries
 from txl_lightning.evaluation.recl.loss_by_context import (
-    ABLATIONS,
-    block_gains,
     context_gains,
     key_tokens,
     loss_differences,
     mean_and_error,
-    token_classes,
 )
 from txl_lightning.evaluation.recl.model_losses import (
     ScoredPositions,
@@ -34,11 +30,10 @@ from txl_lightning.evaluation.recl.model_losses import (
     write_arrays,
 )
 from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.recl.report import gain_maps, write_report
+from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.evaluation.scoring.group import GroupText, group_text, load_group, references
 from txl_lightning.evaluation.scoring.models import HUGGING_FACE, Member
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, check_common_options
-from txl_lightning.evaluation.scoring.tokenized_text import pieces_of_symbols, pieces_of_text, word_pieces
 from txl_lightning.evaluation.scoring.trial import tried
 from txl_lightning.evaluation.scoring.windows import CHUNK, LONG_WINDOW, POSITIONS_VERSION, position_blocks
 from txl_lightning.files import write_json
@@ -47,7 +42,7 @@ from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, loss_unit
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text
 
-SCHEMA_VERSION = 5  # of docs/recl.schema.json
+SCHEMA_VERSION = 6  # of docs/recl.schema.json
 CITATION = "RECL: Dai et al. 2019, Transformer-XL, appendix C (arXiv:1901.02860); measured with txl_lightning"
 CHOICES = {"context_unit": ("token", "byte"), "documents": ("respect", "ignore")}
 DOUBLING = "doubling"
@@ -81,24 +76,23 @@ def run(options: ReclOptions, directory: Path) -> list[str]:
         chunks = {HUGGING_FACE: CHUNK} if longest > LONG_WINDOW else {}
         members = [tried(one, text.of_member[one.name], longest, chunks.get(one.path[:3])) for one in members]
         positions, blocks = position_blocks(text.length, options.n_positions, contexts, options.position_seed)
-        at = scored_positions(text, positions, blocks, contexts, options)
+        at = scored_positions(text, positions, blocks, contexts)
         scored = {member.name: model_losses(member, at, options) for member in members}
         if rank_and_world_size()[0] > 0:
             return []
-    losses = {name: of_model.losses_CP for name, of_model in scored.items()}
+    losses = {name: losses_CP for name, (losses_CP, _) in scored.items()}
     results = _measure(options, members, losses, at)
     for model in results["models"]:
-        model |= scored[model["name"]].entry
+        model |= scored[model["name"]][1]
     results["seconds"] = round(time.perf_counter() - started, 2)
     write_json(directory / "recl.json", results, allow_nan=False)
-    write_arrays(directory / "losses.npz", np.savez_compressed, loss_arrays(scored, at, options))
-    gain_maps(directory / "gain_maps", contexts, block_gains(losses, blocks), options.context_unit)
+    write_arrays(directory / "losses.npz", np.savez_compressed, loss_arrays(losses, at))
     return write_report(results, directory, options.logger, plain(options))
 
 
 def _check_options(options: ReclOptions) -> list[int]:
     """Check the options and return the grid of contexts."""
-    n_models, names, groups, named = len(references(options)), options.names, options.groups, options.ablations
+    n_models, names, groups = len(references(options)), options.names, options.groups
     valid = names is None or (len(names) == len(set(names)) == n_models and all(names))
     require(valid, "names", names, f"must be {n_models} different names, one per model")
     valid = groups is None or (len(groups) == n_models and all(re.fullmatch(r"[\w.+-]+", label) for label in groups))
@@ -108,19 +102,12 @@ def _check_options(options: ReclOptions) -> list[int]:
         require(value in choices, name, value, f"must be one of {', '.join(choices)}")
     check_common_options(options)
     check_at_least_one(options, "first_context", "step", "batch_tokens")
-    windows, contexts = options.position_windows, _grid(options)
-    require(windows == 0 or windows >= 2, "position_windows", windows, "must be 0 or an integer >= 2")
+    contexts = _grid(options)
     allowed = "must be an integer >= 2 (for a standard error)"
     require(options.n_positions >= 2, "n_positions", options.n_positions, allowed)
     seed = options.position_seed
     require(seed is None or seed >= 0, "position_seed", seed, "must be null or an integer >= 0")
     check_definition(contexts, options.fractions, options.threshold, options.bootstrap)
-    allowed = f"must be different ones of {', '.join(ABLATIONS)}"
-    require(len(set(named)) == len(named) and set(named) <= set(ABLATIONS), "ablations", named, allowed)
-    altered = options.ablation_contexts
-    valid = altered is None or (sorted(set(altered)) == altered != [] and set(altered) <= set(contexts[:-1]))
-    allowed = f"must be contexts of the grid below {contexts[-1]}, ascending"
-    require(valid, "ablation_contexts", altered, allowed)
     require(options.key_gain > 0, "key_gain", options.key_gain, "must be above 0")
     keys = options.key_contexts
     valid = keys is None or (len(keys) == 2 and keys[0] < keys[1] and set(keys) <= set(contexts))
@@ -156,7 +143,7 @@ def _check_limits(members: list[Member], max_context: int, text: GroupText) -> N
 def _measure(
     options: ReclOptions, members: list[Member], losses: dict[str, Array], at: ScoredPositions
 ) -> dict[str, Any]:
-    """Return the entries of `recl.json`, apart from those of `ModelLosses` and the seconds."""
+    """Return the entries of `recl.json`, apart from those of `model_losses` and the seconds."""
     level, unit = at.text.corpus["level"], loss_unit(at.text.corpus["level"])
     # In bytes a limit of tokens caps the windows, not RECL.
     in_tokens = at.text.pieces is None
@@ -191,7 +178,6 @@ def _measure(
                 unit: [loss_metrics(value, level)[unit] for value in nll],
                 f"{unit}_standard_error": [errors_by_unit(*pair, level)[unit] for pair in zip(error, nll, strict=True)],
                 **context_gains(losses_CP, at.contexts, at.blocks),
-                "token_classes": _token_classes(member, losses_CP, at),
                 "key_tokens": key_tokens(losses_CP, at.contexts, at.positions, **key) if in_tokens else None,
                 "group": labels[member.name],
                 "recl": lengths[member.name],
@@ -221,16 +207,3 @@ def _measure(
             "cut": at.n_cut,
         },
     }
-
-
-def _token_classes(member: Member, losses_CP: Array, at: ScoredPositions) -> dict[str, Any] | None:
-    """Return the losses of classes of tokens; None in bytes, where a position has no single token."""
-    text, tokens, pieces = at.text, at.text.of_member[member.name], None
-    if text.pieces is not None:
-        return None
-    if text.content is not None and tokens.starts is not None:
-        pieces = pieces_of_text(tokens, text.content, at.positions)
-    elif text.content is None and member.trained:
-        pieces = pieces_of_symbols(member.trained.vocabulary, without_marks(tokens.tokens), at.positions)
-    further = {} if pieces is None else dict(zip(("first_piece", "later_piece"), word_pieces(pieces), strict=True))
-    return token_classes(losses_CP, at.contexts, tokens.tokens, at.positions, further)

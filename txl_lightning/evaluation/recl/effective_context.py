@@ -287,9 +287,6 @@ def group_lengths(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the RECL of every model among the models with its label, by fraction: entries `recl` of `recl.json`.
 
-    `without` has value and lower bound in the group without each other model, where b(c, t), the lowest loss of the
-    group, and with it the hardest positions are those of the models that stay.
-
     Args:
         losses: l_i(c, t) of every model, [C, P], in nats.
         contexts: the grid, ascending.
@@ -300,14 +297,7 @@ def group_lengths(
     for group in groups_of(labels).values():
         whole = relative_effective_context_lengths({n: losses[n] for n in group}, contexts, **definition)
         for name, lengths in whole.items():
-            entries[name] = {str(float(r)): {**vars(length), "without": {}} for r, length in lengths.items()}
-        for left_out in group if len(group) > 1 else []:
-            others = {name: losses[name] for name in group if name != left_out}
-            without = relative_effective_context_lengths(others, contexts, **{**definition, "bootstrap": 0})
-            for name, lengths in without.items():
-                for r, length in lengths.items():
-                    found = {"value": length.value, "at_least": length.at_least}
-                    entries[name][str(float(r))]["without"][left_out] = found
+            entries[name] = {str(float(r)): dict(vars(length)) for r, length in lengths.items()}
     return entries
 
 

@@ -1,4 +1,4 @@
-"""All losses of one model of a group: by context, with the far context altered, and by position; kept in a store."""
+"""Losses by context of one model of a group, kept in a store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ from tqdm import tqdm
 from txl_lightning.distributed.ranks import all_gather, rank_and_world_size
 from txl_lightning.errors import UserError, require
 from txl_lightning.evaluation.recl.effective_context import Array
-from txl_lightning.evaluation.recl.loss_by_context import (
-    DROP,
-    binned_by_position,
-    doubling_contexts,
-    far_context_losses,
-    mean_and_interval,
-    position_losses,
-)
 from txl_lightning.evaluation.recl.options import ReclOptions
 from txl_lightning.evaluation.scoring.group import GroupText
 from txl_lightning.evaluation.scoring.models import Member
@@ -150,8 +142,6 @@ class ScoredPositions:
         positions: t.
         blocks: block of each position.
         contexts: the grid of c.
-        altered: contexts beyond which tokens are altered.
-        windows: indices of the positions that end the windows for the loss by position.
         n_cut: number of positions whose document has fewer tokens before them than the longest context.
     """
 
@@ -159,53 +149,27 @@ class ScoredPositions:
     positions: Integers
     blocks: Integers
     contexts: list[int]
-    altered: list[int]
-    windows: list[int]
     n_cut: int = 0
 
 
-def scored_positions(
-    text: GroupText, positions: Integers, blocks: Integers, contexts: list[int], options: ReclOptions
-) -> ScoredPositions:
-    """Choose the contexts of ablations, and the windows for the loss by position.
-
-    None in bytes. Where documents are respected, only windows within one, if they are in more than one block.
-    """
-    altered = doubling_contexts(contexts) if options.ablation_contexts is None else options.ablation_contexts
+def scored_positions(text: GroupText, positions: Integers, blocks: Integers, contexts: list[int]) -> ScoredPositions:
+    """Count the positions whose document begins within the longest context."""
     begins = np.max([of.document_begins(positions) for of in text.of_member.values()], axis=0)
-    whole = np.flatnonzero(positions - contexts[-1] >= begins)
-    number = min(options.position_windows, len(whole)) if text.pieces is None else 0
-    windows = [int(whole[i * len(whole) // number]) for i in range(number)]
-    windows = windows if len(np.unique(blocks[windows])) > 1 else []
-    return ScoredPositions(text, positions, blocks, contexts, altered, windows, len(positions) - len(whole))
+    return ScoredPositions(text, positions, blocks, contexts, int((positions - contexts[-1] < begins).sum()))
 
 
-@dataclass(frozen=True)
-class ModelLosses:
-    """Losses of one model, in nats.
-
-    Args:
-        losses_CP: l(c, t).
-        increases_AKP: increase of the loss by each ablation beyond each altered context.
-        by_position_TW: loss by position in a window, as many as the model sees; empty if it is not measured.
-        entry: entries of `recl.json`: positions that were scored now, precision, ablations and loss by position.
-    """
-
-    losses_CP: Array
-    increases_AKP: Array
-    by_position_TW: Array
-    entry: dict[str, Any]
-
-
-def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> ModelLosses:
+def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> tuple[Array, dict[str, Any]]:
     """Score all losses of one model that are not stored.
+
+    Returns:
+        l(c, t), [C, P], in nats, and entries of `recl.json`: positions that were scored now, and precision.
 
     Raises:
         OptionError: losses are nan, infinite or negative.
     """
     store = LossStore(expand(options.store), member.name, _key(member, at.text, options))
     reader, text, pieces = member.reader, at.text.of_member[member.name], at.text.pieces
-    device, longest = device_of(member.reader.model), at.contexts[-1]
+    device = device_of(member.reader.model)
 
     def grid(here: Integers, precision: str = options.precision) -> Array:
         with autocast(precision, device):
@@ -215,15 +179,7 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
 
     def state_cost(here: Integers) -> None:
         with autocast(options.precision, device):
-            _state_cost(member, at, here, len(set(options.ablations) - {DROP}))
-
-    def altered(here: Integers, ablation: str) -> Array:
-        with autocast(options.precision, device):
-            return far_context_losses(reader, text, here, rows, ablation, options.seed, pieces)
-
-    def by_position(ends: Integers) -> Array:
-        with autocast(options.precision, device):
-            return position_losses(reader, text.tokens, ends, longest)
+            _state_cost(member, at, here)
 
     losses_CP, scored = store.losses(grid, at.contexts, at.positions, at.blocks, state_cost)
     in_range = bool(((losses_CP > -ROUNDING) & (losses_CP < LARGEST)).all())
@@ -236,28 +192,10 @@ def model_losses(member: Member, at: ScoredPositions, options: ReclOptions) -> M
         exact_CP, _ = store.losses(exact, at.contexts, at.positions[:n], at.blocks[:n], precision="32-true")
         difference = float((losses_CP[:, :n] - exact_CP).mean())
         entry["float32_difference"] = {"nll": difference, "positions": exact_CP.shape[1]}
-
-    # The longest context is a part of the keys: grids with the same positions can have windows of other lengths.
-    rows, increases, ablations = [*at.altered, longest], [], {}
-    for ablation in options.ablations:
-        if ablation == DROP:
-            losses_RP = losses_CP[np.searchsorted(at.contexts, rows)]
-        else:
-            score, key = partial(altered, ablation=ablation), {"ablation": ablation, "seed": options.seed}
-            losses_RP, _ = store.losses(score, rows, at.positions, at.blocks, None, **key, longest=longest)
-        increases.append(losses_RP[:-1] - losses_RP[-1])
-        ablations[ablation] = mean_and_interval(increases[-1], at.blocks, "increase", "standard_error")
-    entry["far_context"] = {"contexts": at.altered, "ablations": ablations} if ablations else None
-
-    by_position_TW, entry["loss_by_position"] = np.empty((0, 0)), None
-    if at.windows:
-        ends, blocks, places = at.positions[at.windows], at.blocks[at.windows], range(1, 1 + reader.visible(longest))
-        by_position_TW, _ = store.losses(by_position, places, ends, blocks, by="position", longest=longest)
-        entry["loss_by_position"] = binned_by_position(by_position_TW, blocks)
-    return ModelLosses(losses_CP, np.array(increases), by_position_TW, entry)
+    return losses_CP, entry
 
 
-def _state_cost(member: Member, at: ScoredPositions, positions: Integers, n_altering: int) -> None:
+def _state_cost(member: Member, at: ScoredPositions, positions: Integers) -> None:
     """Print what will be read to score some positions, and how long it takes, if that is more than a few seconds."""
     reader, text = member.reader, at.text.of_member[member.name]
     if at.text.pieces is None:
@@ -268,8 +206,6 @@ def _state_cost(member: Member, at: ScoredPositions, positions: Integers, n_alte
         ends, begins = stops - 1, reader.visible_begins(begins, firsts, stops)
     ends = np.broadcast_to(ends, begins.shape)
     lengths = shared_windows(begins.ravel(), ends.ravel())[1] if reader.one_pass else (ends - begins).ravel()
-    further = n_altering * (len(at.altered) + 1) * len(positions) + len(at.windows)
-    lengths = np.append(lengths, np.full(further, lengths.max()))
     if lengths.sum() >= LEAST_TOKENS:
         seconds = expected_seconds(reader, text.tokens, lengths) / rank_and_world_size()[1]
         if seconds >= LEAST_SECONDS:
@@ -299,22 +235,11 @@ def _key(member: Member, text: GroupText, options: ReclOptions) -> dict[str, Any
     return key
 
 
-def loss_arrays(scored: Mapping[str, ModelLosses], at: ScoredPositions, options: ReclOptions) -> dict[str, np.ndarray]:
-    """Return the arrays of `losses.npz`; losses are in nats, in float32.
+def loss_arrays(losses: Mapping[str, Array], at: ScoredPositions) -> dict[str, np.ndarray]:
+    """Return the arrays of `losses.npz`: `models` [I], `contexts` [C], `positions` [P], `blocks` [P], `nll` [I, C, P].
 
-    `models` [I], `contexts` [C], `positions` [P], `blocks` [P] and `nll` [I, C, P]. With ablations: `ablations` [A],
-    `ablation_contexts` [K] and `ablation_increase` [I, A, K, P]. With position windows: `nll_by_position` [I, T, W],
-    nan beyond the tokens that a model sees.
+    Losses are in nats, in float32.
     """
-    arrays: dict[str, Any] = {"models": list(scored), "contexts": at.contexts}
-    arrays |= {"positions": at.positions, "blocks": at.blocks}
-    in_float32: dict[str, Any] = {"nll": [model.losses_CP for model in scored.values()]}
-    if options.ablations:
-        arrays |= {"ablations": options.ablations, "ablation_contexts": at.altered}
-        in_float32["ablation_increase"] = [model.increases_AKP for model in scored.values()]
-    if at.windows:
-        by_position = [model.by_position_TW for model in scored.values()]
-        pads = [((0, max(map(len, by_position)) - len(losses_TW)), (0, 0)) for losses_TW in by_position]
-        in_float32["nll_by_position"] = list(map(partial(np.pad, constant_values=np.nan), by_position, pads))
-    arrays |= {name: np.asarray(values, dtype=np.float32) for name, values in in_float32.items()}
-    return {name: np.asarray(values) for name, values in arrays.items()}
+    arrays = {"models": list(losses), "contexts": at.contexts, "positions": at.positions, "blocks": at.blocks}
+    nll = np.asarray(list(losses.values()), dtype=np.float32)
+    return {name: np.asarray(values) for name, values in {**arrays, "nll": nll}.items()}

@@ -34,13 +34,9 @@ class ReclOptions:
         bootstrap: resamples of the blocks of positions for the confidence intervals; 0 for no intervals.
         documents: respect: no window begins before the document of the token before its target, where documents are
             known; ignore: windows begin anywhere, and models that tell documents apart no longer do.
-        ablations: far context to alter: shuffle, reverse, replace (by other text of the split) or drop.
-        ablation_contexts: contexts beyond which tokens are altered; null for first_context, 2 first_context, 4
-            first_context, … on the grid.
         key_gain: nats by which the loss of a key token falls from the first to the second of key_contexts.
         key_contexts: two contexts of the grid; null for the shortest and the longest.
-        position_windows: windows for the loss by position in the window; 0 for none.
-        seed: seed of the resampling and of the ablations.
+        seed: seed of the resampling.
         clamp_len: larger distances share one position; null for the length of each run's own evaluation, or else
             the longest distance of its training; -1 for no limit.
         data_path: the runs' own files where they have moved, or others to score; needed if no checkpoint brings a
@@ -72,11 +68,8 @@ class ReclOptions:
     threshold: float = 0.01
     bootstrap: int = 1000
     documents: str = "respect"
-    ablations: list[str] = field(default_factory=list)
-    ablation_contexts: list[int] | None = None
     key_gain: float = 2.0
     key_contexts: list[int] | None = None
-    position_windows: int = 256
     seed: int = 1
     clamp_len: int | None = None
     data_path: Any = None

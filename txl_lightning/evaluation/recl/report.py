@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
-from numpy.typing import NDArray
 
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.files import write_text
-from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_figure, save_with_legend
+from txl_lightning.reporting.canvas import line_figure, looks, new_figure, plain_text, save_with_legend
 from txl_lightning.reporting.tables import escape, latex_table, markdown_table
-from txl_lightning.runs.metrics import errors_by_unit, loss_metrics, unit_name
+from txl_lightning.runs.metrics import unit_name
 
 DEPENDENT = "positions, or the segments that are compressed, depend on the length that is read"
 MOST_TICKS = 12
@@ -33,8 +31,6 @@ def write_report(
         gains_*.svg|png          Figure 3, a file for each r and group
         contexts.svg|png         Figure 4
         differences.svg|png      loss minus that of the first model, if there are several
-        ablations.svg|png        increase of the loss without, or with altered, far context
-        positions.svg|png        loss by position in a window
         recl_by_tokens_*.png     RECL during training, if there are several checkpoints of a folder
 
     Args:
@@ -59,10 +55,6 @@ def write_report(
     context_figure(directory / "contexts", results)
     if len(results["models"]) > 1:
         difference_figure(directory / "differences", results)
-    if any(model["far_context"] for model in results["models"]):
-        ablation_figure(directory / "ablations", results)
-    if any(model["loss_by_position"] for model in results["models"]):
-        position_figure(directory / "positions", results)
     for r in _fractions(results):
         if during_training := _by_tokens(results, r):
             path, title = directory / f"recl_by_tokens_r{r}.png", f"RECL during training, {_hardest(r)}"
@@ -140,74 +132,6 @@ def difference_figure(stem: Path, results: dict[str, Any]) -> None:
     _context_axis(axes, results)
     axes.set_ylabel("difference of the loss (nats)")
     axes.set_title(plain_text(f"Loss minus that of {first} (± standard error)"))
-    save_with_legend(figure, axes, stem)
-
-
-def gain_maps(stem: Path, contexts: Sequence[int], gains: Mapping[str, NDArray[np.float64]], unit: str) -> None:
-    """Draw the gain over the shortest context by block of positions and by context, as SVG and PNG: a map per model.
-
-    Args:
-        stem: path of the files without suffix.
-        contexts: c.
-        gains: mean of l(c_0, t) - l(c, t) over the positions of each block, [C, blocks], in nats, by model.
-        unit: unit of contexts: token or byte.
-    """
-    figure = new_figure(SIZE[0], 1 + 2.4 * len(gains))
-    panels = figure.subplots(len(gains), 1, sharex=True, squeeze=False)[:, 0]
-    largest = max(float(np.abs(gains_CB).max()) for gains_CB in gains.values()) or 1.0
-    every = -(-len(contexts) // MOST_TICKS)
-    for axes, (name, gains_CB) in zip(panels, gains.items(), strict=True):
-        image = axes.imshow(gains_CB, aspect="auto", origin="lower", cmap="RdBu", vmin=-largest, vmax=largest)
-        axes.set_yticks(range(0, len(contexts), every), [str(c) for c in contexts[::every]])
-        axes.set(ylabel=f"context ({unit}s)", title=plain_text(name))
-    panels[-1].set_xlabel("block of positions, in the order of the text")
-    figure.colorbar(image, ax=list(panels), label=f"gain over {contexts[0]} {unit}s (nats)")
-    save_figure(figure, stem)
-
-
-def ablation_figure(stem: Path, results: dict[str, Any]) -> None:
-    """Draw the increase of the loss by c for each ablation of the far context, as SVG and PNG: a panel per model."""
-    altered = {model["name"]: model["far_context"] for model in results["models"] if model["far_context"]}
-    figure = new_figure(SIZE[0], 1 + 2.4 * len(altered))
-    panels = figure.subplots(len(altered), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, found) in zip(panels, altered.items(), strict=True):
-        for (ablation, of_c), look in zip(found["ablations"].items(), looks(), strict=False):
-            _draw(axes, ablation, found["contexts"], of_c["increase"], look, (of_c["low"], of_c["high"]))
-        axes.axhline(0, color="0.35", linewidth=0.8)
-        axes.set(ylabel="increase of loss (nats)", title=plain_text(name))
-        axes.grid(alpha=0.3)
-    panels[0].legend(frameon=False, fontsize=9)
-    panels[-1].set(xlabel=f"distance c beyond which {results['context_unit']}s are altered", xscale="log")
-    panels[-1].set_xticks(found["contexts"], [str(c) for c in found["contexts"]])
-    panels[-1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    save_figure(figure, stem)
-
-
-def position_figure(stem: Path, results: dict[str, Any]) -> None:
-    """Draw the loss by position in a window read from a fresh state, as SVG and PNG.
-
-    Standard errors are bands; the tokens that a model saw in training are a dashed line.
-    """
-    figure, level, marked = new_figure(*SIZE), results["corpus"]["level"], False
-    axes, models = figure.add_subplot(), [model for model in results["models"] if model["loss_by_position"]]
-    bins = [(model["loss_by_position"]["first"], model["loss_by_position"]["last"]) for model in models]
-    longest = max((firsts[-1] + lasts[-1]) / 2 for firsts, lasts in bins)
-    for model, look in zip(models, looks(), strict=False):
-        found, trained_len = model["loss_by_position"], model["trained_len"] or math.inf
-        middles = (np.array(found["first"]) + found["last"]) / 2
-        mean = np.array([loss_metrics(nll, level)[results["unit"]] for nll in found["nll"]])
-        pairs = zip(found["nll_standard_error"], found["nll"], strict=True)
-        error = np.array([errors_by_unit(*pair, level)[results["unit"]] for pair in pairs])
-        _draw(axes, model["name"], middles, mean, {**look, "marker": ""}, (mean - error, mean + error))
-        if trained_len <= longest:
-            axes.axvline(trained_len, color=look["color"], linestyle="--", linewidth=1.1)
-            marked = True
-    if marked:
-        axes.plot([], [], color="0.35", linestyle="--", linewidth=1.1, label="tokens seen in training")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set(xlabel="position in the window (tokens)", ylabel=unit_name(level))
-    axes.set_title("Loss by position (± standard error)")
     save_with_legend(figure, axes, stem)
 
 
@@ -354,8 +278,8 @@ def _by_tokens(results: dict[str, Any], r: str) -> dict[str, list[tuple[list[int
 
 
 def _comparisons(results: dict[str, Any]) -> list[str]:
-    """Return the tables of comparisons: differences, groups without one model, and groups of several models."""
-    models, fractions = results["models"], _fractions(results)
+    """Return the tables of comparisons: differences, and groups of several models."""
+    fractions = _fractions(results)
     lines: list[str] = []
 
     def add(title: str, header: list[str], rows: list[list[str]]) -> None:
@@ -369,25 +293,11 @@ def _comparisons(results: dict[str, Any]) -> list[str]:
     ]
     add("Differences of the loss, paired by position", ["models", f"nats at {longest}, 95 % interval"], rows)
     rows = [
-        [model["name"], left_out, *(_bounded(model["recl"][r]["without"][left_out]) for r in fractions)]
-        for model in models
-        for left_out in model["recl"][fractions[0]]["without"]
-    ]
-    add("RECL in the group without one model", ["model", "without", *(f"RECL r = {r}" for r in fractions)], rows)
-    rows = [
         [group["name"], str(len(group["models"])), *(_mean_and_range(group["recl"][r]) for r in fractions)]
         for group in results["groups"]
         if len(results["groups"]) > 1
     ]
     add("Groups", ["group", "models", *(f"RECL r = {r}: mean [lowest, highest]" for r in fractions)], rows)
-    for model in models:
-        if found := model["far_context"]:
-            header = ["ablation", *(f"beyond {c}" for c in found["contexts"])]
-            rows = [
-                [ablation, *(_signed(of_c, "increase", i) for i in range(len(found["contexts"])))]
-                for ablation, of_c in found["ablations"].items()
-            ]
-            add(f"Far context of {model['name']}: increase of the loss at {longest}, nats", header, rows)
     return lines
 
 

@@ -111,13 +111,11 @@ class GroupText:
             word or token; losses are per unit of it.
         of_member: tokens of the text, by name of the model.
         pieces: bounds of the pieces of text that models are compared on, in bytes; None if all have the same tokens.
-        content: bytes of the text; None if it is that of an encoded corpus.
     """
 
     corpus: dict[str, str]
     of_member: dict[str, TokenizedText]
     pieces: Integers | None = None
-    content: bytes | None = None
 
     @property
     def length(self) -> int:
@@ -155,10 +153,10 @@ def group_text(members: Sequence[Member], options: Any) -> GroupText:
             allowed = f"has another tokenizer than {members[0].path}: compare them with context_unit=byte"
             member.require(text.agrees_with(texts[0]), allowed)
     if by_bytes:
-        return GroupText({**corpus, "level": "byte"}, of_member, common_pieces(texts), content)
+        return GroupText({**corpus, "level": "byte"}, of_member, common_pieces(texts))
     single_bytes = all(len(text.tokens) == text.n_bytes for text in texts)
     level = trained[0].vocabulary.level if trained else "byte" if single_bytes else "token"
-    return GroupText({**corpus, "level": level}, of_member, content=content)
+    return GroupText({**corpus, "level": level}, of_member)
 
 
 def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> GroupText:

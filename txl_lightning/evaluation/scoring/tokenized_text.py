@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_lightning.data.documents import close_sentences
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, code_points
 from txl_lightning.errors import UserError
 from txl_lightning.evaluation.scoring.windows import Array, Integers, WindowReader, span_losses
-
-REACH = 4  # bytes of the longest character in UTF-8
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -176,65 +170,3 @@ def byte_spans(
     begins_CP = np.searchsorted(starts, positions - np.asarray(contexts)[:, None])
     sizes_P = (pieces[piece_P + 1] - pieces[piece_P]).astype(np.float64)
     return np.minimum(begins_CP, first_P - 1), first_P, stop_P, sizes_P
-
-
-class Piece(NamedTuple):
-    """Token in its text: bytes [begin, end) of `content`, which has a character before and after them.
-
-    `continues` tells that the token is a later part of the character at `begin`.
-    """
-
-    content: bytes
-    begin: int
-    end: int
-    continues: bool = False
-
-
-def word_pieces(pieces: Iterable[Piece]) -> tuple[Mask, Mask]:
-    """Return which tokens are the first piece of a word, and which a later one; spaces and punctuation are neither.
-
-    A word is a run of letters, digits and `_`, in any script. A token in which a word begins is a first piece, also
-    with a space before the word; a token with characters of a word none of which begins one is a later piece. Where
-    tokens are characters or bytes, the first character of a word (its first byte) is the first piece.
-    """
-    kinds = np.array([_first_or_later(piece) for piece in pieces], dtype=bool).reshape(-1, 2)
-    return kinds[:, 0], kinds[:, 1]
-
-
-def _first_or_later(piece: Piece) -> tuple[bool, bool]:
-    place, before, first, later = 0, False, False, False
-    for character in piece.content.decode("utf-8", errors="surrogateescape"):  # a byte that is no text: a surrogate
-        size = len(character.encode("utf-8", errors="surrogateescape"))
-        in_word = character.isalnum() or character == "_"
-        if in_word and place < piece.end and place + size > piece.begin:
-            begins = not before and place >= piece.begin and not piece.continues
-            first, later = first or begins, later or not begins
-        place, before = place + size, in_word
-    return first, later and not first
-
-
-def pieces_of_text(text: TokenizedText, content: bytes, positions: Integers) -> Iterator[Piece]:
-    """Yield the tokens at `positions` of a text with known starts."""
-    starts, begins = text.known_starts, text.known_starts[positions]
-    ends = np.append(starts, text.n_bytes)[np.searchsorted(starts, begins, side="right")]
-    for t, begin, end in zip(positions.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        first = max(0, begin - REACH)
-        yield Piece(content[first : end + REACH], begin - first, end - first, t > 0 and starts[t - 1] == begin)
-
-
-def pieces_of_symbols(vocabulary: Vocabulary, tokens: np.ndarray, positions: Integers) -> Iterator[Piece] | None:
-    """Return the tokens at `positions` of an encoded split of characters, bytes or BPE; None for words and ids."""
-    if vocabulary.level in ("word", "ids"):
-        return None
-    if vocabulary.consists_of_bytes:
-        encoded = [symbol.encode("latin-1") for symbol in vocabulary.symbols] or [bytes([b]) for b in range(256)]
-    else:  # a symbol of several characters is `<unk>`: a character outside of the vocabulary
-        encoded = [(symbol if len(symbol) == 1 else "\ufffd").encode() for symbol in vocabulary.symbols]
-
-    def piece(t: int) -> Piece:
-        first = max(0, t - REACH)
-        parts = [encoded[token] for token in tokens[first : t + 1 + REACH].tolist()]
-        begin = sum(map(len, parts[: t - first]))
-        return Piece(b"".join(parts), begin, begin + len(parts[t - first]))
-
-    return map(piece, positions.tolist())
