@@ -265,6 +265,16 @@ def test_start_up_imports_only_the_necessary(code: str, absent: tuple[str, ...])
     assert not set(absent) & set(modules)
 
 
+def test_paths_are_those_of_the_folder_where_the_command_started(tmp_path: Path) -> None:
+    own_configs(tmp_path)
+    words = ("--config-dir=own", "experiment=mine", "logger=none", "hydra.job.chdir=true", "hydra.run.dir=run")
+    done = run_txl("train", *words, directory=tmp_path)
+    assert done.status == 0, done.err
+    assert "hydra.job.chdir=true has no effect: paths are relative to the folder where the command started" in done.err
+    assert (tmp_path / "run/metrics.json").is_file()
+    assert (tmp_path / "cache").is_dir()
+
+
 INTERRUPTED_IMPORT = """
 import os, signal, sys
 

@@ -46,6 +46,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def test_jobs_of_another_text_are_never_in_one_table(tmp_path: Path) -> None:
+    """Of the same multirun, of a larger one, and of one whose text changes before its last job; for both launchers."""
+    given = words(tmp_path)
+    text = tmp_path / "text.txt"
+    assert run_txl(*given, "hydra/launcher=basic", "seed=1").status == 0
+    table = (tmp_path / "sweep/multirun.md").read_text()
+    original = text.read_text()
+    text.write_text(original.replace("line 0", "LINE 0"))  # as long as before
+    refused = f"{tmp_path}/sweep/0 is of another text than data=file is now: choose another hydra.sweep.dir, or delete"
+    for launcher in ("basic", "process"):
+        for more in (["seed=1"], ["seed=2"], ["seed=1", "data.segment_len=4"]):
+            done = run_txl(*given, f"hydra/launcher={launcher}", *more)
+            assert (done.status > 0, refused in done.err) == (True, True), done.err
+            assert launcher == "basic" or (done.status, len(done.err.splitlines())) == (2, 1)
+    assert not list(tmp_path.glob("sweep/*/metrics.json"))[1:]
+    text.write_text(original)
+    assert f"{tmp_path}/sweep/0 has finished before" in run_txl(*given, "hydra/launcher=basic", "seed=1").out
+    assert (tmp_path / "sweep/multirun.md").read_text() == table
+    text.write_text(original.replace("line 0", "LINE 0"))  # other options of the text are another column of the table
+    more = ("hydra/launcher=basic", "seed=1", "data.level=char", "hydra.sweep.subdir=char")
+    assert run_txl(*given, *more).status == 0
+
+
 def test_results_are_sorted_by_loss_with_the_overrides_that_differ(whole: Path) -> None:
     found = results(whole)
     assert found["objective"] == "val/nll"

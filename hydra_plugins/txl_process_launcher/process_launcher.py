@@ -35,8 +35,8 @@ from txl_lightning.command_line.multirun import (
     write_results,
 )
 from txl_lightning.errors import Stopped
-from txl_lightning.jobs.folder import JobFolder, JobPlaces
-from txl_lightning.jobs.identity import identity
+from txl_lightning.jobs.folder import JobFolder, JobPlaces, refuse_another_text
+from txl_lightning.jobs.identity import identity, of_text
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
 from txl_lightning.reporting.machine import cores
 
@@ -98,6 +98,10 @@ class ProcessLauncher(Launcher):
         directory.mkdir(parents=True, exist_ok=True)
         places = JobPlaces(directory, initial_job_idx + len(job_overrides))
         jobs = [self._compose(initial_job_idx + i, given, places) for i, given in enumerate(job_overrides)]
+        if self._resumable:
+            with suppress(OmegaConfBaseException):  # see `_compose`
+                for config in {repr(of_text(identity(job.config))): job.config for job in jobs}.values():
+                    refuse_another_text(directory, config)
         values = {job.number: JobFolder(job.directory).value for job in jobs}
         done = {job.number: returned(job.overrides, values[job.number]) for job in jobs}
         waiting = [job for job in jobs if values[job.number] is None]

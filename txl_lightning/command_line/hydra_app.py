@@ -36,8 +36,8 @@ from txl_lightning.command_line.multirun import (
     write_results,
 )
 from txl_lightning.config.schemas import CONF
-from txl_lightning.errors import Stopped
-from txl_lightning.jobs.folder import JobFolder
+from txl_lightning.errors import Stopped, notice
+from txl_lightning.jobs.folder import JobFolder, refuse_another_text
 from txl_lightning.jobs.identity import identity
 
 NONE = re.compile(r"(?<![^\s,:(\[{])None(?![^\s,)\]}])")  # a whole value or element
@@ -155,7 +155,12 @@ class HydraTask:
         # SLURM starts the task of a job once for each rank; convert writes elsewhere.
         writes = os.environ.get("SLURM_PROCID", "0") == "0" and command.directory != "none"
         lock = folder.locked(wait=multirun) if writes else nullcontext()
+        if settings.job.chdir:
+            notice("hydra.job.chdir=true has no effect: paths are relative to the folder where the command started")
+            os.chdir(settings.runtime.cwd)
         try:
+            if job:
+                refuse_another_text(Path(settings.sweep.dir), config)
             with lock, self._recorded(job, config) if job else nullcontext():
                 if job and job.value is not None:
                     print(f"{directory} has finished before")

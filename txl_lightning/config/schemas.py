@@ -325,9 +325,9 @@ def check_seed(seed: int) -> None:
     require(0 <= seed < 2**32, "seed", seed, "must be an integer >= 0 and below 2^32")
 
 
-def typed(config: Any) -> Config:
+def typed(config: Any) -> Any:
     """Return the dataclass of a composed config, with all interpolations resolved."""
-    return OmegaConf.to_object(config)  # type: ignore[return-value]
+    return OmegaConf.to_object(config)
 
 
 def plain(config: Any) -> dict[str, Any]:

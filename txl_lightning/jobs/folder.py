@@ -18,9 +18,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from txl_lightning.errors import Stopped, UserError
+from omegaconf import DictConfig
+
+from txl_lightning.config.schemas import typed
+from txl_lightning.errors import OptionError, Stopped, UserError
 from txl_lightning.files import write_json
-from txl_lightning.jobs.identity import difference
+from txl_lightning.jobs.identity import difference, identity, of_text
 
 RECORD, STARTED = "multirun_job.json", "config.yaml"
 LOCK = ".lock"
@@ -160,6 +163,29 @@ def job_folders(directory: Path) -> list[JobFolder]:
 
     folders = found(directory) if directory.is_dir() else ()
     return sorted(folders, key=lambda job: (not job.path.name.isdigit(), job.path.name.zfill(9)))
+
+
+def refuse_another_text(directory: Path, config: DictConfig) -> None:
+    """Refuse a job whose text has changed since other jobs, or the job itself, ended in the folder of its multirun.
+
+    Args:
+        directory: folder of the multirun.
+        config: of the job.
+
+    Raises:
+        UserError: a table would have losses of two texts.
+    """
+    text = of_text(identity(config))
+    ended = [job for job in job_folders(directory) if of_text(job.record.get("options", {})) == text]
+    if results := {job.path: job.result["corpus"] for job in ended if job.result and "corpus" in job.result}:
+        from txl_lightning.data.corpus import corpus_source  # imports numpy
+
+        with suppress(OptionError):  # a corpus that cannot be read: a job that needs it says so
+            _, checksum = corpus_source(typed(config.data))
+            for path, corpus in results.items():
+                if corpus["sha256"] != checksum:
+                    other = f"{path} is of another text than data={config.data.name} is now"
+                    raise UserError(f"{other}: choose another hydra.sweep.dir, or delete the old jobs")
 
 
 class JobPlaces:

@@ -20,6 +20,7 @@ WITHOUT_INFLUENCE = (
     *("logger", "resume", "checkpoint.every_n_steps", "data.root", "data.cache_dir"),
     *("trainer.progress_bar", "trainer.progress_file", "trainer.log_every_n_steps"),
 )
+NOT_OF_THE_TEXT = ("data.batch_size", "data.segment_len", "data.seed", "data.random_start")  # among options of `data`
 # Modules that show numbers and compute none of them, with all that they import.
 SHOWS_ONLY = ("txl_lightning.reporting", "txl_lightning.training.loggers")
 SHOWS_ONLY_NAMES = ("report", "figures", "progress_file")
@@ -40,6 +41,11 @@ def identity(config: DictConfig) -> dict[str, Any]:
 def with_influence(options: dict[str, Any]) -> dict[str, Any]:
     """Return nested options as JSON values by dotted name, without those of `WITHOUT_INFLUENCE`."""
     return {name: value for name, value in json.loads(json.dumps(flat(options))).items() if has_influence(name)}
+
+
+def of_text(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in an identity that name the text of a job."""
+    return {k: v for k, v in options.items() if k.startswith("data.") and not _is_in(k, NOT_OF_THE_TEXT)}
 
 
 def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
