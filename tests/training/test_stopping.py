@@ -16,8 +16,9 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 
 from tests.training.recorded_run import complete, start
 from tests.training.small_run import patch_module, poison, tiny_config
-from txl_lightning.errors import Stopped, UserError
+from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.runs.storage import read_file
+from txl_lightning.training.command import run
 from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import disable_signal_handlers, train
 
@@ -133,3 +134,55 @@ def test_lightnings_signal_handlers_are_registered_by_the_method_that_is_replace
     disable_signal_handlers(trainer)
     trainer._signal_connector.register_signal_handlers()
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "status", "requeued", "line"),
+    [
+        (
+            ["resume=auto"],
+            signal.SIGUSR1,
+            0,
+            "requeue 77\n",
+            "requeue 77: the job continues when SLURM starts it",
+        ),
+        (["resume=auto"], signal.SIGUSR1, 1, "requeue 77\n", "scontrol requeue 77: Requested operation is disabled"),
+        (
+            ["resume=auto"],
+            signal.SIGUSR1,
+            None,
+            "",
+            "requeue 77: [Errno 2] No such file",
+        ),
+        ([], signal.SIGUSR1, 0, "", "SLURM job 77 is not requeued: it needs resume=auto"),
+        (["resume=auto", "checkpoint.enabled=false"], signal.SIGUSR1, 0, "", "SLURM job 77 is not requeued"),
+        (["resume=auto"], signal.SIGTERM, 0, "", ""),
+    ],
+)
+def test_slurm_starts_a_run_again_that_sigusr1_stopped(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    number: signal.Signals,
+    status: int | None,
+    requeued: str,
+    line: str,
+) -> None:
+    """With a program in place of scontrol."""
+    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs.mkdir()
+    if status is not None:
+        refuse = "echo Requested operation is disabled >&2; " * status
+        (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{refuse}exit {status}\n')
+        (programs / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    send(monkeypatch, number)
+    notice.cache_clear()
+    with pytest.raises(Stopped):
+        run(tiny_config(tmp_path, *words), tmp_path / "run")
+    assert (calls.read_text() if calls.exists() else "") == requeued
+    assert line in capsys.readouterr().err
+    if "checkpoint.enabled=false" not in words:
+        assert read_file(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 7

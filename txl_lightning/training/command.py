@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.ranks import leaving
+from txl_lightning.errors import Stopped
 from txl_lightning.runs.metrics import shown_units
 from txl_lightning.training.checks import options_without_effect, resolve_accelerator
 from txl_lightning.training.loggers import upload_line
 from txl_lightning.training.run import train
+from txl_lightning.training.stopping import requeue
 
 
 def run(options: Config, directory: Path) -> list[str]:
@@ -22,8 +25,13 @@ def run(options: Config, directory: Path) -> list[str]:
     """
     for sentence in options_without_effect(options):
         print(sentence, flush=True)
-    with leaving():
-        metrics = train(options, directory)
+    try:
+        with leaving():
+            metrics = train(options, directory)
+    except Stopped as stopped:
+        if stopped.signum == signal.SIGUSR1:
+            requeue(options)
+        raise
     units = [f"{split}/{unit}" for split in ("val", "test") for unit in ("nll", *shown_units(metrics, f"{split}/"))]
     shown = [f"{key} {metrics[key]:.4f}" for key in units]
     unknown = metrics["corpus"].get("unknown", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from typing import Any
@@ -15,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from txl_lightning.config.schemas import Config
 from txl_lightning.distributed.parent_watch import handle_stop_signals
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import Stopped, UserError
+from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.training.checkpointing import Checkpoints
 
 
@@ -59,6 +60,25 @@ class StopSignals:
             raise Stopped(f"stopped by {signal.Signals(signum).name}", signum)
         if self.ranks.rank == 0:  # print is not reentrant
             os.write(2, f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode())
+
+
+def requeue(config: Config) -> None:
+    """Put this process's job of SLURM back into its queue, and say whether it worked; nothing without SLURM.
+
+    SLURM then starts the same command again, which must continue: `resume=auto`, with checkpoints.
+    """
+    job, rank = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_PROCID", "0")
+    if job is None or rank != "0":
+        return
+    if config.resume != "auto" or not config.checkpoint.enabled:
+        notice(f"SLURM job {job} is not requeued: it needs resume=auto, hydra.run.dir and checkpoint.enabled=true")
+        return
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+        problem = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        problem = str(error)
+    notice(f"scontrol requeue {job}: {problem or 'the job continues when SLURM starts it again'}")
 
 
 class CleanStop(Callback):
