@@ -37,7 +37,7 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     by_key = distances.by_key(T)
     if by_key is None:
         return content_XTK
-    if len(by_key) == len(content_XTK):
+    if by_key.shape[0] == content_XTK.shape[0]:  # `len` would fix the batch size in an exported graph
         return content_XTK.add_(by_key)
     return (content_XTK.unflatten(0, (H, B)) + by_key[:, None]).flatten(0, 1)
 

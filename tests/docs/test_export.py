@@ -1,0 +1,67 @@
+"""The code of docs/export.md, and that what it exports computes the model's function for any number of streams.
+
+In a process of its own: checks of shapes, which tests of the model have, would fix the number of streams.
+"""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, blocks
+
+EXPORTED, ONNX = blocks(ROOT / "docs/export.md", "python")
+COMPARE = """
+def compare(model, run, tolerance):
+    for B in (1, 3):
+        exported, memory = start(B), None
+        for tokens in torch.randint(256, (B, 5 * T)).split(T, dim=1):  # the memory is full after two segments
+            with torch.no_grad():
+                hidden, memory = model(tokens, memory)
+                expected = model.log_probabilities(hidden)
+                found, *exported = run(tokens, *exported)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+            torch.testing.assert_close(exported[0][:, :, -memory.filled :], memory.states, atol=tolerance, rtol=0)
+"""
+OTHERS = """
+for options in CASES:
+    model = TransformerXL(TransformerXLConfig(vocab_size=256, **sizes, **options)).eval()
+    for weight in model.parameters():
+        nn.init.normal_(weight, std=0.2)
+    compare(model, torch.export.export(Step(model), example, dynamic_shapes=shapes).module(), 1e-5)
+    with torch.no_grad():
+        compare(model, torch.export.export(Step(model), example, dynamic_shapes=shapes).module(), 1e-5)
+"""
+CASES = [
+    *({"encoding": encoding} for encoding in ("relative", "alibi", "rope", "none")),
+    {"encoding": "shaw", "table_len": 64, "same_length": True},
+    {"cutoffs": (10, 40), "div_val": 2, "pre_norm": True},
+]
+
+
+def run_alone(directory: Path, *parts: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "\n".join(parts)], cwd=directory, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_an_exported_model_carries_its_memory_for_any_number_of_streams(tmp_path: Path) -> None:
+    of_page = "torch.manual_seed(0)\ncompare(model, step, 1e-5)"
+    run_alone(tmp_path, EXPORTED, COMPARE, of_page, f"CASES = {CASES!r}", OTHERS)
+
+
+@pytest.mark.skipif(
+    not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))),
+    reason="onnx, onnxscript and onnxruntime are no dependency",
+)
+def test_an_onnx_file_carries_its_memory_for_any_number_of_streams(tmp_path: Path) -> None:
+    run = """
+def run(*inputs):
+    arrays = [tensor.numpy() for tensor in inputs]
+    return [torch.from_numpy(array) for array in session.run(None, dict(zip(names["input_names"], arrays)))]
+compare(model, run, 1e-4)
+"""
+    run_alone(tmp_path, EXPORTED, ONNX, COMPARE, run)
