@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -52,6 +53,20 @@ def require(condition: bool, option: str, value: object, allowed: str) -> None:
     """Raise `OptionError(option, value, allowed)` unless `condition` holds."""
     if not condition:
         raise OptionError(option, value, allowed)
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of memory that this process may have, of the machine or of its control group."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else ""
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), int(text) if text.isdecimal() else sys.maxsize)
+
+
+def require_memory(n_bytes: int, option: str, value: object) -> None:
+    """Raise `OptionError` if what an option asks for is larger than the memory of this machine."""
+    has = memory_of_machine()
+    allowed = f"needs at least {n_bytes / 1e9:,.0f} GB of memory, and this machine has {has / 1e9:,.0f} GB"
+    require(n_bytes <= has, option, value, allowed)
 
 
 @cache

@@ -61,7 +61,7 @@ def test_the_number_is_printed_recorded_and_kept_by_a_resumed_run(
         "training with 1 of 2 CPU threads: more would gain less than 1.6 times at this size" in capsys.readouterr().err
     )
     assert OmegaConf.load(tmp_path / "run/config.yaml").trainer.num_threads == 1
-    assert read_checkpoint(last)["txl_lightning"]["config"]["trainer"]["num_threads"] == 1
+    assert read_checkpoint(last).config.trainer.num_threads == 1
     monkeypatch.setattr(threads, "FLOPS_PER_THREAD", 1)
     train(config(tmp_path, f"resume={last}", "trainer.max_steps=5"), tmp_path / "other")
     assert "training with 1 CPU thread, as before" in capsys.readouterr().err
@@ -82,8 +82,7 @@ def test_a_run_does_not_choose_the_threads_of_the_next_run_of_its_process(
 
 
 def test_a_checkpoint_without_the_number_is_resumed_with_the_default_of_torch(tmp_path: Path) -> None:
-    earlier = {"txl_lightning": {"config": {"trainer": {"num_threads": None}}}}
-    assert resolve_threads(config(tmp_path), 100, earlier).trainer.num_threads == 2
+    assert resolve_threads(config(tmp_path), 100, config(tmp_path)).trainer.num_threads == 2
     assert resolve_threads(config(tmp_path), 100).trainer.num_threads == 1
 
 

@@ -136,7 +136,7 @@ def test_documents_that_cut_pieces_of_words_shift_positions_and_are_refused(tmp_
 
 def test_bits_per_byte_of_bytes_and_of_bpe_without_merges_are_equal(tmp_path: Path) -> None:
     train(tiny_config(tmp_path, *SHORT), tmp_path / "run")
-    contents = read_checkpoint(checkpoint(tmp_path))
+    contents = read_checkpoint(checkpoint(tmp_path)).contents
     vocabulary = Vocabulary.of_tokenizer(train_byte_pairs([b""], 256))
     order = [ord(symbol) for symbol in vocabulary.symbols]
     assert sorted(order) == list(range(256))

@@ -182,7 +182,7 @@ def test_a_full_disk_on_one_rank_keeps_the_last_checkpoint_and_frees_the_space(
     monkeypatch.setattr(Ranks, "first", lambda _, value: value)
     monkeypatch.setattr(Ranks, "gather", lambda _, value: [value, "[Errno 28] No space left on device"])
     config = tiny_config(tmp_path, *OPTIONS)
-    checkpoints = Checkpoints(tmp_path, config, ranks, {}, None, {})
+    checkpoints = Checkpoints(tmp_path, config, ranks, {}, None)
     write_checkpoint({"training_memory": {"files": ["memory/old"]}}, tmp_path / "last.ckpt")
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/old").touch()

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tests.training.small_run import patch_module, tiny_config, trained
-from txl_lightning.config.schemas import plain
+from txl_lightning.config.schemas import Config, from_plain, plain
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.runs.trained import load_trained
+from txl_lightning.runs.trained import Checkpoint, load_trained
 from txl_lightning.training.checkpointing import check_same_run
 from txl_lightning.training.checks import check_config, options_without_effect
 from txl_lightning.training.run import make_data, train
@@ -66,10 +67,15 @@ def test_an_option_that_an_older_checkpoint_lacks_has_its_default(tmp_path: Path
     before = plain(tiny_config(tmp_path))
     for group, name in (("memory", "reset"), ("memory", "segments"), ("data", "document_start")):
         del before[group][name]
-    checkpoint = {"pytorch-lightning_version": "2", "txl_lightning": {"config": before}}
-    check_same_run(tiny_config(tmp_path, "data.document_start=line"), "old.ckpt", checkpoint, "")
+    resumed = opened("old.ckpt", from_plain(before))
+    check_same_run(tiny_config(tmp_path, "data.document_start=line"), resumed, "")
     with pytest.raises(OptionError, match=r"memory.reset=document: must be never, as in resume=old.ckpt"):
-        check_same_run(tiny_config(tmp_path, "memory.reset=document"), "old.ckpt", checkpoint, "")
+        check_same_run(tiny_config(tmp_path, "memory.reset=document"), resumed, "")
+
+
+def opened(name: str, config: Config) -> Checkpoint:
+    contents = {"pytorch-lightning_version": "2", "txl_lightning": {}}
+    return Checkpoint(Path(name), "resume", contents, config, Vocabulary("byte"), {})
 
 
 @pytest.mark.parametrize(
@@ -77,11 +83,10 @@ def test_an_option_that_an_older_checkpoint_lacks_has_its_default(tmp_path: Path
     [(("data=file",), False), (("data=file", "data.random_start=true"), True), (("data=lm1b",), True)],
 )
 def test_the_seed_of_the_data_must_stay_where_it_is_read(tmp_path: Path, words: tuple[str, ...], is_read: bool) -> None:
-    record = {"config": plain(tiny_config(tmp_path, *words))}
-    checkpoint = {"pytorch-lightning_version": "2", "txl_lightning": record}
+    resumed = opened("a.ckpt", tiny_config(tmp_path, *words))
     refused = pytest.raises(OptionError, match=r"data.seed=5: must be 1, as in resume=a.ckpt")
     with refused if is_read else nullcontext():
-        check_same_run(tiny_config(tmp_path, *words, "data.seed=5"), "a.ckpt", checkpoint, "")
+        check_same_run(tiny_config(tmp_path, *words, "data.seed=5"), resumed, "")
 
 
 def test_training_begins_where_its_seed_says_and_evaluation_at_the_first_token(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 from tests.training.recorded_run import complete
 from tests.training.small_run import tiny_config
 from tests.wandb_files import history, media, records, run_files, summary, table
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.runs.trained import Checkpoint
 from txl_lightning.training import loggers
 from txl_lightning.training.loggers import CurveFile, continued_run, earlier_rows, supersede, upload_line
 
@@ -101,9 +103,11 @@ def test_only_the_runs_of_this_training_are_superseded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("earlier", ["online", "offline"])
 def test_only_an_online_run_is_continued_online(tmp_path: Path, mode: str, earlier: str) -> None:
     """An offline id that was synced later would be replaced, not continued."""
-    record = {"wandb_id": "abc", "config": {"logger": {"mode": earlier}}}
+    contents = {"txl_lightning": {"wandb_id": "abc"}}
+    config = tiny_config(tmp_path, f"logger.mode={earlier}")
+    resumed = Checkpoint(tmp_path, "resume", contents, config, Vocabulary("byte"), {})
     expected = "abc" if mode == earlier == "online" else None
-    assert continued_run(tiny_config(tmp_path, f"logger.mode={mode}"), record) == expected
+    assert continued_run(tiny_config(tmp_path, f"logger.mode={mode}"), resumed) == expected
 
 
 def test_half_a_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cache
+from typing import Any, cast, get_type_hints
 
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require
@@ -35,7 +36,10 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
     "interpolation": (lambda x: 1 <= x < math.inf, "must be a number >= 1 and finite"),
     "terms": (lambda x: set(x) <= set("abcd") and len(set(x)) == len(x), "must be letters of abcd, each at most once"),
-    "cutoffs": (lambda x: all(a < b for a, b in itertools.pairwise((0, *x))), "must be ascending integers >= 1"),
+    "cutoffs": (
+        lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
+        "must be ascending integers >= 1",
+    ),
     "cell": _one_of("lstm", "qrnn"),
     "norm": _one_of("layer", "rms"),
     "feed_forward": _one_of("relu", "swiglu", "geglu"),
@@ -52,6 +56,13 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
 def _option(name: str, default: Any) -> Any:
     """Return a field whose option has another name than its own in the group `model`."""
     return field(default=default, metadata={"option": name})
+
+
+@cache
+def _types(architecture: Any) -> dict[str, Any]:
+    """Return what every field may be an instance of."""
+    kinds = {float: (int, float), tuple[int, ...]: tuple}
+    return {name: kinds.get(hint, hint) for name, hint in get_type_hints(architecture).items()}
 
 
 def option_names(architecture: type) -> dict[str, str]:
@@ -89,7 +100,11 @@ class Architecture:
     tie_projections: str = "all_but_first"
 
     def __post_init__(self) -> None:
-        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
+        kinds = _types(cast("Any", type(self)))
+        for f in fields(self):
+            name, value = f.name, getattr(self, f.name)
+            require(isinstance(value, kinds[name]), name, value, f"must be of type {f.type}")
+            require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
             if name in RULES and value is not None:
                 allows, allowed = RULES[name]
                 require(allows(value), name, list(value) if isinstance(value, tuple) else value, allowed)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import operator
 import os
-from dataclasses import dataclass, field, fields, make_dataclass
+import re
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.architecture import Architecture, RecurrentConfig, TransformerXLConfig, option_names
-from txl_lightning.errors import require
+from txl_lightning.errors import UserError, require
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+COUNTS = (  # at least 1, or null where that has a meaning
+    *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
+    *("trainer.column_chunks", "trainer.num_threads", "trainer.log_every_n_steps"),
+    *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
+    *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
+)
 
 # `${product:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
@@ -320,6 +329,13 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
     require(logger.mode in ("offline", "online", "disabled"), "logger.mode", logger.mode, allowed)
 
 
+def check_counts(config: Config) -> None:
+    """Raise `OptionError` for an option of `COUNTS` that is below 1."""
+    for option in COUNTS:
+        value = operator.attrgetter(option)(config)
+        require(value is None or value >= 1, option, value, "must be an integer >= 1")
+
+
 def check_seed(seed: int) -> None:
     """Raise `OptionError` unless every random generator takes the seed: NumPy's is below 2³²."""
     require(0 <= seed < 2**32, "seed", seed, "must be an integer >= 0 and below 2^32")
@@ -333,7 +349,7 @@ def typed(config: Any) -> Any:
 def plain(config: Any) -> dict[str, Any]:
     """Return a config as plain dicts, lists, numbers and strings, for checkpoints and loggers."""
     if not OmegaConf.is_config(config):
-        config = OmegaConf.structured(config)
+        return asdict(config)  # not through OmegaConf, for which a literal `${…}` would be an interpolation
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 
@@ -360,15 +376,35 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 GONE = ("trainer.max_nonfinite_steps",)  # options of older checkpoints that changed no result
 
 
-def from_plain(values: dict[str, Any]) -> Config:
-    """Return the config from its `plain` form, which checkpoints hold.
+def from_plain(values: Any) -> Config:
+    """Return the config from its `plain` form, which checkpoints hold; its values are literal, also `${…}`.
 
     In those before 0.4.0 every word of the training text has an entry. Options that are gone are dropped (`GONE`).
+
+    Raises:
+        UserError: a key or type is not that of a config.
     """
+    if not isinstance(values, dict) or not all(isinstance(values.get(name), dict) for name in ("data", "model", "trainer")):
+        raise UserError("its config lacks one of the groups data, model, trainer")
     trainer = {name: value for name, value in values["trainer"].items() if f"trainer.{name}" not in GONE}
     values = {**values, "trainer": trainer}
     if values["data"].get("level") == "word" and "min_count" not in values["data"]:
         values = {**values, "data": {**values["data"], "min_count": 1}}
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
-    return typed(OmegaConf.merge(config, values))
+    try:
+        return typed(OmegaConf.merge(config, _literal(values)))
+    except OmegaConfBaseException as error:
+        where = f" ({error.full_key})" if error.full_key else ""
+        raise UserError(f"its config is not one of txl train: {str(error).splitlines()[0]}{where}") from error
+
+
+def _literal(value: Any) -> Any:
+    """Escape `${` for OmegaConf, in which a backslash before it counts."""
+    if isinstance(value, dict):
+        return {name: _literal(inner) for name, inner in value.items()}
+    if isinstance(value, str) and "\0" in value:
+        raise UserError("its config has a null byte, which no file name may have")
+    if isinstance(value, (list, tuple)):
+        return [_literal(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

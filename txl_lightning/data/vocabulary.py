@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -164,8 +164,25 @@ class Vocabulary:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> Vocabulary:
-        """Restore a vocabulary from its `state_dict`."""
-        return cls(state["level"], tuple(state["symbols"]), state.get("tokenizer", ""), state.get("lenient", False))
+        """Restore a vocabulary from its `state_dict`.
+
+        Raises:
+            UserError: it is not one, or its symbols are not of its level.
+        """
+        try:
+            further = {name: state[name] for name in ("tokenizer", "lenient") if name in state}
+            vocabulary = cls(state["level"], tuple(state["symbols"]), **further)
+            level, symbols, text = vocabulary.level, vocabulary.symbols, "".join(vocabulary.symbols)
+            text.encode("latin-1" if vocabulary.consists_of_bytes else "utf-8")
+            valid = level in get_args(Level) and (level == "byte" or text != "")
+            if level in ("byte", "char"):
+                valid &= all(len(symbol) == 1 or (symbol == UNKNOWN and level == "char") for symbol in symbols)
+            valid = valid and (level != "bpe" or cls.of_tokenizer(vocabulary.tokenizer).symbols == symbols)
+        except (AttributeError, KeyError, TypeError, UnicodeEncodeError):
+            valid = False
+        if not valid:
+            raise UserError("its vocabulary must have a level, and symbols of that level")
+        return vocabulary
 
     @cached_property
     def _byte_pairs(self) -> BytePairs:

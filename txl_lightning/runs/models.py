@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
-from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names
+import torch
+from torch import Tensor
+
+from txl_lightning.config.architecture import LENGTHS, RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.config.encoding_kinds import VARIABLE
 from txl_lightning.config.lengths import forget_len, table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, UserError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
 from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.model.memory import Memory
@@ -18,6 +22,7 @@ from txl_lightning.model.transformer_xl import TransformerXL
 Model: TypeAlias = TransformerXL | RecurrentLanguageModel
 State: TypeAlias = Memory | RecurrentState
 
+LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
 OPTIONS = {**option_names(TransformerXLConfig), VARIABLE: VARIABLE}  # by the name in an error
 
 
@@ -53,8 +58,48 @@ def make_model(config: Config, vocab_size: int) -> Model:
     Raises:
         OptionError: a value is not allowed (see `architecture`).
     """
-    sizes = architecture(config, vocab_size)
+    return _model(architecture(config, vocab_size))
+
+
+def _model(sizes: TransformerXLConfig | RecurrentConfig) -> Model:
     return RecurrentLanguageModel(sizes) if isinstance(sizes, RecurrentConfig) else TransformerXL(sizes)
+
+
+def shapes(sizes: TransformerXLConfig | RecurrentConfig) -> dict[str, Tensor]:
+    """Return the `state_dict` of a model on the meta device, which takes no memory but for the layers' modules.
+
+    Raises:
+        UserError: a tensor would be larger than any memory.
+    """
+    try:
+        with torch.device("meta"):
+            return _model(sizes).state_dict()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise UserError(f"a model of these sizes fits into no memory ({error})") from error
+
+
+def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4) -> None:
+    """Check, without building the model, that the machine's memory can hold it.
+
+    Args:
+        sizes: config of the model; all layers from the third on are alike.
+        bytes_each: bytes of a parameter with what belongs to it.
+
+    Raises:
+        OptionError: it cannot; names the option that is farthest from its default.
+    """
+    few = [
+        bytes_each * sum(tensor.numel() for tensor in shapes(replace(sizes, n_layer=n)).values())
+        for n in (min(sizes.n_layer, 2), min(sizes.n_layer, 3))
+    ]
+    needed = few[1] + max(0, sizes.n_layer - 3) * (few[1] - few[0] + LAYER_BYTES)
+    options = option_names(type(sizes))
+    defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS}
+    numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
+    name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
+    require_memory(needed, options[name], numbers[name])
 
 
 def state_from_dict(state: dict) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from txl_lightning.errors import UserError
 from txl_lightning.files import checksum, write_atomically
 
 CHECKSUM_PREFIX = b"sha256="
@@ -66,19 +68,32 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 
 
 def memory_files(path: Path) -> list[str]:
-    """Return the files of memory that a checkpoint names, relative to its folder; none if torch cannot read it.
+    """Return the files of memory that a checkpoint names; none if it cannot be read or names others.
 
     Tensors are not read and the checksum is not compared.
     """
     if not path.exists():
         return []
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return named_files(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
     except OSError:
         raise
     except Exception:  # as in `read_file`; a damaged checkpoint needs no memory
         return []
-    return contents.get("training_memory", {}).get("files", [])
+
+
+def named_files(contents: Any) -> list[str]:
+    """Return the files of memory that the contents of a checkpoint name, relative to its folder.
+
+    Raises:
+        UserError: a name is not that of a file in the folder `MEMORY`.
+    """
+    carried = contents.get("training_memory", {}) if isinstance(contents, dict) else {}
+    files = carried.get("files", []) if isinstance(carried, dict) else []
+    for name in files if isinstance(files, list) else [[files]]:
+        if not isinstance(name, str) or not re.fullmatch(rf"{MEMORY}/\w[\w.-]*", name):
+            raise UserError(f"names {name!r} as a file of memory, which is not in its folder {MEMORY}/")
+    return files
 
 
 def remove_unused_memory(folder: Path) -> None:
@@ -122,12 +137,16 @@ class DurableCheckpoints(TorchCheckpointIO):
     Raising such an error would end a long training run and leave the other ranks waiting for the first one.
     The caller checks `error` instead.
 
+    Args:
+        resumed: contents of the checkpoint that the run resumes from, which were checked; it is not read again.
+
     Attributes:
         error: why the last checkpoint could not be written; None if it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resumed: dict[str, Any] | None = None) -> None:
         super().__init__()
+        self.resumed = resumed
         self.error: OSError | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -140,5 +159,6 @@ class DurableCheckpoints(TorchCheckpointIO):
             self.error = error
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Read on every rank."""
-        return read_file(path)
+        """Return what was checked, once."""
+        resumed, self.resumed = self.resumed, None
+        return resumed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ def _of_training(config: Config, n_parameters: int) -> int:
     return useful_threads(n_parameters, config.model.n_layer, tokens, torch.get_num_threads())
 
 
-def resolve_threads(config: Config, n_parameters: int, checkpoint: dict[str, Any] | None = None) -> Config:
+def resolve_threads(config: Config, n_parameters: int, resumed: Config | None = None) -> Config:
     """Set torch's threads where `trainer.num_threads` is null, and return the config with their number.
 
     The number is part of the run's record, since the order of summation depends on it: a resumed run keeps that of its
@@ -48,14 +47,14 @@ def resolve_threads(config: Config, n_parameters: int, checkpoint: dict[str, Any
     Args:
         config: config of the run.
         n_parameters: number of trained parameters.
-        checkpoint: contents of the checkpoint that the run resumes from.
+        resumed: config of the checkpoint that the run resumes from.
     """
     trainer = config.trainer
     if trainer.num_threads is not None or trainer.accelerator != "cpu" or n_processes(trainer) > 1:
         return config
     available = torch.get_num_threads()
-    if checkpoint is not None:  # null in the record of an earlier version, which used torch's default
-        threads = checkpoint["txl_lightning"]["config"]["trainer"].get("num_threads") or available
+    if resumed is not None:  # null in the record of an earlier version, which used torch's default
+        threads = resumed.trainer.num_threads or available
         why = f"{_count(threads)}, as before"
     else:
         threads = _of_training(config, n_parameters)

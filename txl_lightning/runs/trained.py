@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, DataConfig, from_plain
+from txl_lightning.config.schemas import Config, DataConfig, check_counts, from_plain
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.runs.models import Model, make_model
-from txl_lightning.runs.storage import DamagedFileError, read_file
+from txl_lightning.files import expand
+from txl_lightning.model.checkpoints.contents import misfit
+from txl_lightning.runs.models import Model, architecture, make_model, shapes
+from txl_lightning.runs.storage import DamagedFileError, named_files, read_file
 
 REPORTED: set[tuple[str | None, str]] = set()  # checksums of texts at training and now, in this process
 
@@ -48,23 +50,97 @@ class TrainedModel:
         return self.vocabulary.starts_sentences and self.config.data.sentence_marks == "both"
 
 
-def read_checkpoint(path: str | Path, option: str = "checkpoint") -> dict[str, Any]:
-    """Return the contents of a checkpoint of `txl train`, on the CPU, without running code stored in the file.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of `txl train` as `read_checkpoint` opened it: no part of it is trusted before that checked it.
+
+    Args:
+        path: path of the file.
+        option: option that named it, for errors.
+        contents: what the file holds, on the CPU.
+        config: config of the run, its values literal.
+        vocabulary: vocabulary of its corpus.
+        weights: the model's, under its own names; they fit config and vocabulary.
+    """
+
+    path: Path
+    option: str
+    contents: dict[str, Any]
+    config: Config
+    vocabulary: Vocabulary
+    weights: dict[str, torch.Tensor]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `txl train` adds to every checkpoint."""
+        return self.contents["txl_lightning"]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps trained."""
+        return self.contents["global_step"]
+
+    def require(self, condition: bool, allowed: str) -> None:
+        """Raise an `OptionError` that names the file unless `condition` holds."""
+        require(condition, self.option, self.path, allowed)
+
+    def require_like(self, found: Any, like: Any, place: str = "", only: bool = False) -> None:
+        """Raise an `OptionError` that names the file if there is a `misfit`."""
+        problem = misfit(found, like, place, only)
+        require(problem is None, self.option, self.path, str(problem))
+
+
+def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
+    """Open a checkpoint of `txl train`: the one place for all that read one.
+
+    Nothing in it is trusted. No code stored in it runs, its config is literal and names no cache folder that is not
+    one here, its files of memory lie below its own folder, and before a model is built its weights are compared with
+    the config.
 
     Args:
         path: path of the checkpoint.
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: the file is missing, is damaged, or was not written by `txl train`.
+        OptionError: the file is missing, is damaged, or does not hold what `txl train` writes, down to the shapes and
+            numbers of the weights; its custom encoding is not registered (see `config.encoding_kinds`).
     """
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")
     contents = read_undamaged(path, option)
-    record = contents.get("txl_lightning") if isinstance(contents, dict) else None
-    if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
-        raise OptionError(option, path, "is not a checkpoint of txl train")
-    return contents
+    try:
+        return Checkpoint(Path(path), option, contents, *_checked(contents))
+    except (UserError, RecursionError) as error:
+        raise OptionError(option, path, str(error)) from error
+
+
+def _checked(contents: Any) -> tuple[Config, Vocabulary, dict[str, torch.Tensor]]:
+    """Return config, vocabulary and weights of a checkpoint.
+
+    Raises:
+        UserError: they are not those of one model of `txl train`, or something else has another type.
+    """
+    if misfit(contents, {"txl_lightning": {"config": object, "vocabulary": object}}):
+        raise UserError("is not a checkpoint of txl train")
+    record = contents["txl_lightning"]
+    kinds = {"corpus": str, "wandb_id": str, "vocabulary_given": bool}
+    like = {name: kind for name, kind in kinds.items() if record.get(name) is not None}
+    if problem := misfit(contents, {"state_dict": {}, "global_step": 0, "txl_lightning": like}):
+        raise UserError(problem)
+    named_files(contents)
+    config, vocabulary = from_plain(record["config"]), Vocabulary.from_state_dict(record["vocabulary"])
+    check_counts(config)
+    if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
+        config.data.cache_dir = DataConfig.cache_dir
+    weights = {str(name).removeprefix("model."): tensor for name, tensor in contents["state_dict"].items()}
+    sizes, rows = architecture(config, len(vocabulary)), weights.get("softmax.bias")
+    if isinstance(rows, torch.Tensor) and rows.shape != (len(vocabulary),):
+        raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {list(rows.shape)}")
+    if sizes.n_layer > len(weights):
+        raise UserError(f"has {len(weights)} weights, too few for the {sizes.n_layer} layers of its config")
+    if problem := misfit(weights, shapes(sizes), only=True):
+        raise UserError(problem)
+    return config, vocabulary, weights
 
 
 def read_undamaged(path: str | Path, option: str) -> Any:
@@ -80,37 +156,20 @@ def read_undamaged(path: str | Path, option: str) -> Any:
 
 
 def load_trained(path: str | Path, option: str = "checkpoint") -> TrainedModel:
-    """Load the model of a checkpoint, with the config and vocabulary of its run.
+    """Load the model of a checkpoint, with the config and vocabulary of its run: how Python code opens a checkpoint.
 
     Args:
         path: path of the checkpoint.
         option: name of the command-line option that gave the path, for errors.
 
     Raises:
-        OptionError: as `read_checkpoint`, its custom encoding is not registered (see `config.encoding_kinds`), or a
-            weight is not finite.
+        OptionError: as `read_checkpoint`.
     """
-    contents = read_checkpoint(path, option)
-    record = contents["txl_lightning"]
-    config = from_plain(record["config"])
-    vocabulary = Vocabulary.from_state_dict(record["vocabulary"])
-    try:
-        model = make_model(config, len(vocabulary))
-    except OptionError as error:  # a custom encoding that is not registered
-        raise OptionError(option, path, str(error)) from error
-    weights = model_weights(contents)
-    for name, tensor in weights.items():
-        allowed = f"has weights that are not finite ({name}): its training diverged"
-        require(bool(torch.isfinite(tensor).all()), option, path, allowed)
-    model.load_state_dict(weights)
-    given = bool(record.get("vocabulary_given", False))
-    return TrainedModel(model.eval(), config, vocabulary, int(contents["global_step"]), given, record.get("corpus"))
-
-
-def model_weights(contents: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the model's weights from a checkpoint, under the model's names instead of the LightningModule's."""
-    state = contents["state_dict"].items()
-    return {name.removeprefix("model."): tensor for name, tensor in state if name.startswith("model.")}
+    found = read_checkpoint(path, option)
+    model = make_model(found.config, len(found.vocabulary))
+    model.load_state_dict(found.weights)
+    given, corpus = found.record.get("vocabulary_given", False), found.record.get("corpus")
+    return TrainedModel(model.eval(), found.config, found.vocabulary, found.step, given, corpus)
 
 
 def checkpoint_corpus(

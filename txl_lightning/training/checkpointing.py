@@ -17,20 +17,23 @@ from torch import Tensor
 
 from txl_lightning.config.architecture import LENGTHS
 from txl_lightning.config.lengths import evaluation_lengths
-from txl_lightning.config.schemas import Config, flat, from_plain, plain
+from txl_lightning.config.schemas import Config, flat, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.model.checkpoints.contents import Each, misfit
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
     MEMORY,
     DurableCheckpoints,
     copy_checkpoint,
+    named_files,
     remove_unused_memory,
     write_checkpoint,
 )
-from txl_lightning.runs.trained import model_weights, read_checkpoint, read_undamaged
+from txl_lightning.runs.trained import Checkpoint, read_checkpoint, read_undamaged
 from txl_lightning.training.loggers import HISTORY, reported
+from txl_lightning.training.module import MemoryHolder, steps_of
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
@@ -48,6 +51,7 @@ NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model tha
     *LENGTHS,
     "vocab_size",
 }
+NO_BEST: dict[str, Any] = {"nll": math.inf, "step": -1}  # before the first validation
 MOST_SHOWN = 8
 
 
@@ -73,8 +77,7 @@ class Checkpoints(Callback):
         record: `config`, `vocabulary`, `corpus` (its checksum) and `wandb_id` (None without W&B), added to every
             checkpoint, so that its file alone is enough to use the model. Plain containers only, so that loading a
             checkpoint runs no code.
-        resumed_from: the checkpoint that the run continues; its best checkpoint is next to it.
-        checkpoint: its contents; {} for a new run.
+        resumed: the checkpoint that the run continues; its best checkpoint is next to it. None for a new run.
 
     Attributes:
         best: nll and step of the best validation so far; infinite and -1 before the first.
@@ -87,15 +90,15 @@ class Checkpoints(Callback):
         config: Config,
         ranks: Ranks,
         record: dict[str, Any],
-        resumed_from: Path | None,
-        checkpoint: dict[str, Any],
+        resumed: Checkpoint | None,
     ) -> None:
         self.directory, self.ranks, self.record = directory, ranks, record
         self.options, self.val_every_n_steps = config.checkpoint, config.trainer.val_every_n_steps
-        self.resumed_from, self.saved_step = resumed_from, checkpoint.get("global_step", -1)
-        self.best: dict[str, Any] = {"nll": math.inf, "step": -1}
+        self.resumed_from = resumed_from = resumed.path if resumed else None
+        self.saved_step = resumed.step if resumed else -1
+        self.best: dict[str, Any] = NO_BEST
         # Whether losses of earlier validations can be compared with those of this run; else the next one is the best.
-        self.best_counts = resumed_from is None or is_validated_alike(config, resumed_from, checkpoint, ranks)
+        self.best_counts = resumed is None or is_validated_alike(config, resumed, ranks)
         self.continues_here = continues_in(directory.parent, resumed_from)
         self.last_is_good = self.continues_here and resumed_from is not None and resumed_from.name == LAST
         self.stale: tuple[str, ...] = ()  # files of an earlier run in this directory, removed by the first save
@@ -166,20 +169,22 @@ class Checkpoints(Callback):
                 number = path.stem.removeprefix("step")
                 if path.suffix == ".part" or (number.isdecimal() and int(number) > self.saved_step):
                     path.unlink(missing_ok=True)
-        if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best()):
-            self.best = {"nll": math.inf, "step": -1}
+        if self.best["step"] >= 0 and not self.ranks.first(self.ranks.rank == 0 and self._find_best(pl_module)):
+            self.best = NO_BEST
         if not self.continues_here:
             self.stale = (PREVIOUS,) if self.best["step"] >= 0 else (PREVIOUS, BEST)
 
-    def _find_best(self) -> bool:
+    def _find_best(self, module: L.LightningModule) -> bool:
         assert self.resumed_from is not None
+        like = {"callbacks": {self.state_key: {"best": object}}, "state_dict": module.state_dict()}
         for path in (self.resumed_from.with_name(BEST), self.resumed_from):
             try:
                 found = read_checkpoint(path)
             except UserError:
                 continue
-            record = found.get("callbacks", {}).get(self.state_key, {}).get("best")
-            if record == self.best and found["global_step"] == self.best["step"]:
+            if misfit(found.contents, like) is not None or found.step != self.best["step"]:
+                continue
+            if found.contents["callbacks"][self.state_key]["best"] == self.best:
                 return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
         return False
 
@@ -314,8 +319,8 @@ class RandomState(Callback):
             L.seed_everything(self.ranks.seed(self.seed, trainer.global_step), verbose=False)
 
 
-def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path | None, dict[str, Any]]:
-    """Return path and contents of the checkpoint that `resume` names; None and {} to start from scratch.
+def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> Checkpoint | None:
+    """Return the checkpoint that `resume` names; None to start from scratch.
 
     `auto` means the last good checkpoint of the run directory. Rank 0 chooses it and reports the choice.
     """
@@ -325,9 +330,7 @@ def find_checkpoint(config: Config, directory: Path, ranks: Ranks) -> tuple[Path
         path, damaged = ranks.first(last_good(folder) if ranks.rank == 0 else (None, []))
         start = "starting from scratch" if damaged else f"no checkpoint in {folder}, starting from scratch"
         ranks.report(*damaged, f"resume=auto: {start if path is None else f'resuming from {path}'}")
-    if path is None:
-        return None, {}
-    return path, read_checkpoint(path, option="resume")
+    return None if path is None else read_checkpoint(path, option="resume")
 
 
 def last_good(directory: Path) -> tuple[Path | None, list[str]]:
@@ -340,11 +343,11 @@ def last_good(directory: Path) -> tuple[Path | None, list[str]]:
     for path in (directory / LAST, directory / PREVIOUS, directory / BEST):
         if path.exists() and directory / LAST not in steps:
             try:
-                contents = read_checkpoint(path)
-                for file in contents.get("training_memory", {}).get("files", []):
+                found = read_checkpoint(path)
+                for file in named_files(found.contents):
                     if (directory / file).exists():
                         read_undamaged(directory / file, "checkpoint")
-                steps[path] = int(contents["global_step"])
+                steps[path] = found.step
             except UserError as error:
                 messages.append(str(error).replace("checkpoint=", "", 1))
     return max(steps, key=lambda path: steps[path], default=None), messages
@@ -373,24 +376,23 @@ def clear_earlier_run(config: Config, directory: Path) -> None:
         path.unlink()
 
 
-def is_validated_alike(config: Config, path: Path, checkpoint: dict[str, Any], ranks: Ranks) -> bool:
+def is_validated_alike(config: Config, resumed: Checkpoint, ranks: Ranks) -> bool:
     """Return whether the losses of the resumed run's validations can be compared with those from now on.
 
     Otherwise rank 0 names the first option that differs.
 
     Args:
         config: config of the resumed run.
-        path: path of the checkpoint.
-        checkpoint: its contents.
+        resumed: the checkpoint.
         ranks: the processes of the run.
     """
-    before, now = _validation(from_plain(checkpoint["txl_lightning"]["config"])), _validation(config)
+    before, now = _validation(resumed.config), _validation(config)
     different = [name for name in now if before.get(name) != now[name]]
     if different:
         name = different[0]
         ranks.report(
-            f"{name} is {now[name]}, and {before.get(name)} in resume={path}: losses of validation cannot be compared, "
-            "so the next validation makes a new best.ckpt"
+            f"{name} is {now[name]}, and {before.get(name)} in resume={resumed.path}: losses of validation cannot be "
+            "compared, so the next validation makes a new best.ckpt"
         )
     return not different
 
@@ -403,16 +405,15 @@ def _validation(config: Config) -> dict[str, Any]:
     return {**named, "trainer.val_max_segments": config.trainer.val_max_segments}
 
 
-def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus: str) -> None:
+def check_same_run(config: Config, resumed: Checkpoint, corpus: str) -> None:
     """Check that a checkpoint is of a run with the same model, corpus, streams, memory, loss, precision and optimizer.
 
     Raises:
         OptionError: an option differs (names the first one), or the file holds weights only.
     """
-    if "pytorch-lightning_version" not in checkpoint:
-        raise OptionError("resume", path, "holds weights only: start from them with initial_weights=")
-    record = checkpoint["txl_lightning"]
-    before, now = flat(plain(from_plain(record["config"]))), flat(plain(config))
+    whole = "pytorch-lightning_version" in resumed.contents
+    resumed.require(whole, "holds weights only: start from them with initial_weights=")
+    before, now = flat(plain(resumed.config)), flat(plain(config))
     fixed = [name for group in FIXED_GROUPS for name in now if name.startswith(f"{group}.")] + FIXED_OPTIONS
     seed_is_read = config.data.random_start or config.data.name == "lm1b"
     without_effect = [] if config.memory.reset == "document" else ["data.document_start"]
@@ -420,43 +421,96 @@ def check_same_run(config: Config, path: str, checkpoint: dict[str, Any], corpus
     for name in fixed:
         if name not in (*FREE_OPTIONS, *without_effect) and name in before and before[name] != now[name]:
             option = name.removesuffix(".name") if name.count(".") == 1 else name
-            raise OptionError(option, now[name], f"must be {before[name]}, as in resume={path}")
-    if record.get("corpus", corpus) != corpus:
-        raise OptionError("resume", path, "was trained on another text than this corpus has now")
+            raise OptionError(option, now[name], f"must be {before[name]}, as in resume={resumed.path}")
+    same = resumed.record.get("corpus") in (None, corpus)
+    resumed.require(same, "was trained on another text than this corpus has now")
 
 
-def check_weights(
-    path: str | None, option: str, checkpoint: dict[str, Any], model: Model, vocabulary: Vocabulary
-) -> dict[str, torch.Tensor]:
-    """Return the weights of a checkpoint under the names of the model.
+def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> None:
+    """Check that a checkpoint holds the state of training that this run would write: keys, types, shapes and counts.
+
+    torch and Lightning trust what they restore: a state of another shape would end the process. What this run knows
+    itself, such as the betas, takes the place of what the checkpoint says.
+
+    Args:
+        resumed: the checkpoint.
+        trainer: the new trainer, with its callbacks.
+        module: the LightningModule.
+        data: its data.
+
+    Raises:
+        OptionError: something is missing or different, or a file of memory is damaged.
+    """
+    (optimizer,), (schedule,) = module.configure_optimizers()
+    groups, schedules, plugin = optimizer.state_dict()["param_groups"], schedule.state_dict(), trainer.precision_plugin
+    changing: Any = [{name: group[name] for name in ("lr", "initial_lr")} for group in groups]
+    scheduled = {name: schedules[name] for name in ("base_lrs", "last_epoch", "_last_lr")}
+    position = {"state_dict": {"combined_loader": [data.train_dataloader().state_dict()]}}
+    moments: dict[int, Any] = {}
+    for group in optimizer.param_groups:
+        for n, x in enumerate(group["params"], len(moments)):
+            adam = {"step": torch.tensor(0.0), "exp_avg": x, "exp_avg_sq": x}
+            moments[n] = adam if "betas" in group else {"momentum_buffer": x}
+    like = {
+        "pytorch-lightning_version": object,
+        "loops": {"fit_loop": {**trainer.fit_loop.state_dict(), **position}},
+        "callbacks": {
+            "Checkpoints": {"best": NO_BEST},
+            "RandomState": {"ranks": Each({"cpu": torch.get_rng_state()})},
+            "TrainingCurves": {"tokens": 0, "seconds": 0.0, "since": Each((0.0, 0))},
+        },
+        "optimizer_states": [{"state": {}, "param_groups": changing}],
+        "lr_schedulers": [scheduled],
+        "training_memory": {"next_number": 0},
+        **({type(plugin).__qualname__: plugin.state_dict()} if plugin.state_dict() else {}),
+    }
+    state = resumed.contents
+    resumed.require_like(state, like)
+    found, fit, carried = state["optimizer_states"][0], state["loops"]["fit_loop"], state["training_memory"]
+    with_moments = {n: moments[n] for n in moments if n in found["state"]}  # the others never had a gradient
+    resumed.require_like(found["state"], with_moments, "optimizer_states.0.state", only=True)
+    resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
+    done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
+    resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
+    next_number = carried["next_number"]
+    resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
+    try:
+        for of_rank in state["callbacks"]["RandomState"]["ranks"]:
+            torch.Generator().set_state(of_rank["cpu"])
+        columns, folder = module.config.data.batch_size, resumed.path.parent
+        MemoryHolder().load_state_dict(carried, folder, columns, module.ranks, module.model)
+    except (UserError, RuntimeError) as error:
+        raise error if isinstance(error, OptionError) else OptionError(resumed.option, resumed.path, str(error))
+    ours = zip(groups, found["param_groups"], strict=True)
+    found["param_groups"] = [{**own, **{name: its[name] for name in changing[0]}} for own, its in ours]
+    state["lr_schedulers"] = [{**schedules, **{name: state["lr_schedulers"][0][name] for name in scheduled}}]
+    state["pytorch-lightning_version"] = L.__version__
+
+
+def check_weights(found: Checkpoint, model: Model, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint for the model.
 
     Initial weights may be of another vocabulary: known tokens keep their rows, new ones have those of `model`.
 
     Args:
-        path: path of the checkpoint, for messages.
-        option: option that named it: `resume` or `initial_weights`.
-        checkpoint: contents of the checkpoint.
+        found: the checkpoint of `resume` or `initial_weights`.
         model: model that takes the weights.
         vocabulary: vocabulary of the corpus.
 
     Raises:
         OptionError: the checkpoint has another architecture, or a vocabulary that cannot be used.
     """
-    record = checkpoint["txl_lightning"]
-    theirs = architecture(from_plain(record["config"]), len(vocabulary))
-    for name, value in vars(theirs).items():
+    for name, value in vars(architecture(found.config, len(vocabulary))).items():
         needed = getattr(model.config, name, None)
         allowed = f"is of another model: {name} is {value}, this model needs {needed}"
-        require(name in NON_ARCHITECTURE_FIELDS or value == needed, option, path, allowed)
-    weights = model_weights(checkpoint)
-    trained_on = Vocabulary.from_state_dict(record["vocabulary"])
-    if trained_on != vocabulary:
-        require(option != "resume", option, path, "was trained on another vocabulary than this corpus has")
-        try:
-            weights = keep_known_tokens(weights, trained_on, vocabulary, model)
-        except UserError as error:
-            raise OptionError(option, path, str(error)) from error
-    return weights
+        found.require(name in NON_ARCHITECTURE_FIELDS or value == needed, allowed)
+    if found.vocabulary == vocabulary:
+        return found.weights
+    found.require(found.option != "resume", "was trained on another vocabulary than this corpus has")
+    try:
+        return keep_known_tokens(found.weights, found.vocabulary, vocabulary, model)
+    except UserError as error:
+        raise OptionError(found.option, found.path, str(error)) from error
 
 
 def keep_known_tokens(

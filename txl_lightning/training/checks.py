@@ -13,6 +13,7 @@ from txl_lightning.config.schemas import (
     DataConfig,
     MemoryConfig,
     RecurrentModelConfig,
+    check_counts,
     check_logger,
     check_seed,
     flat,
@@ -28,12 +29,6 @@ from txl_lightning.training.optimization import check_optimizer
 ACCELERATORS = ("auto", "cpu", "gpu", "mps")
 LOSSES = ("full", "half", "random_half")
 PRECISIONS = ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed")
-COUNTS = (  # at least 1, or null where that has a meaning
-    *("data.segment_len", "data.batch_size", "trainer.max_steps", "trainer.devices", "trainer.num_nodes"),
-    *("trainer.column_chunks", "trainer.num_threads", "trainer.log_every_n_steps"),
-    *("trainer.val_every_n_steps", "trainer.val_max_segments", "checkpoint.every_n_steps"),
-    *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
-)
 
 
 def resolve_accelerator(config: Config) -> Config:
@@ -74,9 +69,7 @@ def check_config(config: Config) -> None:
         OptionError: an option has a value that is not allowed.
     """
     trainer = config.trainer
-    for option in COUNTS:  # before the model, whose memory may take its length from data.segment_len
-        value = attrgetter(option)(config)
-        require(value is None or value >= 1, option, value, "must be an integer >= 1")
+    check_counts(config)  # before the model, whose memory may take its length from data.segment_len
     check_optimizer(config.optimizer)
     architecture(config, vocab_size=2**31)  # any vocabulary size: the corpus is not prepared yet
     check_seed(config.seed)

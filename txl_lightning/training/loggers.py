@@ -27,7 +27,7 @@ from txl_lightning.config.encoding_kinds import kind_named
 from txl_lightning.config.schemas import Config, RecurrentModelConfig, TransformerXLModelConfig, plain
 from txl_lightning.files import write_text
 from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 
 
 @contextmanager
@@ -137,15 +137,15 @@ class RepeatableWandbLogger(WandbLogger):
                 log_line_series(self.experiment, *row["series"])
 
 
-def continued_run(config: Config, record: dict[str, Any] | None) -> str | None:
+def continued_run(config: Config, resumed: Checkpoint | None) -> str | None:
     """Return the id of the online W&B run that a resumed run continues; None unless both are online.
 
     Args:
         config: config of the resumed run.
-        record: `txl_lightning` of the checkpoint; None for a new run.
+        resumed: the checkpoint; None for a new run.
     """
-    both_online = record is not None and config.logger.mode == record["config"]["logger"]["mode"] == "online"
-    return record.get("wandb_id") if record is not None and both_online else None
+    online = resumed is not None and config.logger.mode == resumed.config.logger.mode == "online"
+    return resumed.record.get("wandb_id") if resumed and online else None
 
 
 def earlier_rows(file: CurveFile, step: int, max_steps: int) -> list[dict[str, Any]]:
@@ -254,7 +254,7 @@ def finish_wandb(logger: WandbLogger, config: Config, metrics: Mapping[str, Any]
     if config.logger.artifacts and best is not None:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         try:
-            contents = read_checkpoint(best)
+            contents = read_checkpoint(best).contents
             path = best.resolve().with_name(f"weights_step_{contents['global_step']}.ckpt")
             write_checkpoint({name: contents[name] for name in ("state_dict", "global_step", "txl_lightning")}, path)
             metadata = {**numbers, "arm": ", ".join(arm(config))}

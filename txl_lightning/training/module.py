@@ -19,14 +19,18 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment, part_of_columns
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
+from txl_lightning.errors import UserError
+from txl_lightning.model.checkpoints.contents import misfit
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State, state_from_dict
-from txl_lightning.runs.storage import MEMORY, write_checkpoint
+from txl_lightning.runs.storage import MEMORY, named_files, write_checkpoint
 from txl_lightning.runs.trained import read_undamaged
 from txl_lightning.training.optimization import make_optimizer
+
+STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
 
 
 class MemoryHolder:
@@ -88,7 +92,9 @@ class MemoryHolder:
             state["memory"] = self.memory.to("cpu").state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any], folder: Path, n_columns: int, ranks: Ranks) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], folder: Path, n_columns: int, ranks: Ranks, model: Any = None
+    ) -> None:
         """Restore this rank's columns; the number of ranks may differ from the one that wrote the state.
 
         Without a file that any rank needs, the memory of all ranks is empty.
@@ -98,23 +104,51 @@ class MemoryHolder:
             folder: folder of the checkpoint.
             n_columns: B of all ranks.
             ranks: the processes of the run.
+            model: whose memory it must be; None for no check.
 
         Raises:
             OptionError: a file is damaged.
+            UserError: a state is not one of the model.
         """
         self.memory, self.next_number = None, state["next_number"]
         first, end = part_of_columns(n_columns, ranks.rank, ranks.world_size)
-        parts, files = [state["memory"]], state.get("files", [])
+        parts, files, bounds = [state["memory"]], named_files({"training_memory": state}), [(0, n_columns)]
         if files:
             bounds = [part_of_columns(n_columns, part, len(files)) for part in range(len(files))]
-            needed = [file for file, (start, stop) in zip(files, bounds, strict=True) if start < end and first < stop]
-            paths = [folder / file for file in needed]
+            needed = [n for n, (start, stop) in enumerate(bounds) if start < end and first < stop]
+            paths, bounds = [folder / files[n] for n in needed], [bounds[n] for n in needed]
             if ranks.largest(not all(path.exists() for path in paths)):
                 return
             parts = [read_undamaged(path, "resume") for path in paths]
+        if model is not None and parts[0] is not None:
+            for part, (start, stop) in zip(parts, bounds, strict=True):
+                problem = misfit_of_memory(part, model, start, stop)
+                if problem:
+                    raise UserError(f"training_memory: {problem}")
         if parts[0]:
             joined = join_columns([state_from_dict(part) for part in parts])
             self.memory = joined.columns(first - joined.first_column, end - joined.first_column)
+
+
+def steps_of(fit_loop: dict[str, Any]) -> dict[str, Any]:
+    """Return the number of steps that Lightning's loop stored; versions up to 0.2.0 left the step to Lightning."""
+    done = fit_loop[STEPS]
+    automatic = fit_loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+    return done if done["total"]["completed"] else automatic
+
+
+def misfit_of_memory(found: Any, model: Model, start: int, stop: int) -> str | None:
+    """Return in words why these are not plain containers of the memory of streams `start` to `stop`, or None."""
+    like = {**model.start_memory(stop - start).state_dict(), "first_column": start}
+    states, length = found.get("states") if isinstance(found, dict) else None, 0
+    if "states" in like and isinstance(states, Tensor) and states.ndim == 4:
+        length = min(states.shape[2], cast("Any", model).config.memory_slots)
+        N, B, _, D = like["states"].shape
+        like["states"] = like["states"].new_zeros(()).expand(N, B, length, D)
+    if problem := misfit(found, like, only=True):
+        return problem
+    is_there = found["first_column"] == start and max(found.get("filled", 0), found.get("n_compressed", 0)) <= length
+    return None if is_there else f"is not of {length} states of the streams {start} to {stop}"
 
 
 def column_chunks(segment: Segment, memory: State | None, n: int) -> Iterator[tuple[int, Segment, State | None]]:
@@ -382,10 +416,7 @@ class LanguageModelModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore this rank's slice of the training memory, and the number of steps; report a missing memory."""
         loops = checkpoint["loops"]["fit_loop"]
-        done = loops["epoch_loop.manual_optimization.optim_step_progress"]
-        if not done["total"]["completed"]:  # versions up to 0.2.0 left the step to Lightning, which counted elsewhere
-            done |= loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-        checkpoint.get("callbacks", {}).pop("SkippedSteps", None)  # versions up to 0.3.0 counted such steps
+        loops[STEPS] = steps_of(loops)
         carried, path = checkpoint["training_memory"], Path(str(self.trainer.ckpt_path))
         data, memory, holder = self.config.data, self.config.memory, self.training_memory
         holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks)

@@ -15,7 +15,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
@@ -32,14 +32,15 @@ from txl_lightning.errors import OptionError, Stopped, UserError, require
 from txl_lightning.files import write_json, write_text
 from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.metrics import peak_memory
-from txl_lightning.runs.models import Model, make_model
+from txl_lightning.runs.models import Model, architecture, make_model, require_room
 from txl_lightning.runs.storage import DurableCheckpoints
 from txl_lightning.runs.threads import resolve_threads
-from txl_lightning.runs.trained import read_checkpoint
+from txl_lightning.runs.trained import Checkpoint, read_checkpoint
 from txl_lightning.training.checkpointing import (
     Checkpoints,
     RandomState,
     check_same_run,
+    check_state,
     check_weights,
     clear_earlier_run,
     continues_in,
@@ -72,6 +73,7 @@ def train(config: Config, directory: Path) -> dict[str, Any]:
     """
     config = resolve_accelerator(config)
     check_config(config)
+    _require_room(config, max(getattr(config.model, "cutoffs", ()), default=0) + 1)  # before the corpus is prepared
     threads = torch.get_num_threads()
     try:
         if config.trainer.num_threads is not None:
@@ -131,23 +133,23 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     Raises:
         OptionError: an option, the corpus or a checkpoint is not usable.
     """
-    resumed_from, checkpoint = find_checkpoint(config, directory, ranks)
-    record, step = checkpoint.get("txl_lightning"), checkpoint.get("global_step", 0)
+    resumed = find_checkpoint(config, directory, ranks)
+    resumed_from, step = (resumed.path, resumed.step) if resumed else (None, 0)
     is_auto = config.trainer.precision == "auto"
-    config = ranks.first(resolve_precision(config, from_plain(record["config"]) if record else None))
+    config = ranks.first(resolve_precision(config, resumed.config if resumed else None))
     if is_auto:
-        why = "as before" if record else "the fastest on this machine"
+        why = "as before" if resumed else "the fastest on this machine"
         ranks.report(f"trainer.precision=auto: training with {config.trainer.precision}, {why}")
         check_config(config)
     own_callbacks = custom_callbacks(config)
     own_logger = None if ranks.rank or config.logger._target_ is None else custom_logger(config, directory)
     L.seed_everything(config.seed, verbose=False)
-    given, initial = None, {}
-    if record and (config.data.level in KEPT_LEVELS or record.get("vocabulary_given")):  # without file and training
-        given = Vocabulary.from_state_dict(record["vocabulary"])
-    elif not record and config.initial_weights is not None:
+    given, initial = None, None
+    if resumed and (config.data.level in KEPT_LEVELS or resumed.record.get("vocabulary_given")):
+        given = resumed.vocabulary  # without file and training
+    elif not resumed and config.initial_weights is not None:
         initial = read_checkpoint(config.initial_weights, option="initial_weights")
-        given = _kept_vocabulary(config, Vocabulary.from_state_dict(initial["txl_lightning"]["vocabulary"]), ranks)
+        given = _kept_vocabulary(config, initial.vocabulary, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus, vocabulary = data.corpus, data.corpus.vocabulary
     if given is not None and not record and any(corpus.unknown.values()):
@@ -156,9 +158,9 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if config.data.level == "ids" and given is None and config.data.vocab_size is None:
         origin = config.data.names or f"the largest id of {corpus.name}, plus one"
         ranks.report(f"data.vocab_size={len(vocabulary)}: {origin}")
-    model = _build_model(config, corpus, ranks, resumed_from, checkpoint or initial)
+    model = _build_model(config, corpus, ranks, resumed or initial)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
-    config = resolve_threads(config, n_parameters, checkpoint or None)
+    config = resolve_threads(config, n_parameters, resumed.config if resumed else None)
     if ranks.rank:  # initial weights are equal on all ranks; everything random after them is not
         torch.manual_seed(ranks.seed(config.seed))
     segment_len = config.data.segment_len if config.memory.gradient_segments else None
@@ -169,34 +171,17 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
     if config.context_curve.every_n_steps is not None:
         contexts = ContextCurves(config, corpus.splits["valid"], directory, curves)
 
-    logger: Logger | None = own_logger
-    continues, wandb_id = continues_in(directory, resumed_from), continued_run(config, record)
-    if ranks.rank == 0:
-        if not continues:
-            clear_earlier_run(config, directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(stored(config))))
-        if vocabulary.tokenizer:
-            write_text(directory / "tokenizer.json", vocabulary.tokenizer)
-        if own_logger is not None:
-            own_logger.log_hyperparams(plain(config))
-        elif config.logger.name == "csv":
-            logger = csv_logger(directory, step)
-        elif config.logger.name == "wandb":
-            from_step = step if continues or config.resume == "auto" else None
-            logger = start_wandb(config, directory, n_parameters, from_step, wandb_id)
-            wandb_id = logger.experiment.id
     new_record = {
         "config": stored(config),
         "vocabulary": vocabulary.state_dict(),
         "vocabulary_given": given is not None,
         "corpus": corpus.checksum,
-        "wandb_id": wandb_id,
+        "wandb_id": None,
     }
     checkpoints = None
     if config.checkpoint.enabled:
         folder = directory / "checkpoints"
-        checkpoints = Checkpoints(folder, config, ranks, new_record, resumed_from, checkpoint)
+        checkpoints = Checkpoints(folder, config, ranks, new_record, resumed)
     callbacks: list[Callback | None] = [  # callbacks that measure a step precede those that save and end it
         FiniteLoss(config, ranks, checkpoints),
         curves,
@@ -208,7 +193,27 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         checkpoints,
         CleanStop(signals, checkpoints),
     ]
-    trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], logger)
+    trainer = _build_trainer(config, directory, [callback for callback in callbacks if callback], resumed)
+    if resumed is not None:
+        check_state(resumed, trainer, module, data)
+    continues, wandb_id = continues_in(directory, resumed_from), continued_run(config, resumed)
+    if ranks.rank == 0:
+        if not continues:
+            clear_earlier_run(config, directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(directory / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(stored(config))))
+        if vocabulary.tokenizer:
+            write_text(directory / "tokenizer.json", vocabulary.tokenizer)
+        trainer.logger = own_logger
+        if own_logger is not None:
+            own_logger.log_hyperparams(plain(config))
+        elif config.logger.name == "csv":
+            trainer.logger = csv_logger(directory, step)
+        elif config.logger.name == "wandb":
+            from_step = step if continues or config.resume == "auto" else None
+            trainer.logger = start_wandb(config, directory, n_parameters, from_step, wandb_id)
+            wandb_id = trainer.logger.experiment.id
+    new_record["wandb_id"] = wandb_id
     return TrainingRun(config, directory, data, module, trainer, curves, checkpoints, resumed_from)
 
 
@@ -242,11 +247,10 @@ def _kept_vocabulary(config: Config, vocabulary: Vocabulary, ranks: Ranks) -> Vo
     return replace(vocabulary, lenient=vocabulary.unknown >= 0)
 
 
-def _build_model(
-    config: Config, corpus: Corpus, ranks: Ranks, resumed_from: Path | None, checkpoint: dict[str, Any]
-) -> Model:
+def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint | None) -> Model:
     """Return the model, with the weights that the config names; check that those of a resumed run fit."""
     vocabulary, max_steps = corpus.vocabulary, config.trainer.max_steps
+    _require_room(config, len(vocabulary))
     model = make_model(config, len(vocabulary))
     if isinstance(model, TransformerXL):
         model.use_attention(config.trainer.attention)
@@ -254,19 +258,18 @@ def _build_model(
         model.with_lengths(**evaluation_lengths(config))
     except OptionError as error:
         raise error.within("evaluation") from error
-    if resumed_from is not None:
-        check_weights(str(resumed_from), "resume", checkpoint, model, vocabulary)
-        check_same_run(config, str(resumed_from), checkpoint, corpus.checksum)
-        done = checkpoint["global_step"]
-        allowed = f"must be greater than the {done} steps of resume={resumed_from}"
+    if found is not None and found.option == "resume":
+        check_weights(found, model, vocabulary)
+        check_same_run(config, found, corpus.checksum)
+        done = found.step
+        allowed = f"must be greater than the {done} steps of resume={found.path}"
         require(done < max_steps or config.resume == "auto", "trainer.max_steps", max_steps, allowed)
         if done > max_steps:
             nothing = "nothing to train, the run is evaluated again"
             ranks.report(f"resume=auto: {done} steps are done, trainer.max_steps={max_steps}: {nothing}")
-    elif config.initial_weights is not None:
-        model.load_state_dict(check_weights(config.initial_weights, "initial_weights", checkpoint, model, vocabulary))
-        before = Vocabulary.from_state_dict(checkpoint["txl_lightning"]["vocabulary"])
-        change = describe_change(before, vocabulary, model)
+    elif found is not None:
+        model.load_state_dict(check_weights(found, model, vocabulary))
+        change = describe_change(found.vocabulary, vocabulary, model)
         if change:
             ranks.report(f"initial_weights={config.initial_weights}: {change}")
     if not config.checkpoint.memory and (config.memory.mem_len or config.memory.n_tokens):
@@ -276,14 +279,20 @@ def _build_model(
     return model.double() if config.trainer.precision == "64-true" else model
 
 
-def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], logger: Logger | None) -> L.Trainer:
+def _require_room(config: Config, vocab_size: int) -> None:
+    """Check that the model fits into the memory of this machine, on the CPU with gradients and moments of all ranks."""
+    copies = 3 * config.trainer.devices if config.trainer.accelerator == "cpu" else 1
+    require_room(architecture(config, vocab_size), 4 * copies)
+
+
+def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], resumed: Checkpoint | None) -> L.Trainer:
     options = config.trainer
     trainer = L.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
         num_nodes=options.num_nodes,
         strategy=DDPStrategy() if n_processes(options) > 1 else "auto",
-        plugins=[DurableCheckpoints(), environment() or LightningEnvironment()],
+        plugins=[DurableCheckpoints(resumed.contents if resumed else None), environment() or LightningEnvironment()],
         precision=options.precision,  # type: ignore[arg-type]
         max_steps=options.max_steps,
         val_check_interval=options.val_every_n_steps,
@@ -297,7 +306,7 @@ def _build_trainer(config: Config, directory: Path, callbacks: list[Callback], l
         enable_checkpointing=False,
         default_root_dir=directory,
         callbacks=callbacks,
-        logger=logger or False,
+        logger=False,
     )
     disable_signal_handlers(trainer)  # CleanStop handles signals
     return trainer
@@ -324,7 +333,7 @@ def test(run: TrainingRun) -> dict[str, Any]:
     options, corpus, lengths = run.data.evaluation, run.data.corpus, run.module.evaluation_lengths
     weights, weights_step = "last", run.trainer.global_step
     if run.checkpoints is not None and run.checkpoints.best_path is not None:
-        run.module.load_state_dict(read_checkpoint(run.checkpoints.best_path)["state_dict"])
+        run.module.load_state_dict(read_checkpoint(run.checkpoints.best_path).contents["state_dict"])
         weights, weights_step = "best", run.checkpoints.best["step"]
     run.trainer.limit_val_batches = run.trainer.limit_test_batches = options.max_segments or 1.0
     run.trainer.validate(run.module, datamodule=run.data, verbose=False)

@@ -116,7 +116,7 @@ def test_the_cost_is_stated_before_anything_is_scored(
 
 
 def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
-    other = read_checkpoint(runs.checkpoint("sentences"))
+    other = read_checkpoint(runs.checkpoint("sentences")).contents
     other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
     write_checkpoint(other, tmp_path / "other.ckpt")
     recl(tmp_path / "one", runs.checkpoint("sentences"))
