@@ -145,10 +145,6 @@ MEMORY, RANDOM = "training_memory/memory", "callbacks/RandomState/ranks"
 # Refused by `resume`; the others do not read it.
 WRONG_IN_TRAINING: dict[str, Change] = {
     "weights only": drop("pytorch-lightning_version"),
-    "version a number": put("pytorch-lightning_version", 2),
-    "version a word": put("pytorch-lightning_version", "evil"),
-    "version of 2019": put("pytorch-lightning_version", "0.5.0"),
-    "no epoch": drop("epoch"),
     "steps done": put("global_step", 3),
     "no loops": drop("loops"),
     "loops a list": put("loops", [1]),
@@ -187,19 +183,12 @@ WRONG_IN_TRAINING: dict[str, Change] = {
     "step of moments of another shape": put(f"{MOMENTS}/step", torch.zeros(5)),
     "no groups": put(f"{OPTIMIZER}/param_groups", []),
     "two groups": put(f"{OPTIMIZER}/param_groups", lambda groups: groups * 2),
-    "group with fewer parameters": put(f"{GROUP}/params", [0]),
     "lr a word": put(f"{GROUP}/lr", "x"),
-    "no betas": drop(f"{GROUP}/betas"),
-    "other betas": put(f"{GROUP}/betas", [0.5]),
-    "amsgrad": put(f"{GROUP}/amsgrad", True),
-    "capturable": put(f"{GROUP}/capturable", True),
     "no schedule": drop("lr_schedulers"),
     "schedules empty": put("lr_schedulers", []),
     "schedule a list": put(SCHEDULE, [1]),
     "schedule without lr": drop(f"{SCHEDULE}/base_lrs"),
     "schedule with two": put(f"{SCHEDULE}/base_lrs", [0.1, 0.1]),
-    "schedule with a step of its own": put(f"{SCHEDULE}/step", 3),
-    "schedule with functions": put(f"{SCHEDULE}/lr_lambdas", [{"a": 1}]),
     "no memory": drop("training_memory"),
     "memory a list": put("training_memory", [1]),
     "memory without a segment": drop("training_memory/next_number"),
@@ -227,6 +216,18 @@ HARMLESS: dict[str, Change] = {
     "no checksum of the text": drop("txl_lightning/corpus"),
     "weights in half precision": put(WEIGHT, lambda x: x.half()),
     "memory not there": put("training_memory/memory", None),
+    # The run's own take the place of these.
+    "version a number": put("pytorch-lightning_version", 2),
+    "version a word": put("pytorch-lightning_version", "evil"),
+    "version of 2019": put("pytorch-lightning_version", "0.5.0"),
+    "no betas": drop(f"{GROUP}/betas"),
+    "other betas": put(f"{GROUP}/betas", [0.5]),
+    "amsgrad": put(f"{GROUP}/amsgrad", True),
+    "capturable": put(f"{GROUP}/capturable", True),
+    "group with fewer parameters": put(f"{GROUP}/params", [0]),
+    "schedule with a step of its own": put(f"{SCHEDULE}/step", 3),
+    "schedule with functions": put(f"{SCHEDULE}/lr_lambdas", [{"a": 1}]),
+    "no epoch": drop("epoch"),
     "files not there": put("training_memory/files", ["memory/none.pt"]),
 }
 FILES = {  # instead of a checkpoint
@@ -273,7 +274,7 @@ def test_every_malformed_checkpoint_is_refused_in_one_line_or_harmless(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SECRET", "12345")
+    monkeypatch.setenv("SECRET", "not-to-be-told")
     original = good() / "run/checkpoints/last.ckpt"
     notes, path = tmp_path / "notes.txt", tmp_path / "theirs/checkpoints/last.ckpt"
     path.parent.mkdir(parents=True)
@@ -287,7 +288,7 @@ def test_every_malformed_checkpoint_is_refused_in_one_line_or_harmless(
         assert notes.read_text() == "mine"
         assert not (tmp_path / "made").exists(), case
         made = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
-        assert not any(b"12345" in file.read_bytes() for file in made), case
+        assert not any(b"not-to-be-told" in file.read_bytes() for file in made), case
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
     for case, spoil in FILES.items():
         path.write_bytes(spoil(original.read_bytes()))

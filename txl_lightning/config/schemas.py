@@ -384,7 +384,9 @@ def from_plain(values: Any) -> Config:
     Raises:
         UserError: a key or type is not that of a config.
     """
-    if not isinstance(values, dict) or not all(isinstance(values.get(name), dict) for name in ("data", "model", "trainer")):
+    if not isinstance(values, dict) or not all(
+        isinstance(values.get(name), dict) for name in ("data", "model", "trainer")
+    ):
         raise UserError("its config lacks one of the groups data, model, trainer")
     trainer = {name: value for name, value in values["trainer"].items() if f"trainer.{name}" not in GONE}
     values = {**values, "trainer": trainer}

@@ -451,7 +451,7 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
         for n, x in enumerate(group["params"], len(moments)):
             adam = {"step": torch.tensor(0.0), "exp_avg": x, "exp_avg_sq": x}
             moments[n] = adam if "betas" in group else {"momentum_buffer": x}
-    like = {
+    like: dict[str, Any] = {
         "pytorch-lightning_version": object,
         "loops": {"fit_loop": {**trainer.fit_loop.state_dict(), **position}},
         "callbacks": {
@@ -479,11 +479,15 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
             torch.Generator().set_state(of_rank["cpu"])
         columns, folder = module.config.data.batch_size, resumed.path.parent
         MemoryHolder().load_state_dict(carried, folder, columns, module.ranks, module.model)
+    except OptionError:  # of a file of memory
+        raise
     except (UserError, RuntimeError) as error:
-        raise error if isinstance(error, OptionError) else OptionError(resumed.option, resumed.path, str(error))
+        raise OptionError(resumed.option, resumed.path, str(error)) from error
     ours = zip(groups, found["param_groups"], strict=True)
     found["param_groups"] = [{**own, **{name: its[name] for name in changing[0]}} for own, its in ours]
     state["lr_schedulers"] = [{**schedules, **{name: state["lr_schedulers"][0][name] for name in scheduled}}]
+    names = [callback.state_key for callback in trainer.callbacks if callback.state_key in like["callbacks"]]
+    state["callbacks"] = {name: state["callbacks"][name] for name in names}  # up to 0.3.0 also SkippedSteps
     state["pytorch-lightning_version"] = L.__version__
 
 
