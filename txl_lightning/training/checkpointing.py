@@ -486,7 +486,7 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
     ours = zip(groups, found["param_groups"], strict=True)
     found["param_groups"] = [{**own, **{name: its[name] for name in changing[0]}} for own, its in ours]
     state["lr_schedulers"] = [{**schedules, **{name: state["lr_schedulers"][0][name] for name in scheduled}}]
-    names = [callback.state_key for callback in trainer.callbacks if callback.state_key in like["callbacks"]]
+    names = [callback.state_key for callback in trainer.callbacks if callback.state_key in state["callbacks"]]
     state["callbacks"] = {name: state["callbacks"][name] for name in names}  # up to 0.3.0 also SkippedSteps
     state["pytorch-lightning_version"] = L.__version__
 

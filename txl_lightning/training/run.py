@@ -152,7 +152,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         given = _kept_vocabulary(config, initial.vocabulary, ranks)
     data = ranks.in_turn(lambda: make_data(config, given))
     corpus, vocabulary = data.corpus, data.corpus.vocabulary
-    if given is not None and not record and any(corpus.unknown.values()):
+    if given is not None and not resumed and any(corpus.unknown.values()):
         shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
         ranks.report(f"data={config.data.name}: what the vocabulary lacks is <unk>: {shares}")
     if config.data.level == "ids" and given is None and config.data.vocab_size is None:
