@@ -220,6 +220,11 @@ def test_what_cannot_be_asked_for_is_refused(
         run(EvaluateOptions(runs.checkpoint("relative"), **options), tmp_path)
 
 
+def test_units_of_one_token_have_nothing_to_score(runs: SmallRuns, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="per=line: has nothing to score in whole: no line has two tokens"):
+        evaluated(runs, "words", tmp_path, "\n\n\n", per="line", unit_memory="fresh")
+
+
 def test_ids_have_documents_and_no_lines(tmp_path: Path) -> None:
     ids = np.arange(600) % 7
     np.save(tmp_path / "ids.npy", ids)

@@ -137,6 +137,9 @@ class FreshUnits(StateReuse):
         T, lengths, most = given.segment_len, self._lengths(), given.max_segments
         texts = [torch.from_numpy(np.append(of_unit, units.closing).astype(np.int64)) for of_unit in units.tokens]
         firsts_U, targets_U = units.bounds[:-1], np.array([max(0, len(text) - 1) for text in texts])
+        require(
+            bool(targets_U.any()), "per", self.per, f"has nothing to score in {split}: no {self.per} has two tokens"
+        )
         n_U = targets_U * (firsts_U < (np.inf if most is None else most * T * given.batch_size))
         nll_P = torch.zeros(int(units.bounds[-1]) + len(units.closing), dtype=torch.float64)
         scored_P = torch.zeros(len(nll_P), dtype=torch.bool)
@@ -175,8 +178,8 @@ def _batches(n_U: np.ndarray, longest: int, together: bool) -> Iterator[np.ndarr
     order = np.argsort(n_U, kind="stable")
     order = order[n_U[order] > 0]
     while len(order):
-        n_O = n_U[order]
-        fits = np.minimum(n_O, longest) * np.arange(1, len(order) + 1) <= WINDOW_TOKENS
+        n_O = n_U[order[:WINDOW_TOKENS]]
+        fits = np.minimum(n_O, longest) * np.arange(1, len(n_O) + 1) <= WINDOW_TOKENS
         size = max(1, int((fits & (together | (n_O == n_O[0]))).sum()))
         yield order[:size]
         order = order[size:]
