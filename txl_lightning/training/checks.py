@@ -166,6 +166,7 @@ def options_without_effect(config: Config) -> list[str]:
     no_compression = None if memory.compression else "only memory=compressive compresses states"
     no_tokens = None if memory.n_tokens else "only memory=tokens has memory tokens"
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
+    no_weights = None if config.initial_weights else "only initial_weights keeps one"
     other_corpus = None if data.name == "enwik8" else "it is for data=enwik8"
     # The other corpora have a default in conf/data, which says what their documents are.
     never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
@@ -183,12 +184,7 @@ def options_without_effect(config: Config) -> list[str]:
         ("memory.tokens_see_states", memory.tokens_see_states, MemoryConfig.tokens_see_states, no_tokens),
         ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),
         ("data.document_start", data.document_start, None, never_reset),
-        (
-            "new_vocabulary",
-            config.new_vocabulary,
-            False,
-            None if config.initial_weights else "only initial_weights keeps one",
-        ),
+        ("new_vocabulary", config.new_vocabulary, False, no_weights),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),
     )
     return [

@@ -167,9 +167,7 @@ def test_characters_that_training_lacks_are_unknown_and_named(
     content = "line 1: ö\nline 2: öß\nline 3\n"
     found = evaluated(runs, "characters", tmp_path, content, name=memory, per="line", unit_memory=memory, batch_size=1)
     rows = found["whole"]["rows"]
-    line = (
-        f"{memory}.log, whole: 3 characters are not in the vocabulary, read as <unk>; the most frequent: 'ö' 2, 'ß' 1"
-    )
+    line = f"{memory}.log, whole: 3 characters are not in the vocabulary, read as <unk>; such as 'ö' 2, 'ß' 1"
     assert line in capsys.readouterr().err
     assert [row["text"] for row in rows] == content.splitlines()
     assert found["corpus"]["unknown"] == {"whole": pytest.approx(3 / 28)}
@@ -221,7 +219,7 @@ def test_what_cannot_be_asked_for_is_refused(
 
 
 def test_units_of_one_token_have_nothing_to_score(runs: SmallRuns, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="per=line: has nothing to score in whole: no line has two tokens"):
+    with pytest.raises(OptionError, match="per=line: no line of whole has two tokens"):
         evaluated(runs, "words", tmp_path, "\n\n\n", per="line", unit_memory="fresh")
 
 

@@ -108,11 +108,7 @@ from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other
 MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "first", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
 FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments", "per")
-OF_UNITS = {
-    "per": (None, "line", "document", "token"),
-    "unit_memory": ("carried", "fresh"),
-    "table": ("tsv", "parquet"),
-}
+UNITS = {"per": (None, "line", "document", "token"), "unit_memory": ("carried", "fresh"), "table": ("tsv", "parquet")}
 SAMPLE_TOKENS = 5_000  # of the difference to float32
 REASONS = {"first_of_streams": "at streams' starts", "trimmed": "trimmed", "max_segments": "after max_segments"}
 
@@ -140,11 +136,10 @@ def run(options: EvaluateOptions, directory: Path) -> list[str]:
     if options.select_on is not None:
         corpus = first_tokens(corpus, options.select_on, options.sweep_tokens)
     units = {split: units_of(trained, corpus, split, options) for split in options.splits if options.per}
-    if options.unit_memory == "fresh":
-        alone = {split: np.concatenate(of_split.tokens) for split, of_split in units.items()}
-        corpus = replace(corpus, splits={**corpus.splits, **alone})
     protocol = _make_protocol(trained, corpus, options)
     if options.unit_memory == "fresh":
+        alone = {split: np.concatenate(of_split.tokens) for split, of_split in units.items()}
+        protocol = replace(protocol, corpus=replace(corpus, splits=alone))
         protocol = FreshUnits(**vars(protocol), units=units, per=str(options.per))
     sweep = _plan(protocol, options)
     shown = protocol if options.select_on is None else protocol.at_training_lengths()
@@ -208,17 +203,12 @@ def _check_options(options: EvaluateOptions) -> None:
     for name in ("sweep_tokens", "memory_at_evaluation"):
         value, used = getattr(options, name), split is not None or (name == "sweep_tokens" and options.dynamic.search)
         require(value is None or used, name, value, "is for select_on=valid")
-    for name, values in OF_UNITS.items():
+    for name, values in UNITS.items():
         value, used = getattr(options, name), options.per is not None
         require(value in values, name, value, f"must be {' or '.join(str(one or 'null') for one in values)}")
         require(used or value == values[0], name, value, "is for per=line, document or token")
-    of_units = options.per in ("line", "document") and options.protocol == "memory"
-    require(
-        of_units or options.unit_memory == "carried",
-        "unit_memory",
-        "fresh",
-        "is for per=line or document, protocol=memory",
-    )
+    used = options.unit_memory == "carried" or (options.per != "token" and options.protocol == "memory")
+    require(used, "unit_memory", "fresh", "is for per=line or document, protocol=memory")
     require(options.per is None or lengths is None, "attention_lengths", lengths, "must be null with per")
     _check_dynamic(options)
 
@@ -235,13 +225,14 @@ def _check_dynamic(options: EvaluateOptions) -> None:
     right = dynamic.lr is None if dynamic.search else dynamic.on or dynamic == DynamicOptions()
     allowed = "must be null with dynamic.search=true, and given with other options of dynamic without it"
     require(right, "dynamic.lr", dynamic.lr, allowed)
-    for name, only in (
-        ("protocol", "memory"),
-        ("attention_lengths", None),
-        ("select_on", None),
-        ("models", []),
-        ("per", None),
-    ):
+    others: dict[str, Any] = {
+        "protocol": "memory",
+        "attention_lengths": None,
+        "select_on": None,
+        "models": [],
+        "per": None,
+    }
+    for name, only in others.items():
         value = getattr(options, name)
         allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
         require(not dynamic.on or value == only, name, value, allowed)

@@ -114,9 +114,7 @@ def _report_missing(vocabulary: Vocabulary, content: bytes, name: str) -> None:
         shown = ", ".join(f"{symbol!r} {n:,}" for symbol, n in missing.most_common(MOST_SHOWN))
         how = "left out" if vocabulary.unknown < 0 else "read as <unk>"
         if missing:
-            notice(
-                f"{name}: {missing.total():,} characters are not in the vocabulary, {how}; the most frequent: {shown}"
-            )
+            notice(f"{name}: {missing.total():,} characters are not in the vocabulary, {how}; such as {shown}")
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,7 @@ class FreshUnits(StateReuse):
         T, lengths, most = given.segment_len, self._lengths(), given.max_segments
         texts = [torch.from_numpy(np.append(of_unit, units.closing).astype(np.int64)) for of_unit in units.tokens]
         firsts_U, targets_U = units.bounds[:-1], np.array([max(0, len(text) - 1) for text in texts])
-        require(
-            bool(targets_U.any()), "per", self.per, f"has nothing to score in {split}: no {self.per} has two tokens"
-        )
+        require(bool(targets_U.any()), "per", self.per, f"no {self.per} of {split} has two tokens, to score the second")
         n_U = targets_U * (firsts_U < (np.inf if most is None else most * T * given.batch_size))
         nll_P = torch.zeros(int(units.bounds[-1]) + len(units.closing), dtype=torch.float64)
         scored_P = torch.zeros(len(nll_P), dtype=torch.bool)
