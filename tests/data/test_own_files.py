@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -218,6 +219,13 @@ def test_records_without_text_are_refused(tmp_path: Path, content: bytes) -> Non
         corpus_of(path, tmp_path)
 
 
+@pytest.mark.parametrize("record", [{"content": "a line", "id": 1}, {"text": None}, {"text": 7}])
+def test_the_record_without_text_is_shown(tmp_path: Path, record: dict[str, object]) -> None:
+    (path,) = files(tmp_path, {"text.jsonl": f"{json.dumps({'text': 'a'})}\n{json.dumps(record)}\n".encode()})
+    with pytest.raises(OptionError, match=re.escape(f"of every record (LookupError: one is {record})")):
+        corpus_of(path, tmp_path)
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     for name, content in {"a.gz": gzip.compress(b"text" * 999)[:-9], "a.xz": lzma.compress(b"text" * 999)[:-9]}.items():
         with pytest.raises(UserError, match=f"{name}: cannot be read"):
@@ -248,6 +256,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path, locked: str) -> None:
     (tmp_path / locked).chmod(0)
     code = f"""
 import os
+import re
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.own_files import file
 os.setgid(65534), os.setuid(65534)  # the interpreter's files need not be readable to all

@@ -270,6 +270,8 @@ def _records(content: bytes, suffix: str) -> Iterator[Any]:
     else:
         rows = map(json.loads, filter(str.strip, text.split("\n")))
     for row in rows:
+        if not isinstance(row, str) and not isinstance(row.get(TEXT_COLUMN), str):
+            raise LookupError(f"one is {row}"[:200])
         yield row if isinstance(row, str) else row[TEXT_COLUMN]
 
 
