@@ -55,11 +55,13 @@ def require(condition: bool, option: str, value: object, allowed: str) -> None:
         raise OptionError(option, value, allowed)
 
 
+@cache
 def memory_of_machine() -> int:
     """Return the bytes of memory that this process may have, of the machine or of its control group."""
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else ""
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), int(text) if text.isdecimal() else sys.maxsize)
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(has, int(text)) if text.isdecimal() else has
 
 
 def require_memory(n_bytes: int, option: str, value: object) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.training.small_run import tiny_config
+from txl_lightning import errors
+from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig
+from txl_lightning.config.schemas import from_plain, plain
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.evaluation.speed import command as speed
+from txl_lightning.evaluation.speed.options import SpeedOptions
+from txl_lightning.model.baselines import RecurrentLanguageModel
+from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs import models
 from txl_lightning.runs.storage import read_file, write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained
+from txl_lightning.training.module import LanguageModelModule
 from txl_lightning.training.run import train
 
 
@@ -56,3 +67,61 @@ def test_a_checkpoint_of_the_corpus_that_went_says_which_version_has_it(checkpoi
     with pytest.raises(UserError, match=f"corpus of {checkpoint}: data=python-3.11: is in version 0.3.0 only"):
         checkpoint_corpus(load_trained(checkpoint), checkpoint)
     assert checkpoint_corpus(load_trained(checkpoint), checkpoint, str(tmp_path / "text.txt")).name == "text.txt"
+
+
+def test_lightning_opens_a_checkpoint_as_load_trained_does(checkpoint: Path) -> None:
+    ours = load_trained(checkpoint)
+    for module in (
+        LanguageModelModule.load_from_checkpoint(checkpoint),
+        LanguageModelModule.load_from_checkpoint(str(checkpoint), map_location="cpu"),
+    ):
+        assert module.config == ours.config
+        assert all(torch.equal(x, module.model.state_dict()[name]) for name, x in ours.model.state_dict().items())
+    with pytest.raises(OptionError, match=r"checkpoint=nowhere.ckpt: no such file"):
+        LanguageModelModule.load_from_checkpoint("nowhere.ckpt")
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:HOME}", r"\${x}", r"\\${x}", "${", "$${a}", "'${a:${b}}'", "a${b}c\\", "\\\\ ${b} \\", "§"]
+)
+def test_values_of_a_config_are_literal(tmp_path: Path, text: str) -> None:
+    config = tiny_config(tmp_path)
+    config.data.document_start = text
+    assert from_plain(plain(config)) == config
+    assert from_plain(plain(from_plain(plain(config)))) == config
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert errors.memory_of_machine() > 1e9
+    monkeypatch.setattr(errors, "memory_of_machine", lambda: 16_000_000_000)
+    for word, named in (
+        ("model.d_model=1000000", "model.d_model=1000000: needs at least "),
+        ("model.n_layer=10000000", "model.n_layer=10000000: needs at least "),
+        ("model.d_inner=1000000000000", "model.d_inner=1000000000000: needs at least "),
+        ("model.n_head=100000000", "model.n_head=100000000: needs at least "),
+    ):
+        with pytest.raises(OptionError, match=named):
+            train(tiny_config(tmp_path, word), tmp_path / "run")
+    with pytest.raises(OptionError, match=r"memory.mem_len=1000000000000: needs at least"):
+        train(tiny_config(tmp_path, "memory.mem_len=1000000000000", "memory.start=zeros"), tmp_path / "run")
+    with pytest.raises(OptionError, match=r"^d_model=1000000: needs at least"):
+        speed.run(SpeedOptions(d_model=1_000_000, n_head=10), tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "compressive", "narrow"])
+def test_the_size_is_estimated_from_three_layers(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    sizes: Any = TransformerXLConfig(vocab_size=50, n_layer=6, d_model=16, n_head=2, d_head=8, d_inner=32, mem_len=4)
+    changed = {"lstm": {}, "compressive": {"compression": "conv", "compressed_len": 1}}.get(
+        kind, {"untie_biases": True}
+    )
+    changed |= {"cutoffs": (5,), "div_val": 2} if kind == "narrow" else {}
+    sizes = RecurrentConfig(vocab_size=50, n_layer=6, d_model=16) if kind == "lstm" else replace(sizes, **changed)
+    model = RecurrentLanguageModel(sizes) if kind == "lstm" else TransformerXL(sizes)
+    asked: list[int] = []
+    monkeypatch.setattr(models, "require_memory", lambda n_bytes, *_: asked.append(n_bytes))
+    models.require_room(sizes, 4)
+    n_parameters = sum(x.numel() for x in model.state_dict().values())
+    assert asked == [4 * n_parameters + 3 * models.LAYER_BYTES]

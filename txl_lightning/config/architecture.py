@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, cast, get_type_hints
 
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
-from txl_lightning.errors import require
+from txl_lightning.errors import require, require_memory
 
 TRAINED_COMPRESSIONS = ("conv", "dilated")
 COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
@@ -263,6 +263,8 @@ class TransformerXLConfig(Architecture):
         ]
         for name, wrong, allowed in refused:
             require(not wrong, name, getattr(self, name), allowed)
+        if self.memory_start == "zeros":  # allocated from the first token on, for one stream at least
+            require_memory(4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len)
 
     def require_for_reset(self, **values: Any) -> None:
         """Raise `OptionError` unless these fields have the values that a memory with streams that were reset needs."""

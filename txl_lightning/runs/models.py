@@ -6,15 +6,15 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
-import torch
 from torch import Tensor
 
 from txl_lightning.config.architecture import LENGTHS, RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.config.encoding_kinds import VARIABLE
 from txl_lightning.config.lengths import forget_len, table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
-from txl_lightning.errors import OptionError, UserError, require, require_memory
+from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
+from txl_lightning.model.checkpoints.contents import shapes_of
 from txl_lightning.model.compression import CompressiveMemory
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -66,26 +66,17 @@ def _model(sizes: TransformerXLConfig | RecurrentConfig) -> Model:
 
 
 def shapes(sizes: TransformerXLConfig | RecurrentConfig) -> dict[str, Tensor]:
-    """Return the `state_dict` of a model on the meta device, which takes no memory but for the layers' modules.
-
-    Raises:
-        UserError: a tensor would be larger than any memory.
-    """
-    try:
-        with torch.device("meta"):
-            return _model(sizes).state_dict()
-    except RuntimeError as error:
-        if "overflow" not in str(error):
-            raise
-        raise UserError(f"a model of these sizes fits into no memory ({error})") from error
+    """Return the `state_dict` of a model on the meta device (see `shapes_of`)."""
+    return shapes_of(lambda: _model(sizes))
 
 
-def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4) -> None:
+def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int = 4, without: str = "") -> None:
     """Check, without building the model, that the machine's memory can hold it.
 
     Args:
         sizes: config of the model; all layers from the third on are alike.
         bytes_each: bytes of a parameter with what belongs to it.
+        without: group that the options of the command lack.
 
     Raises:
         OptionError: it cannot; names the option that is farthest from its default.
@@ -99,7 +90,7 @@ def require_room(sizes: TransformerXLConfig | RecurrentConfig, bytes_each: int =
     defaults = {f.name: f.default for f in fields(sizes) if f.name in options and f.name not in LENGTHS}
     numbers = {name: value for name in defaults if type(value := getattr(sizes, name)) is int}
     name = max(numbers, key=lambda name: numbers[name] / (cast("Any", defaults[name]) or 512))
-    require_memory(needed, options[name], numbers[name])
+    require_memory(needed, options[name].removeprefix(without), numbers[name])
 
 
 def state_from_dict(state: dict) -> State:

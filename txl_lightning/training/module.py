@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 
+from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment, part_of_columns
 from txl_lightning.data.vocabulary import Vocabulary
@@ -27,7 +28,7 @@ from txl_lightning.model.positions import without_marks
 from txl_lightning.runs.metrics import TokenLoss, loss_metrics
 from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.runs.storage import MEMORY, named_files, write_checkpoint
-from txl_lightning.runs.trained import read_undamaged
+from txl_lightning.runs.trained import load_trained, read_undamaged
 from txl_lightning.training.optimization import make_optimizer
 
 STEPS = "epoch_loop.manual_optimization.optim_step_progress"  # where Lightning's loop counts them
@@ -236,6 +237,15 @@ class LanguageModelModule(L.LightningModule):
         self.weight = 1.0
         self.finite = torch.tensor(True)
         self.metrics: dict[str, float] = {}
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = None, **kwargs: Any
+    ) -> LanguageModelModule:
+        """Open a checkpoint of `txl train` as a module; `load_trained` in `runs.trained` needs no Lightning."""
+        trained = load_trained(checkpoint_path)
+        module = cls(trained.model, trained.config, trained.vocabulary, evaluation_lengths(trained.config), **kwargs)
+        return module if map_location is None else module.to(map_location)
 
     def training_step(self, batch: Segment, batch_idx: int) -> None:
         """Do one step: gradients, clipping (`on_before_optimizer_step`, called by `step`), weights, learning rate."""

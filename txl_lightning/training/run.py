@@ -281,7 +281,8 @@ def _build_model(config: Config, corpus: Corpus, ranks: Ranks, found: Checkpoint
 
 def _require_room(config: Config, vocab_size: int) -> None:
     """Check that the model fits into the memory of this machine, on the CPU with gradients and moments of all ranks."""
-    copies = 3 * config.trainer.devices if config.trainer.accelerator == "cpu" else 1
+    of_training = (3 if config.optimizer.name == "muon" else 4) * config.trainer.devices
+    copies = of_training if config.trainer.accelerator == "cpu" else 1
     require_room(architecture(config, vocab_size), 4 * copies)
 
 

@@ -26,6 +26,7 @@ from txl_lightning.reporting.canvas import COLOURS, MARKERS, new_figure, save_fi
 from txl_lightning.reporting.machine import processor
 from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.metrics import loss_unit
+from txl_lightning.runs.models import require_room
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import load_trained
 
@@ -125,6 +126,7 @@ def _random_models(options: SpeedOptions) -> dict[str, TransformerXL]:
         assert vocab_size is not None
         d_head, cutoffs = options.d_model // options.n_head, CUTOFFS.get(corpus, ())
         config = TransformerXLConfig(vocab_size=vocab_size, d_head=d_head, cutoffs=cutoffs, **sizes)
+        require_room(config, without="model.")
         models[level] = TransformerXL(config).eval()
     return models
 

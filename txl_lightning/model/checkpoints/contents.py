@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from txl_lightning.errors import UserError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -65,3 +68,18 @@ def _misfit_of_tensor(found: Any, like: Tensor, place: str) -> str | None:
     if found.dtype in FLOATS and not bool(torch.isfinite(found).all()):
         return f"has weights that are not finite ({place}): its training diverged"
     return None
+
+
+def shapes_of(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """Return the `state_dict` of a model on the meta device, which takes no memory but for the modules themselves.
+
+    Raises:
+        UserError: a tensor would be larger than any memory.
+    """
+    try:
+        with torch.device("meta"):
+            return build().state_dict()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise UserError(f"a model of these sizes fits into no memory ({error})") from error

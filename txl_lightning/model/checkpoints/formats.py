@@ -20,6 +20,7 @@ from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.checkpoints import tensorflow
+from txl_lightning.model.checkpoints.contents import misfit, shapes_of
 from txl_lightning.model.checkpoints.tensorflow import EMBEDDING, SCOPE, SOFTMAX, CheckpointError
 from txl_lightning.model.transformer_xl import TransformerXL
 
@@ -71,9 +72,9 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
             config,
             encoding=encoding,
             extra_key=bool(config.get("extra_key", False)),
-            table_len=None if table is None else table.shape[1],
+            table_len=None if table is None or table.dim() < 2 else table.shape[1],
             untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
-            tie_projections=_tie_projections(config.get("tie_projs")),
+            tie_projections=_tie_projections(_list(config, "tie_projs")),
             n_tokens=config.get("num_mem_tokens") or 0,
             write_tokens=bool(config.get("mem_at_end", True)),
             tokens_see_states=bool(config.get("read_mem_from_cache", False)),
@@ -211,6 +212,8 @@ def _require_parts(
 
 def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
     left = dict(weights)
+    if problem := misfit(left, {name: torch.empty(tensor.shape, device="meta") for name, tensor in left.items()}):
+        raise CheckpointError(problem)
     state: dict[str, Tensor] = {}
     for entry in weight_mapping(config, family):
         present = {name: left.pop(name) for name in entry.theirs if name in left}
@@ -219,19 +222,24 @@ def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: F
             raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {absent[0]!r}")
         if entry.ours is None or not present:
             continue
-        if not entry.repeated:
-            state[entry.ours] = entry.join(list(present.values()))
-            continue
-        for name, tensor in present.items():
-            if not torch.equal(entry.join([tensor]), state.setdefault(entry.ours, entry.join([tensor]))):
+        try:
+            ours = (
+                [entry.join([tensor]) for tensor in present.values()]
+                if entry.repeated
+                else [entry.join([*present.values()])]
+            )
+        except (IndexError, RuntimeError) as error:  # of torch: too few axes, or lengths that differ
+            raise CheckpointError(
+                f"{' and '.join(present)}: has another shape than the config says ({error})"
+            ) from error
+        for name, tensor in zip(present, ours, strict=False):
+            if not torch.equal(tensor, state.setdefault(entry.ours, tensor)):
                 raise CheckpointError(f"{name} is not tied in this checkpoint; {entry.ours} is always tied")
     if left:
         raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
+    if problem := misfit(state, shapes_of(lambda: TransformerXL(config)), only=True):
+        raise CheckpointError(problem)
     model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
-    for name, parameter in model.state_dict().items():
-        if parameter.shape != state[name].shape:
-            found, expected = list(state[name].shape), list(parameter.shape)
-            raise CheckpointError(f"{name} has shape {found}, the config says {expected}")
     model.load_state_dict(state)
     return model
 
@@ -250,7 +258,7 @@ def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
 
 
 def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerXLConfig:
-    missing = [name for name in REQUIRED_OPTIONS if name not in config]
+    missing = [name for name in REQUIRED_OPTIONS if config.get(name) is None]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}")
     given = {name: config[name] for name in (*SAME_OPTIONS, *FURTHER_OPTIONS, "ext_len") if name in config}
@@ -259,10 +267,17 @@ def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerX
         attention_dropout=config.get("dropatt", 0.0),
         pre_norm=bool(config.get("pre_lnorm", False)),
         d_embed=None if config.get("d_embed") == config["d_model"] else config.get("d_embed"),
-        cutoffs=tuple(config.get("cutoffs") or ()),
+        cutoffs=tuple(_list(config, "cutoffs")),
         memory_start="zeros" if str(config.get("memory_start")).startswith("zeros") else "empty",
         **architecture,
     )
+
+
+def _list(config: Mapping[str, Any], name: str) -> list[Any]:
+    value = config.get(name) or []
+    if not isinstance(value, (list, tuple)):
+        raise CheckpointError(f"{name}={value}: must be a list")
+    return list(value)
 
 
 def _config_to(config: TransformerXLConfig) -> dict[str, Any]:

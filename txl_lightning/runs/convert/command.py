@@ -98,7 +98,11 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     weights = _read_weights(found[0])
     beside = f"must have {CONFIG} with its options in the same folder"
     require((folder / CONFIG).is_file(), "source", source, beside)
-    return READERS[source_format](weights, tensorflow_checkpoint.read_json(folder / CONFIG))
+    config = tensorflow_checkpoint.read_json(folder / CONFIG)
+    try:
+        return READERS[source_format](weights, config)
+    except UserError as error:
+        raise OptionError("source", source, str(error)) from error
 
 
 def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerXL, int | None]:
@@ -167,12 +171,13 @@ def _vocabulary_beside(source: Path) -> Path | None:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, from safetensors or from a torch file that holds only tensors."""
+    is_safe = path.suffix == ".safetensors"
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        contents = torch.load(path, map_location="cpu", weights_only=True)
+        contents = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers have no common error for other files
-        raise OptionError("source", path, "must hold tensors only; code in a file is never run") from error
+        code = "must hold tensors only; code in a file is never run"
+        damaged = "is not a file of safetensors, or was cut short"
+        raise OptionError("source", path, damaged if is_safe else code) from error
     is_state = isinstance(contents, dict) and all(isinstance(value, Tensor) for value in contents.values())
     require(is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model")
     return contents

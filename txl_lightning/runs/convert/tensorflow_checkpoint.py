@@ -147,6 +147,7 @@ def read_vocabulary(path: str | Path, level: Level) -> Vocabulary:
             if level == "char" and len(symbol) > 1 and symbol != UNKNOWN:
                 raise OptionError("vocabulary", path, f"line {number}: {symbol!r} is not a character (data.level)")
             symbols[chr(int(symbol)) if level == "byte" else symbol] = None
+    require(bool(symbols), "vocabulary", path, "has no symbols")
     if level == "char" and " " not in symbols:
         return Vocabulary(level, tuple(" " if symbol == "_" else symbol for symbol in symbols))
     return Vocabulary(level, tuple(symbols))

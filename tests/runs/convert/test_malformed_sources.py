@@ -1,0 +1,96 @@
+"""What `txl convert` reads of other programs, spoilt: one line with the source and what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.runs.convert.test_convert_command import composed
+from tests.training.small_run import trained
+from txl_lightning.errors import OptionError
+from txl_lightning.runs.convert.command import run
+
+QKV, TABLE = "layers.0.dec_attn.qkv_net.weight", "word_emb.emb_layers.0.weight"
+
+
+def convert(**options: Any) -> None:
+    words = [f"{name}={value}" for name, value in options.items()]
+    run(OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words))), Path())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    checkpoint = trained("trainer.max_steps=1") / "run/checkpoints/last.ckpt"
+    convert(source=checkpoint, source_format="txl", target=tmp_path / "there", target_format="original")
+    return tmp_path / "there"
+
+
+def refused(source: Path, **options: Any) -> str:
+    target = source.parent / "back.ckpt"
+    with pytest.raises(OptionError) as caught:
+        convert(source=source, source_format="original", target=target, target_format="txl", **options)
+    assert not target.exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (QKV, lambda x: x * torch.nan, rf"has weights that are not finite ({QKV})"),
+        (TABLE, lambda x: x / 0, "has weights that are not finite"),
+        (QKV, lambda x: x.int(), "has numbers of type torch.int32"),
+        (QKV, lambda x: x.to(torch.float8_e4m3fn), "has numbers of type torch.float8_e4m3fn"),
+        (QKV, lambda x: torch.tensor(1.0), "has shape []"),
+        ("crit.out_layers.0.bias", lambda x: torch.tensor(1.0), "has another shape than the config says"),
+    ],
+)
+def test_weights(original: Path, name: str, change: Callable[[Tensor], Tensor], words: str) -> None:
+    weights = load_file(original / "model.safetensors")
+    save_file({**weights, name: change(weights[name]).contiguous()}, original / "model.safetensors")
+    assert refused(original).startswith(f"source={original}: ")
+    assert words in refused(original)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"n_layer": "two"}, "n_layer=two: must be of type int"),
+        ({"n_layer": 10**7}, "it has no 'layers.2.dec_attn.qkv_net.weight'"),
+        ({"d_inner": 10**6}, "the config says [1000000, 64]"),
+        ({"d_inner": 10**18}, "fits into no memory"),
+        ({"d_inner": 10**30}, "must be below 2^60"),
+        ({"cutoffs": 3}, "cutoffs=3: must be a list"),
+        ({"cutoffs": ["a"]}, "cutoffs=['a']: must be ascending integers"),
+        ({"tie_projs": 3}, "tie_projs=3: must be a list"),
+        ({"vocab_size": None}, "the config lacks vocab_size"),
+        ({"mem_len": "x"}, "mem_len=x: must be of type int"),
+        ({"mem_len": 10**13, "memory_start": "zeros"}, "mem_len=10000000000000: needs at least"),
+    ],
+)
+def test_config(original: Path, changed: dict[str, Any], words: str) -> None:
+    path = original / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    assert refused(original).startswith(f"source={original}: ")
+    assert words in refused(original)
+
+
+@pytest.mark.parametrize("size", [0, 5, 1000, -1])
+def test_a_safetensors_file_that_was_cut(original: Path, size: int) -> None:
+    path = original / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    assert refused(original) == f"source={path}: is not a file of safetensors, or was cut short"
+
+
+@pytest.mark.parametrize("level", ["byte", "char", "word"])
+@pytest.mark.parametrize(("name", "text"), [("vocab", ""), ("vocab", "\n\n"), ("vocab.json", "{}")])
+def test_an_empty_vocabulary(original: Path, level: str, name: str, text: str) -> None:
+    path = original / name
+    path.write_text(text)
+    assert refused(original, vocabulary=path, **{"data.level": level}) == f"vocabulary={path}: has no symbols"
