@@ -92,6 +92,20 @@ def test_a_signal_in_the_final_evaluation_stops_at_once(
     assert train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")["steps"] == 12
 
 
+def test_a_signal_while_a_checkpoint_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = torch.load
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(torch, "load", signalled)
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):  # reads the best weights
+        train(tiny_config(tmp_path), tmp_path / "run")
+    with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):  # not the one before
+        train(tiny_config(tmp_path, "resume=auto"), tmp_path / "run")
+
+
 def test_a_second_control_c_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send(monkeypatch, signal.SIGINT, 0.0, 1.2)  # within a second it counts as the same Ctrl-C
     with pytest.raises(Stopped, match=r"stopped by SIGINT$"):

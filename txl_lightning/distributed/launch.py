@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,7 @@ from txl_lightning.errors import Stopped, UserError
 # A rank that loses its connection fails because another one did: that one must be found first.
 LOST_CONNECTION = ("Connection closed by peer", "Connection reset by peer")
 LEAD_SECONDS = 3.0
+SECONDS_TO_STOP = 20.0  # from the first rank that a signal ended to the last
 LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 
 
@@ -47,7 +49,8 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
         logging.getLogger(name).setLevel(logging.CRITICAL)  # their messages are summed up in one UserError
     multiprocessing.set_forkserver_preload([function.__module__])  # imports torch once, before anything uses a GPU
     threads, nohup = max(1, torch.get_num_threads() // processes), signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    with TemporaryDirectory() as folder, forwarded_signals() as received:
+    received: list[int] = []
+    with TemporaryDirectory() as folder, forwarded_signals(received):
         shared = {**os.environ, **LOOPBACK, MEETING: f"file://{folder}/meeting", "WORLD_SIZE": str(processes)}
         shared["TORCHELASTIC_RUN_ID"] = "txl"  # Lightning then knows that these processes are ranks
         given = {
@@ -56,14 +59,21 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
         }
         logs, variables = DefaultLogsSpecs(log_dir=folder), {rank: dict[str, str]() for rank in given}
         try:
-            with forwarded_signals():  # the start replaces handlers
+            others = multiprocessing.active_children()
+            with forwarded_signals(received):  # the start replaces handlers
                 ranks = start_processes("ranks", _worker, given, variables, logs, start_method="forkserver")
-            ended = ranks.wait(period=0.1)
+            _forward(*received[:1])  # to ranks that started after it
+            deadline = math.inf
+            while (ended := ranks.wait(timeout=1.0, period=0.1)) is None:
+                if received and len(set(multiprocessing.active_children()) - set(others)) < processes:
+                    deadline = min(deadline, time.monotonic() + SECONDS_TO_STOP)
+                if time.monotonic() > deadline:  # a rank that stopped before all had met leaves others waiting for it
+                    ranks.close(signal.SIGKILL)
+                    raise _stopped_by(received[0])
         except SignalException as error:
             raise _stopped_by(error.sigval) from None
         except (EOFError, UnpicklingError) as error:  # a rank's error was cut off
             raise UserError(f"a rank failed, and the disk has no room for its error in {folder}") from error
-    assert ended is not None, "the wait has no limit"
     if ended.failures:
         if received:  # before training began, or at the second Ctrl-C
             raise _stopped_by(received[0])
@@ -74,27 +84,30 @@ def run_on_all(function: Callable[..., Any], *arguments: Any, processes: int) ->
 
 
 @contextmanager
-def forwarded_signals() -> Iterator[list[int]]:
+def forwarded_signals(received: list[int]) -> Iterator[None]:
     """Forward signals that stop a run to the child processes, which may have received them from the terminal already.
 
-    Yields:
-        The signals received so far.
+    Args:
+        received: each signal is appended.
     """
-    received: list[int] = []
 
     def forward(signum: int, _: Any) -> None:
         received.append(signum)
-        for child in multiprocessing.active_children():
-            if child.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signum)
+        _forward(signum)
 
     before = handle_stop_signals(forward)
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _forward(*signals: int) -> None:
+    for child in multiprocessing.active_children() if signals else ():
+        if child.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signals[0])
 
 
 def _worker(

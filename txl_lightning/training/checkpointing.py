@@ -243,7 +243,7 @@ class Checkpoints(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Save the state after the last completed step, unless the run was stopped on purpose."""
-        stopped = isinstance(exception, (UserError, KeyboardInterrupt))
+        stopped = isinstance(exception, UserError) or not isinstance(exception, Exception)
         if stopped or self.boundary is None or self.ranks.world_size > 1 or trainer.global_step == self.saved_step:
             return
         if trainer.state.stage == RunningStage.VALIDATING:

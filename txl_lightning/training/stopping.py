@@ -20,11 +20,15 @@ from txl_lightning.errors import Stopped, UserError, notice
 from txl_lightning.training.checkpointing import Checkpoints
 
 
+class SignalError(BaseException):
+    """Raised by a signal handler, wherever the run is: code that handles a bad file's errors must not see it."""
+
+
 class StopSignals:
     """Receives SIGTERM, SIGINT, SIGHUP and SIGUSR1 inside its `with` block.
 
     While steps are trained a signal is only noted: `CleanStop` saves and stops after the step. Before and after there
-    is nothing to save and the run stops at once, as it does at a second Ctrl-C.
+    is nothing to save and the run stops at once, as it does at a second Ctrl-C: the block raises `Stopped`.
 
     Args:
         ranks: the processes of the run.
@@ -46,9 +50,11 @@ class StopSignals:
             self._before = handle_stop_signals(self._handle)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if isinstance(error, SignalError):
+            raise Stopped(f"stopped by {signal.Signals(error.args[0]).name}", error.args[0]) from None
 
     def _handle(self, signum: int, frame: Any) -> None:
         again = signum == self.signum == signal.SIGINT
@@ -57,7 +63,7 @@ class StopSignals:
         self.signum = self.signum or signum
         self._received_at = time.monotonic()
         if again or not self.training:
-            raise Stopped(f"stopped by {signal.Signals(signum).name}", signum)
+            raise SignalError(signum)
         if self.ranks.rank == 0:  # print is not reentrant
             os.write(2, f"{signal.Signals(signum).name}: saving after this step, then stopping\n".encode())
 
