@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from tests.in_process import run_txl
+from tests.training.small_run import trained
 from txl_lightning.cli import COMMANDS, main, register_all
 from txl_lightning.command_line.messages import suggestion
 from txl_lightning.config.schemas import CONF, TrainerConfig
@@ -178,6 +179,47 @@ def test_every_option_of_lightnings_trainer_is_ours_or_its_replacement_is_named(
                 assert OmegaConf.select(options_of("train"), option, default="") != "" or "hydra" in option, option
     assert suggestion("max_epochs", schema) == " (a name of Lightning's; here: trainer.max_steps=N)"
     assert suggestion("trainer.max_epochs", COMMANDS["evaluate"].schema) == " (--help lists them)"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["train", "data=file", "data.path=PATH"], "data.path"),
+        (["train", "data=file", "data.path={train:TEXT,valid:PATH,test:TEXT}"], "data.path"),
+        (["train", "data=file", "data.path=TEXT", "data.level=bpe", "data.tokenizer=PATH"], "data.tokenizer"),
+        (["train", "data=file", "data.path=TEXT", "resume=PATH"], "resume"),
+        (["train", "data=file", "data.path=TEXT", "initial_weights=PATH"], "initial_weights"),
+        (["evaluate", "checkpoint=PATH"], "checkpoint"),
+        (["evaluate", "checkpoint=BEST", "data_path=PATH"], "data_path"),
+        (["recl", "checkpoints=[PATH]"], "checkpoints"),
+        (["generate", "checkpoint=BEST", "prompt_file=PATH"], "prompt_file"),
+        (["convert", "source=PATH", "source_format=txl", "target=x", "target_format=original"], "source"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(
+    tmp_path: Path, words: list[str], option: str, kind: str
+) -> None:
+    path = tmp_path / "pipe" if kind == "pipe" else Path("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    whole = trained()
+    known = {"PATH": path, "TEXT": whole / "text.txt", "BEST": whole / "run/checkpoints/best.ckpt"}
+    for name, value in known.items():
+        words = [word.replace(name, str(value)) for word in words]
+    done = run_txl(*words, directory=tmp_path)
+    assert done.status == 2
+    line = done.err.splitlines()[-1]
+    assert line.startswith(f"txl {words[0]}: {option}")
+    assert "no such file" in line or "neither a file nor a folder" in line
+
+
+@pytest.mark.parametrize("option", ["prompt", "prompt_file", "checkpoint"])
+def test_words_that_are_not_utf_8_are_refused(tmp_path: Path, option: str) -> None:
+    done = run_txl("generate", f"{option}=a\udcff", directory=tmp_path)
+    said = {"prompt": "prompt='a\\udcff'"}.get(option, f"{option}=a\\udcff")
+    assert (done.status, done.err) == (2, f"txl generate: {said}: must be UTF-8\n")
 
 
 WRITERS = [name for name, row in COMMANDS.items() if row.directory != "none"]

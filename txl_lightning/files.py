@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,18 @@ def expand(path: str) -> Path:
     """Expand `~`, and `~/.cache` to the folder XDG_CACHE_HOME if that is set."""
     caches, name = os.environ.get("XDG_CACHE_HOME", ""), path.removeprefix("~/.cache/")
     return Path(caches, name) if os.path.isabs(caches) and name != path else Path(path).expanduser()
+
+
+def not_special(path: str | Path) -> Path:
+    """Return the path of a user's file or folder, `~` expanded.
+
+    Raises:
+        OSError: it is a pipe or a device, which could be read for ever.
+    """
+    path = Path(path).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
+    return path
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], previous: Path | None = None) -> None:

@@ -157,6 +157,8 @@ class Words:
         """
         for word in self.overrides:
             name, equals, value = word.partition("=")
+            if not word.isascii() and word.encode(errors="replace").decode() != word:
+                raise UserError(f"{ascii(word)[1:-1]}: must be UTF-8")
             if word.startswith("+"):
                 raise UserError(f"{word}: options cannot be added{suggestion(name.lstrip('+'), command.schema)}")
             is_group = name and equals and not name.startswith("hydra")

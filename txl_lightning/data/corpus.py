@@ -25,7 +25,7 @@ from txl_lightning.data.recall import recall
 from txl_lightning.data.sources import Source
 from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, file_checksum, sync_folder, write_json, write_text
+from txl_lightning.files import expand, file_checksum, not_special, sync_folder, write_json, write_text
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
 PREPARATION_VERSION = 4
@@ -238,7 +238,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Pat
     require(size is None or size >= N_BYTES, "data.vocab_size", size, f"must be an integer >= {N_BYTES}, the bytes")
     if file is not None:
         try:
-            return Vocabulary.of_tokenizer(Path(file).expanduser().read_text(encoding="utf-8"))
+            return Vocabulary.of_tokenizer(not_special(file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, UserError) as error:
             raise OptionError("data.tokenizer", file, f"cannot be read: {error}") from error
     size = BPE_VOCAB_SIZE if size is None else size

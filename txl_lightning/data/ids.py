@@ -14,6 +14,7 @@ from txl_lightning.data.documents import Pattern
 from txl_lightning.data.reading import Part, first_bytes, kind_of
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, require
+from txl_lightning.files import not_special
 
 RAW_DTYPES = ("uint16", "uint32", "int32")
 TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
@@ -114,8 +115,8 @@ def vocabulary_of_ids(config: DataConfig, largest: int) -> Vocabulary:
 
 def _names(file: str) -> dict[int, str]:
     """Return the names in a text file, one in each line, or in the `vocab.json` of a tokenizer, by id."""
-    path = Path(file).expanduser()
     try:
+        path = not_special(file)
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".json":
             return dict(enumerate(text.removesuffix("\n").split("\n")))

@@ -34,7 +34,7 @@ from txl_lightning.data.reading import (
 )
 from txl_lightning.data.sources import ALIGNMENT, Source, open_vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, file_checksum
+from txl_lightning.files import expand, file_checksum, not_special
 
 SPLIT_NAMES = {
     "train": r"train(?:ing|set|data)?",
@@ -129,8 +129,8 @@ def _files(given: Any, ids: bool, splits: bool = True) -> tuple[str, Files]:
         return named["train"][0], flat
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
     require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
-    roots = [Path(path).expanduser() for path in listed]
     try:
+        roots = [not_special(path) for path in listed]
         of_roots = [_files_of_folder(root, ids) if root.is_dir() else [root] for root in roots]
         filled = {path: path.stat().st_size for paths in of_roots for path in paths if path.stat().st_size}
         for path in filled:

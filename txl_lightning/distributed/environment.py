@@ -9,8 +9,8 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
 from txl_lightning.config.schemas import TrainerConfig
-from txl_lightning.distributed.ranks import Ranks, n_processes
-from txl_lightning.errors import UserError, require
+from txl_lightning.distributed.ranks import Ranks, meeting, n_processes
+from txl_lightning.errors import require
 
 MEETING = "TXL_MEETING"  # variable with the file in which ranks of one machine meet
 
@@ -43,16 +43,13 @@ def connect(options: TrainerConfig) -> Ranks:
     if started is None or world_size == 1:
         return Ranks()
     if not dist.is_initialized():
-        meeting, backend = os.environ.get(MEETING), "gloo"
-        if meeting is None:
-            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
-            meeting = "env://"
+        file, backend = os.environ.get(MEETING), "gloo"
         if options.accelerator == "gpu":
             torch.cuda.set_device(started.local_rank())
             backend = "nccl"
-        try:
-            dist.init_process_group(backend, meeting, rank=started.global_rank(), world_size=world_size)
-        except dist.DistNetworkError as error:
-            address = f"MASTER_ADDR={started.main_address} MASTER_PORT={started.main_port}"
-            raise UserError(f"{address}: the ranks cannot meet there: {str(error).splitlines()[0]}") from error
+        with meeting():
+            if file is None:
+                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = started.main_address, str(started.main_port)
+            address = file or "env://"
+            dist.init_process_group(backend, address, rank=started.global_rank(), world_size=world_size)
     return Ranks(started.global_rank(), world_size, dist.new_group(backend="gloo"), started.local_rank())

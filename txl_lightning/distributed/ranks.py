@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from txl_lightning.errors import Stopped
+from txl_lightning.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from txl_lightning.config.schemas import TrainerConfig
@@ -127,6 +127,20 @@ def leaving() -> Iterator[None]:
 
 
 @contextmanager
+def meeting() -> Iterator[None]:
+    """Name the address of torchrun or SLURM at which ranks cannot meet in the block.
+
+    Raises:
+        UserError: it is not an address, or in use.
+    """
+    try:
+        yield
+    except (dist.DistNetworkError, ValueError) as error:
+        address = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise UserError(f"{address}: the ranks cannot meet there: {str(error).splitlines()[0]}") from error
+
+
+@contextmanager
 def process_group() -> Iterator[None]:
     """Create the process group that RANK and WORLD_SIZE describe (as torchrun sets them), unless there is one.
 
@@ -134,7 +148,8 @@ def process_group() -> Iterator[None]:
     """
     create = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if create:
-        dist.init_process_group("gloo")
+        with meeting():
+            dist.init_process_group("gloo")
     try:
         yield
     finally:

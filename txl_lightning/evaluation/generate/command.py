@@ -23,7 +23,7 @@ from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.generate.options import GenerateOptions
 from txl_lightning.evaluation.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.evaluation.scoring.token_losses import device_of
-from txl_lightning.files import write_json, write_text
+from txl_lightning.files import not_special, write_json, write_text
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses
 from txl_lightning.model.inference.generation import generate as draw
@@ -272,7 +272,7 @@ def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt
 def _lines(path: str) -> list[str]:
     """Return the lines of `prompt_file` that are not empty."""
     try:
-        return [line for line in Path(path).expanduser().read_text(encoding="utf-8").split("\n") if line]
+        return [line for line in not_special(path).read_text(encoding="utf-8").split("\n") if line]
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise OptionError("prompt_file", path, f"cannot be read ({reason})") from error
