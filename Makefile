@@ -9,16 +9,15 @@ TRANSFORMERS := .venv-transformers
 HF := .venv-hf
 SITE := .venv-site
 WHEEL := .venv-wheel
-# Many of these versions need Python 3.11; 3.10 gets the newest that it can have, and the same torch.
-CONSTRAINTS = $(shell $(PYTHON) -c 'import sys; print("constraints.txt" if sys.version_info >= (3, 11) else "/dev/null")')
 PIP := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-transformers lint format bench docs dist clean
+.PHONY: help reproduce test test-all test-pythons test-avx2 test-isa test-hf test-transformers lint format audit bench docs dist clean
 
 help:
 	@echo "make reproduce [PROFILE=smoke|laptop|evening|gpu|paper] [ARGS='--plan | --only SECTIONS | data=file data.path=FILE']   reproduce the paper"
 	@echo "make bench [ARGS='--only CASES | --rounds N | --against CHECKOUT | --original FOLDER']   measure speed, in turns"
 	@echo "make test | test-all | test-pythons | test-isa | test-hf | test-transformers | lint | format | clean"
+	@echo "make audit   known vulnerabilities of the pinned versions, from PyPI"
 	@echo "make docs | dist   the documentation as a site in site/; sdist and wheel in dist/, the wheel tested"
 
 # Made again when its inputs change. torch is installed first, so that no other package chooses its build.
@@ -26,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
-	$(BIN)/python $(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 reproduce: $(READY)
@@ -90,8 +89,18 @@ $(TRANSFORMERS)/.ready: $(READY)
 $(HF)/.ready: $(READY)
 	$(PYTHON) -m venv --clear $(HF)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > $$($(HF)/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/base.pth
-	$(HF)/bin/python $(PIP) --no-deps --constraint $(CONSTRAINTS) transformers tokenizers regex typer shellingham annotated-doc
+	$(HF)/bin/python $(PIP) --no-deps --constraint constraints.txt transformers tokenizers regex typer shellingham annotated-doc
 	touch $@
+
+# Known vulnerabilities of the pinned versions, from PyPI. Not in the tests: it needs the network.
+AUDIT := .venv-audit
+
+audit:
+	@$(PYTHON) -c 'import urllib.request; urllib.request.urlopen("https://pypi.org/pypi/pip/json", timeout=20)' 2> /dev/null || \
+		{ echo "make audit: needs https://pypi.org, which cannot be reached"; exit 1; }
+	$(PYTHON) -m venv --clear $(AUDIT)
+	$(AUDIT)/bin/python $(PIP) pip-audit
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
 bench: $(TRANSFORMERS)/.ready
 	$(BIN)/python -m benchmarks.bench $(ARGS)
@@ -102,7 +111,7 @@ docs: $(SITE)/.ready
 
 $(SITE)/.ready: constraints.txt
 	$(PYTHON) -m venv --clear $(SITE)
-	$(SITE)/bin/python $(PIP) --constraint $(CONSTRAINTS) mkdocs-material
+	$(SITE)/bin/python $(PIP) --constraint constraints.txt mkdocs-material
 	touch $@
 
 # The wheel is built from the sdist. Its environment has nothing else, and the commands run outside the checkout. The last
@@ -113,19 +122,19 @@ EXAMPLE := from tests.docs.pages import ROOT, blocks; \
 dist:
 	rm -rf dist
 	$(PYTHON) -m venv --clear $(WHEEL)
-	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) build
+	$(WHEEL)/bin/python $(PIP) --constraint constraints.txt build
 	$(WHEEL)/bin/python -m build
 	$(PYTHON) -m venv --clear $(WHEEL)
 	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
-	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) dist/*.whl
+	$(WHEEL)/bin/python $(PIP) --constraint constraints.txt dist/*.whl
 	env -u PYTHONPATH PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" $(WHEEL)/bin/python tests/wheel.py
 	$(PYTHON) -m venv --clear $(WHEEL)
 	$(WHEEL)/bin/python $(PIP) $$(grep '^torch==' constraints.txt)
-	$(WHEEL)/bin/python $(PIP) --constraint $(CONSTRAINTS) numpy tqdm jaxtyping
+	$(WHEEL)/bin/python $(PIP) --constraint constraints.txt numpy tqdm jaxtyping
 	$(WHEEL)/bin/python $(PIP) --no-deps dist/*.whl
 	folder="$$(mktemp -d)" && $(PYTHON) -c '$(EXAMPLE)' > "$$folder/example.py" && \
 	cd "$$folder" && env -u PYTHONPATH $(CURDIR)/$(WHEEL)/bin/python example.py
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* $(TRANSFORMERS) $(HF) $(SITE) $(WHEEL) $(AUDIT) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

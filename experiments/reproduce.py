@@ -231,6 +231,8 @@ def publish(setup: Setup, page: Path) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, also while no job runs
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # since the imports
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Forked jobs import this module by its name, never as `__main__`.
     from experiments.reproduce import main as main_by_name
 

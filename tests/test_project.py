@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from txl_lightning import __version__
 
@@ -26,6 +28,41 @@ def test_the_citation_has_the_version_and_date_of_the_changelog() -> None:
     assert citation["version"] == __version__
     assert citation["references"][0]["title"] in (ROOT / "README.md").read_text()
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
+
+
+KNOWN_HOLES = {  # versions with malicious code or known vulnerabilities
+    "lightning": ["2.6.2", "2.6.3", "2.6.5"],  # GHSA-w37p-236h-pfx3, CVE-2026-58659
+    "hydra-core": ["1.3.2", "1.3.6"],  # targets of instantiate() that run code
+    "jinja2": ["3.1.5"],  # CVE-2025-27516
+    "torch": ["2.5.1"],  # CVE-2025-32434: torch.load with weights_only
+}
+
+
+def dependencies() -> dict[str, Requirement]:
+    (listed,) = re.findall(
+        r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL
+    )
+    return {(found := Requirement(text)).name: found for text in re.findall(r'^    "(.*?)"', listed, re.MULTILINE)}
+
+
+def test_versions_with_known_holes_are_not_allowed() -> None:
+    assert len(dependencies()) >= 18
+    allowed = [(name, v) for name, of in KNOWN_HOLES.items() for v in of if v in dependencies()[name].specifier]
+    assert allowed == []
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_every_python_has_one_pinned_version_of_each_dependency(python: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    here = {"python_version": python, "python_full_version": f"{python}.2"}
+    pinned: dict[str, list[str]] = {}
+    for pin in pins:
+        if pin.marker is None or pin.marker.evaluate(here):
+            pinned.setdefault(canonicalize_name(pin.name), []).append(str(pin.specifier).removeprefix("=="))
+    assert [name for name, versions in pinned.items() if len(versions) > 1] == []
+    for name, dependency in dependencies().items():
+        assert pinned[canonicalize_name(name)][0] in dependency.specifier, name
 
 
 def test_the_workflow_runs_targets_of_the_makefile() -> None:
