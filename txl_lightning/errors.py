@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from functools import cache
@@ -69,6 +70,25 @@ def require_memory(n_bytes: int, option: str, value: object) -> None:
     has = memory_of_machine()
     allowed = f"needs at least {n_bytes / 1e9:,.0f} GB of memory, and this machine has {has / 1e9:,.0f} GB"
     require(n_bytes <= has, option, value, allowed)
+
+
+# Limits of machines: beyond these a command would wait for hours, or end in an error of a library.
+MOST = {
+    "num_threads": max(64, os.cpu_count() or 1),
+    "threads": max(64, os.cpu_count() or 1),
+    "jobs": 10_000,
+    "contexts": 100_000,
+    "bootstrap": 100_000,
+    "n_samples": 100_000,
+    "gradient_segments": 1_000,
+}
+
+
+def check_count(option: str, value: int | None, least: int = 1) -> None:
+    """Raise `OptionError` unless a value is null or an integer from `least` to what machines can do (`MOST`)."""
+    most = MOST.get(option.rpartition(".")[2], math.inf)
+    require(value is None or value >= least, option, value, f"must be an integer >= {least}")
+    require(value is None or value <= most, option, value, f"must be at most {most:,}")
 
 
 @cache

@@ -13,13 +13,15 @@ import pickle
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil, prod
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
@@ -34,7 +36,7 @@ from txl_lightning.command_line.multirun import (
     Outcome,
     write_results,
 )
-from txl_lightning.errors import Stopped
+from txl_lightning.errors import MOST, Stopped, check_count, require
 from txl_lightning.jobs.folder import JobFolder, JobPlaces, refuse_another_text
 from txl_lightning.jobs.identity import identity, of_text
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs
@@ -62,6 +64,13 @@ class ProcessLauncherConf:
 ConfigStore.instance().store(group="hydra/launcher", name="process", node=ProcessLauncherConf, provider="txl_lightning")
 
 
+def _n_values(override: Override) -> int:
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep):
+        return max(0, ceil(((sweep.stop or 0) - (sweep.start or 0)) / sweep.step))
+    return len(sweep.list) if isinstance(sweep, ChoiceSweep) else 1
+
+
 class ProcessLauncher(Launcher):
     """Launcher that runs each job in a process group of its own; a failed job does not stop the others."""
 
@@ -75,12 +84,16 @@ class ProcessLauncher(Launcher):
         """Prepare for `launch`; the sweeper calls it once.
 
         Raises:
-            HydraException: an option is not usable.
-            UserError: another command writes into the folder of the multirun.
+            UserError: an option is not usable, or another command writes into the folder of the multirun.
         """
         for option, value in {"max_parallel": self.max_parallel, "threads": self.threads}.items():
-            if value is not None and value < 1:
-                raise HydraException(f"hydra.launcher.{option}={value}: must be an integer >= 1")
+            check_count(f"hydra.launcher.{option}", value)
+        if str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):  # it makes a list of the whole grid
+            words = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+            longest, n_jobs = max(words, key=_n_values, default=None), prod(map(_n_values, words))
+            allowed = f"must be a shorter sweep: the grid has {n_jobs:,} jobs, at most {MOST['jobs']:,} are possible"
+            option, _, values = str(longest and longest.input_line).partition("=")
+            require(n_jobs <= MOST["jobs"], option, values, allowed)
         MultirunTable.lock.enter_context(JobFolder(Path(config.hydra.sweep.dir)).locked())
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
         OUTCOMES.clear()

@@ -13,10 +13,10 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from hydra_plugins.txl_process_launcher.process_launcher import ProcessLauncher
+from txl_lightning.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,8 +98,20 @@ def test_as_many_side_by_side_as_asked_with_the_cores_divided(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("options", "named"), [((0, None, 1), "max_parallel=0"), ((1, 0, 1), "threads=0")])
 def test_options_that_mean_nothing_are_refused(options: tuple[Any, ...], named: str) -> None:
-    with pytest.raises(HydraException, match=f"hydra.launcher.{named}: must be an integer >= 1"):
+    with pytest.raises(OptionError, match=f"hydra.launcher.{named}: must be an integer >= 1"):
         ProcessLauncher(*options).setup(hydra_context=Mock(), task_function=Mock(), config=Mock())
+
+
+@pytest.mark.parametrize(
+    ("words", "n_jobs"),
+    [(["seed=range(0,100000000)"], 10**8), (["a=range(200)", "b=choice(1,2,3)", "c=range(1,3,0.1)"], 200 * 3 * 20)],
+)
+def test_a_grid_of_too_many_jobs_is_refused_before_it_is_listed(words: list[str], n_jobs: int, tmp_path: Path) -> None:
+    sweeper = {"_target_": "hydra._internal.BasicSweeper"}
+    config = {"sweeper": sweeper, "overrides": {"task": words}, "sweep": {"dir": str(tmp_path / "sweep")}}
+    setup = {"hydra_context": Mock(), "task_function": Mock(), "config": OmegaConf.create({"hydra": config})}
+    with pytest.raises(OptionError, match=f"the grid has {n_jobs:,} jobs, at most 10,000 are possible"):
+        ProcessLauncher(1, None, 1).setup(**setup)
 
 
 @pytest.mark.parametrize(

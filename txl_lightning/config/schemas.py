@@ -13,7 +13,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from txl_lightning.config.architecture import Architecture, RecurrentConfig, TransformerXLConfig, option_names
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import UserError, check_count, require
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
@@ -330,10 +330,11 @@ def check_logger(logger: LoggerConfig, names: tuple[str, ...]) -> None:
 
 
 def check_counts(config: Config) -> None:
-    """Raise `OptionError` for an option of `COUNTS` that is below 1."""
+    """Raise `OptionError` for an option of `COUNTS` that is below 1, or beyond what machines can do."""
     for option in COUNTS:
         value = operator.attrgetter(option)(config)
-        require(value is None or value >= 1, option, value, "must be an integer >= 1")
+        check_count(option, value)
+    check_count("memory.gradient_segments", config.memory.gradient_segments, least=0)
 
 
 def check_seed(seed: int) -> None:

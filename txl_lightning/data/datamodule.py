@@ -51,7 +51,8 @@ class StreamsDataModule(L.LightningDataModule):
         n_tokens, needed = len(self.corpus.splits["train"]), data.batch_size * (data.segment_len + 1)
         allowed = f"the training split of {self.corpus.name} has {n_tokens} tokens, shorter than one segment per "
         allowed += f"stream: needs batch_size x (segment_len + 1) = {needed}"
-        require(n_tokens >= needed, "data.batch_size", data.batch_size, allowed)
+        option = "segment_len" if data.segment_len >= n_tokens else "batch_size"
+        require(n_tokens >= needed, f"data.{option}", getattr(data, option), allowed)
         for split in SPLITS:
             self.streams(split)
 

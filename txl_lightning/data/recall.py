@@ -12,7 +12,7 @@ import numpy as np
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data.reading import cut_into_splits
 from txl_lightning.data.sources import OPEN_VOCABULARY, Source
-from txl_lightning.errors import UserError, require
+from txl_lightning.errors import UserError, require, require_memory
 from txl_lightning.files import expand, write_text
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
@@ -135,6 +135,7 @@ def recall(config: DataConfig) -> Source:
     most = len(CHARACTERS) // K
     require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
+    require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
     key = sha256(repr((generated, *size_and_seed)).encode()).hexdigest()[:16]
     path = expand(config.cache_dir) / f"recall-{key}.txt"
     try:

@@ -87,6 +87,8 @@ class Streams(ABC):
         require(self.segment_len >= 1, "segment_len", self.segment_len, "must be an integer >= 1")
         allowed = f"must be at least the {self.world_size} processes, a stream for each"
         require(self.batch_size >= self.world_size, "batch_size", self.batch_size, allowed)
+        allowed = f"gives 0 of {len(self.tokens)} tokens per stream; at least 2 are needed"
+        require(self.batch_size <= len(self.tokens), "batch_size", self.batch_size, allowed)
         self.columns = np.arange(*part_of_columns(self.batch_size, self.rank, self.world_size))
         self.position = self._start = 0
         self.n_targets_of_column = self._measure()

@@ -97,7 +97,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
         ("data.batch_size", data.batch_size >= W * chunks, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
-        ("memory.gradient_segments", k >= 0, "must be an integer >= 0"),
         ("memory.gradient_segments", not (k and recurrent), longer),
         ("memory.gradient_segments", not (k and memory.compression), "must be 0: compressed states have no gradient"),
         ("loss", config.loss in LOSSES, f"must be one of {', '.join(LOSSES)}"),

@@ -21,7 +21,7 @@ from txl_lightning.data.recall import configured
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.recl.effective_context import check_definition
+from txl_lightning.evaluation.recl.effective_context import check_definition, even_contexts
 from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
 from txl_lightning.evaluation.scoring.windows import position_blocks
 from txl_lightning.files import write_json
@@ -181,7 +181,7 @@ class ContextCurves(Callback):
             for name in ("every_n_steps", "first_context", "step"):
                 value = getattr(options, name)
                 require(value is None or value >= 1, name, value, "must be an integer >= 1")
-            self.contexts = list(range(options.first_context, options.max_context + 1, options.step))
+            self.contexts = even_contexts(options.first_context, options.max_context, options.step)
             check_definition(self.contexts, options.fractions, RECL_THRESHOLD, bootstrap=0)
             self.positions, blocks = position_blocks(len(tokens), options.n_positions, self.contexts)
         except OptionError as error:

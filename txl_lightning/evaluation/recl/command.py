@@ -15,7 +15,13 @@ from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.distributed.ranks import process_group, rank_and_world_size
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.recl.effective_context import Array, check_definition, group_lengths, group_summaries
+from txl_lightning.evaluation.recl.effective_context import (
+    Array,
+    check_definition,
+    even_contexts,
+    group_lengths,
+    group_summaries,
+)
 from txl_lightning.evaluation.recl.loss_by_context import (
     context_gains,
     key_tokens,
@@ -128,7 +134,7 @@ def _grid(options: ReclOptions) -> list[int]:
     require(options.max_context >= second, "max_context", options.max_context, allowed)
     if given:
         return [first << i for i in range((options.max_context // first).bit_length())]
-    return list(range(first, options.max_context + 1, options.step))
+    return even_contexts(first, options.max_context, options.step)
 
 
 def _check_limits(members: list[Member], max_context: int, text: GroupText) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.errors import require
+from txl_lightning.errors import MOST, check_count, require
 
 Array = NDArray[np.float64]
 INTERVAL = 0.95
@@ -140,6 +140,18 @@ def relative_effective_context_lengths(
     return results
 
 
+def even_contexts(first: int, most: int, step: int) -> list[int]:
+    """Return the contexts from `first` to `most` in even steps.
+
+    Raises:
+        OptionError: there are too many.
+    """
+    contexts = range(first, most + 1, step)
+    allowed = f"gives {len(contexts):,} contexts in steps of {step}, more than {MOST['contexts']:,}"
+    require(len(contexts) <= MOST["contexts"], "max_context", most, allowed)
+    return list(contexts)
+
+
 def check_definition(contexts: Sequence[int], fractions: Sequence[float], threshold: float, bootstrap: int) -> None:
     """Check the grid and the options of RECL.
 
@@ -152,7 +164,7 @@ def check_definition(contexts: Sequence[int], fractions: Sequence[float], thresh
     in_range = distinct and all(0 < r <= 1 for r in fractions)
     require(in_range, "fractions", list(fractions), "must be different numbers in (0, 1]")
     require(0 < threshold < 1, "threshold", threshold, "must be in (0, 1)")
-    require(bootstrap >= 0, "bootstrap", bootstrap, "must be an integer >= 0")
+    check_count("bootstrap", bootstrap, least=0)
 
 
 def _mean_losses(

@@ -11,7 +11,7 @@ import torch
 
 from txl_lightning.config.schemas import check_logger, check_seed
 from txl_lightning.data.corpus import SPLITS
-from txl_lightning.errors import OptionError, require
+from txl_lightning.errors import OptionError, check_count, require
 from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import TrainedModel, load_trained
@@ -46,8 +46,7 @@ def check_at_least_one(options: Any, *names: str) -> None:
         OptionError: naming the option.
     """
     for name in names:
-        value = getattr(options, name)
-        require(value is None or value >= 1, name, value, "must be an integer >= 1")
+        check_count(name, getattr(options, name))
 
 
 @contextmanager
