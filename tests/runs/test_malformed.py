@@ -113,6 +113,7 @@ WRONG: dict[str, Change] = {
     "weights empty": put("state_dict", {}),
     "weight missing": drop(WEIGHT),
     "weight added": put("state_dict/model.evil", torch.ones(2)),
+    "weights under other names": put("state_dict", lambda x: {name.removeprefix("model."): v for name, v in x.items()}),
     "weight named by a number": put("state_dict/7", torch.ones(2)),
     "weight of another shape": put(WEIGHT, lambda x: x[:, :-1].clone()),
     "weight of one axis": put(WEIGHT, lambda x: x.flatten().clone()),

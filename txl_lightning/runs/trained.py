@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand
-from txl_lightning.model.checkpoints.contents import misfit
+from txl_lightning.model.checkpoints.contents import check
 from txl_lightning.runs.models import Model, architecture, make_model, shapes
 from txl_lightning.runs.storage import DamagedFileError, named_files, read_file
 
@@ -84,11 +84,6 @@ class Checkpoint:
         """Raise an `OptionError` that names the file unless `condition` holds."""
         require(condition, self.option, self.path, allowed)
 
-    def require_like(self, found: Any, like: Any, place: str = "", only: bool = False) -> None:
-        """Raise an `OptionError` that names the file if there is a `misfit`."""
-        problem = misfit(found, like, place, only)
-        require(problem is None, self.option, self.path, str(problem))
-
 
 def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
     """Open a checkpoint of `txl train`: the one place for all that read one.
@@ -108,9 +103,18 @@ def read_checkpoint(path: str | Path, option: str = "checkpoint") -> Checkpoint:
     require(not Path(path).is_dir(), option, path, "is a folder: give a file in it, such as checkpoints/best.ckpt")
     require(Path(path).is_file(), option, path, "no such file")
     contents = read_undamaged(path, option)
-    try:
+    with naming(option, path):
         return Checkpoint(Path(path), option, contents, *_checked(contents))
+
+
+@contextmanager
+def naming(option: str, path: str | Path) -> Iterator[None]:
+    """Name the option and the file in an error about what the file holds."""
+    try:
+        yield
     except (UserError, RecursionError) as error:
+        if isinstance(error, OptionError) and error.option == option:
+            raise
         raise OptionError(option, path, str(error)) from error
 
 
@@ -120,26 +124,25 @@ def _checked(contents: Any) -> tuple[Config, Vocabulary, dict[str, torch.Tensor]
     Raises:
         UserError: they are not those of one model of `txl train`, or something else has another type.
     """
-    if misfit(contents, {"txl_lightning": {"config": object, "vocabulary": object}}):
+    record = contents.get("txl_lightning") if isinstance(contents, dict) else None
+    if not isinstance(record, dict) or not {"config", "vocabulary"} <= set(record):
         raise UserError("is not a checkpoint of txl train")
-    record = contents["txl_lightning"]
     kinds = {"corpus": str, "wandb_id": str, "vocabulary_given": bool}
     like = {name: kind for name, kind in kinds.items() if record.get(name) is not None}
-    if problem := misfit(contents, {"state_dict": {}, "global_step": 0, "txl_lightning": like}):
-        raise UserError(problem)
+    check(contents, {"state_dict": {}, "global_step": 0, "txl_lightning": like})
     named_files(contents)
     config, vocabulary = from_plain(record["config"]), Vocabulary.from_state_dict(record["vocabulary"])
     check_counts(config)
     if not any(expand(config.data.cache_dir).glob("*/description.json")):  # not a cache of this machine
         config.data.cache_dir = DataConfig.cache_dir
-    weights = {str(name).removeprefix("model."): tensor for name, tensor in contents["state_dict"].items()}
+    state = contents["state_dict"].items()
+    weights = {name[6:] if str(name).startswith("model.") else repr(name): tensor for name, tensor in state}
     sizes, rows = architecture(config, len(vocabulary)), weights.get("softmax.bias")
     if isinstance(rows, torch.Tensor) and rows.shape != (len(vocabulary),):
         raise UserError(f"has {len(vocabulary)} tokens in its vocabulary, and weights for {list(rows.shape)}")
     if sizes.n_layer > len(weights):
         raise UserError(f"has {len(weights)} weights, too few for the {sizes.n_layer} layers of its config")
-    if problem := misfit(weights, shapes(sizes), only=True):
-        raise UserError(problem)
+    check(weights, shapes(sizes), only=True)
     return config, vocabulary, weights
 
 

@@ -21,7 +21,7 @@ from txl_lightning.config.schemas import Config, flat, plain
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.model.checkpoints.contents import Each, misfit
+from txl_lightning.model.checkpoints.contents import Each, check
 from txl_lightning.runs.models import Model, architecture
 from txl_lightning.runs.storage import (
     MEMORY,
@@ -31,7 +31,7 @@ from txl_lightning.runs.storage import (
     remove_unused_memory,
     write_checkpoint,
 )
-from txl_lightning.runs.trained import Checkpoint, read_checkpoint, read_undamaged
+from txl_lightning.runs.trained import Checkpoint, naming, read_checkpoint, read_undamaged
 from txl_lightning.training.loggers import HISTORY, reported
 from txl_lightning.training.module import MemoryHolder, steps_of
 
@@ -180,11 +180,11 @@ class Checkpoints(Callback):
         for path in (self.resumed_from.with_name(BEST), self.resumed_from):
             try:
                 found = read_checkpoint(path)
+                check(found.contents, like)
             except UserError:
                 continue
-            if misfit(found.contents, like) is not None or found.step != self.best["step"]:
-                continue
-            if found.contents["callbacks"][self.state_key]["best"] == self.best:
+            record = found.contents["callbacks"][self.state_key]["best"]
+            if record == self.best and found.step == self.best["step"]:
                 return path.resolve() == (self.directory / BEST).resolve() or self._copy_best(path)
         return False
 
@@ -451,38 +451,31 @@ def check_state(resumed: Checkpoint, trainer: Any, module: Any, data: Any) -> No
         for n, x in enumerate(group["params"], len(moments)):
             adam = {"step": torch.tensor(0.0), "exp_avg": x, "exp_avg_sq": x}
             moments[n] = adam if "betas" in group else {"momentum_buffer": x}
-    like: dict[str, Any] = {
-        "pytorch-lightning_version": object,
-        "loops": {"fit_loop": {**trainer.fit_loop.state_dict(), **position}},
-        "callbacks": {
-            "Checkpoints": {"best": NO_BEST},
-            "RandomState": {"ranks": Each({"cpu": torch.get_rng_state()})},
-            "TrainingCurves": {"tokens": 0, "seconds": 0.0, "since": Each((0.0, 0))},
-        },
-        "optimizer_states": [{"state": {}, "param_groups": changing}],
-        "lr_schedulers": [scheduled],
-        "training_memory": {"next_number": 0},
-        **({type(plugin).__qualname__: plugin.state_dict()} if plugin.state_dict() else {}),
-    }
+    like: dict[str, Any] = {"pytorch-lightning_version": object, "training_memory": {"next_number": 0}}
+    like |= {"optimizer_states": [{"state": {}, "param_groups": changing}], "lr_schedulers": [scheduled]}
+    like |= {"loops": {"fit_loop": {**trainer.fit_loop.state_dict(), **position}}}
+    like |= {type(plugin).__qualname__: plugin.state_dict()} if plugin.state_dict() else {}
+    curves = {"tokens": 0, "seconds": 0.0, "since": Each((0.0, 0))}
+    ranks = {"ranks": Each({"cpu": torch.get_rng_state()})}
+    like["callbacks"] = {"Checkpoints": {"best": NO_BEST}, "RandomState": ranks, "TrainingCurves": curves}
     state = resumed.contents
-    resumed.require_like(state, like)
-    found, fit, carried = state["optimizer_states"][0], state["loops"]["fit_loop"], state["training_memory"]
-    with_moments = {n: moments[n] for n in moments if n in found["state"]}  # the others never had a gradient
-    resumed.require_like(found["state"], with_moments, "optimizer_states.0.state", only=True)
-    resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
-    done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
-    resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
-    next_number = carried["next_number"]
-    resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
+    with naming(resumed.option, resumed.path):
+        check(state, like)
+        found, fit, carried = state["optimizer_states"][0], state["loops"]["fit_loop"], state["training_memory"]
+        with_moments = {n: moments[n] for n in moments if n in found["state"]}  # the others never had a gradient
+        check(found["state"], with_moments, "optimizer_states.0.state", only=True)
+        resumed.require(bool(with_moments) or not resumed.step, "lacks the moments of the optimizer")
+        done, at = steps_of(fit)["total"]["completed"], fit["state_dict"]["combined_loader"][0]["position"]
+        resumed.require(done == resumed.step, f"has done {resumed.step} steps, and {done} in its loops")
+        next_number = carried["next_number"]
+        resumed.require(at in (0, next_number), f"is at segment {at}, and its memory at segment {next_number}")
+        columns, folder = module.config.data.batch_size, resumed.path.parent
+        MemoryHolder().load_state_dict(carried, folder, columns, module.ranks, module.model)
     try:
         for of_rank in state["callbacks"]["RandomState"]["ranks"]:
             torch.Generator().set_state(of_rank["cpu"])
-        columns, folder = module.config.data.batch_size, resumed.path.parent
-        MemoryHolder().load_state_dict(carried, folder, columns, module.ranks, module.model)
-    except OptionError:  # of a file of memory
-        raise
-    except (UserError, RuntimeError) as error:
-        raise OptionError(resumed.option, resumed.path, str(error)) from error
+    except RuntimeError as error:
+        raise OptionError(resumed.option, resumed.path, f"holds no random state ({error})") from error
     ours = zip(groups, found["param_groups"], strict=True)
     found["param_groups"] = [{**own, **{name: its[name] for name in changing[0]}} for own, its in ours]
     state["lr_schedulers"] = [{**schedules, **{name: state["lr_schedulers"][0][name] for name in scheduled}}]
@@ -511,10 +504,8 @@ def check_weights(found: Checkpoint, model: Model, vocabulary: Vocabulary) -> di
     if found.vocabulary == vocabulary:
         return found.weights
     found.require(found.option != "resume", "was trained on another vocabulary than this corpus has")
-    try:
+    with naming(found.option, found.path):
         return keep_known_tokens(found.weights, found.vocabulary, vocabulary, model)
-    except UserError as error:
-        raise OptionError(found.option, found.path, str(error)) from error
 
 
 def keep_known_tokens(
@@ -532,7 +523,7 @@ def keep_known_tokens(
         model: new model with `after`.
 
     Raises:
-        UserError: the levels have no tokens in common, such as bytes and characters, or sizes differ.
+        UserError: the levels have no tokens in common, such as bytes and characters.
     """
     known = known_tokens(before, after, model)
     new = np.flatnonzero(known >= 0)
@@ -545,8 +536,6 @@ def keep_known_tokens(
     for cluster, table in enumerate(model.embedding.tables):
         name = f"embedding.tables.{cluster}"
         rows = table.detach().clone()
-        if name not in weights or weights[name].shape[1:] != rows.shape[1:]:
-            raise UserError(f"is of another model: the embedding {name} has another width")
         inside = (new >= edges[cluster]) & (new < edges[cluster + 1])
         rows[new[inside] - edges[cluster]] = weights[name][old[inside] - edges[cluster]].to(rows)
         result[name] = rows

@@ -20,8 +20,7 @@ from txl_lightning.config.schemas import Config
 from txl_lightning.data.streams import Segment, part_of_columns
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.distributed.ranks import Ranks
-from txl_lightning.errors import UserError
-from txl_lightning.model.checkpoints.contents import misfit
+from txl_lightning.model.checkpoints.contents import CheckpointError, check
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.positions import without_marks
@@ -109,7 +108,7 @@ class MemoryHolder:
 
         Raises:
             OptionError: a file is damaged.
-            UserError: a state is not one of the model.
+            CheckpointError: a state is not one of the model.
         """
         self.memory, self.next_number = None, state["next_number"]
         first, end = part_of_columns(n_columns, ranks.rank, ranks.world_size)
@@ -123,9 +122,7 @@ class MemoryHolder:
             parts = [read_undamaged(path, "resume") for path in paths]
         if model is not None and parts[0] is not None:
             for part, (start, stop) in zip(parts, bounds, strict=True):
-                problem = misfit_of_memory(part, model, start, stop)
-                if problem:
-                    raise UserError(f"training_memory: {problem}")
+                check_memory(part, model, start, stop)
         if parts[0]:
             joined = join_columns([state_from_dict(part) for part in parts])
             self.memory = joined.columns(first - joined.first_column, end - joined.first_column)
@@ -138,18 +135,21 @@ def steps_of(fit_loop: dict[str, Any]) -> dict[str, Any]:
     return done if done["total"]["completed"] else automatic
 
 
-def misfit_of_memory(found: Any, model: Model, start: int, stop: int) -> str | None:
-    """Return in words why these are not plain containers of the memory of streams `start` to `stop`, or None."""
+def check_memory(found: Any, model: Model, start: int, stop: int) -> None:
+    """Check that these are the plain containers of the memory of streams `start` to `stop`.
+
+    Raises:
+        CheckpointError: they are not.
+    """
     like = {**model.start_memory(stop - start).state_dict(), "first_column": start}
     states, length = found.get("states") if isinstance(found, dict) else None, 0
     if "states" in like and isinstance(states, Tensor) and states.ndim == 4:
         length = min(states.shape[2], cast("Any", model).config.memory_slots)
         N, B, _, D = like["states"].shape
         like["states"] = like["states"].new_zeros(()).expand(N, B, length, D)
-    if problem := misfit(found, like, only=True):
-        return problem
-    is_there = found["first_column"] == start and max(found.get("filled", 0), found.get("n_compressed", 0)) <= length
-    return None if is_there else f"is not of {length} states of the streams {start} to {stop}"
+    check(found, like, "training_memory.memory", only=True)
+    if found["first_column"] != start or max(found.get("filled", 0), found.get("n_compressed", 0)) > length:
+        raise CheckpointError(f"training_memory.memory is not of {length} states of the streams {start} to {stop}")
 
 
 def column_chunks(segment: Segment, memory: State | None, n: int) -> Iterator[tuple[int, Segment, State | None]]:

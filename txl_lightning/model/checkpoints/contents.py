@@ -13,14 +13,18 @@ from txl_lightning.errors import UserError
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class CheckpointError(UserError, ValueError):
+    """A checkpoint that does not hold what it should, or a model that another format cannot hold."""
+
+
 class Each(NamedTuple):
     """A list of any length, at least one, whose members are all like this one."""
 
     like: Any
 
 
-def misfit(found: Any, like: Any, place: str = "", only: bool = False) -> str | None:
-    """Return in words where `found` differs from `like` in keys, types or shapes; None if it does not.
+def check(found: Any, like: Any, place: str = "", only: bool = False) -> None:
+    """Check that `found` has the keys, types and shapes of `like`.
 
     A float may be an integer, an integer is not negative (unless that of `like` is), and a tensor of floats has finite
     ones, of any precision. Where `like` has a class, `found` is of that class.
@@ -30,44 +34,44 @@ def misfit(found: Any, like: Any, place: str = "", only: bool = False) -> str | 
         like: the same with other values; its tensors may be on the meta device.
         place: name of `found`, for the words.
         only: a dictionary has no other keys than those of `like`.
+
+    Raises:
+        CheckpointError: it has not; says where.
     """
     if isinstance(like, Tensor):
-        return _misfit_of_tensor(found, like, place)
+        return _check_tensor(found, like, place)
     own = next((kind for kind in (dict, Each, tuple, list) if isinstance(like, kind)), type(like))
     kind = like if isinstance(like, type) else list if own in (Each, tuple) else own
     kinds: Any = {float: (float, int), list: (list, tuple)}.get(kind, kind)
     if not issubclass(type(found), kinds) or (isinstance(found, bool) and kind not in (bool, object)):
-        return f"{place or 'its content'} is of type {type(found).__name__}, not {kind.__name__}"
+        raise CheckpointError(f"{place or 'its content'} is of type {type(found).__name__}, not {kind.__name__}")
     if own is int and found < min(like, 0):
-        return f"{place} is {found}, must be an integer >= {min(like, 0)}"
+        raise CheckpointError(f"{place} is {found}, must be an integer >= {min(like, 0)}")
     if own is Each:
         like = [like.like] * max(1, len(found))
     if kind is list and own is not type:
         if len(found) != len(like):
-            return f"{place} has {len(found)} entries, not {len(like)}"
+            raise CheckpointError(f"{place} has {len(found)} entries, not {len(like)}")
         found, like = dict(enumerate(found)), dict(enumerate(like))
-    if not isinstance(like, dict):
-        return None
+    inner = like if isinstance(like, dict) else {}
     name = f"{place}.{{}}" if place else "{}"
-    for key in [key for key in found if key not in like] if only else []:
-        return f"has {name.format(key)}, which does not belong there"
-    for key in like:
-        problem = misfit(found[key], like[key], name.format(key), only) if key in found else f"lacks {name.format(key)}"
-        if problem:
-            return problem
-    return None
+    for key in [key for key in found if key not in inner] if only and own is dict else []:
+        raise CheckpointError(f"has {name.format(key)}, which does not belong there")
+    for key in inner:
+        if key not in found:
+            raise CheckpointError(f"lacks {name.format(key)}")
+        check(found[key], inner[key], name.format(key), only)
 
 
-def _misfit_of_tensor(found: Any, like: Tensor, place: str) -> str | None:
+def _check_tensor(found: Any, like: Tensor, place: str) -> None:
     if not isinstance(found, Tensor) or found.layout != torch.strided or found.is_meta:
-        return f"{place} is of type {type(found).__name__}, not an ordinary tensor"
+        raise CheckpointError(f"{place} is of type {type(found).__name__}, not an ordinary tensor")
     if found.dtype not in (FLOATS if like.dtype in FLOATS else (like.dtype,)):
-        return f"{place} has numbers of type {found.dtype}, not {like.dtype}"
+        raise CheckpointError(f"{place} has numbers of type {found.dtype}, not {like.dtype}")
     if found.shape != like.shape:
-        return f"{place} has shape {list(found.shape)}, the config says {list(like.shape)}"
+        raise CheckpointError(f"{place} has shape {list(found.shape)}, the config says {list(like.shape)}")
     if found.dtype in FLOATS and not bool(torch.isfinite(found).all()):
-        return f"has weights that are not finite ({place}): its training diverged"
-    return None
+        raise CheckpointError(f"has weights that are not finite ({place}): its training diverged")
 
 
 def shapes_of(build: Callable[[], nn.Module]) -> dict[str, Tensor]:

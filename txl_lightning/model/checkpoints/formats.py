@@ -20,8 +20,8 @@ from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.checkpoints import tensorflow
-from txl_lightning.model.checkpoints.contents import misfit, shapes_of
-from txl_lightning.model.checkpoints.tensorflow import EMBEDDING, SCOPE, SOFTMAX, CheckpointError
+from txl_lightning.model.checkpoints.contents import CheckpointError, check, shapes_of
+from txl_lightning.model.checkpoints.tensorflow import EMBEDDING, SCOPE, SOFTMAX
 from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
@@ -212,8 +212,7 @@ def _require_parts(
 
 def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
     left = dict(weights)
-    if problem := misfit(left, {name: torch.empty(tensor.shape, device="meta") for name, tensor in left.items()}):
-        raise CheckpointError(problem)
+    check(left, {name: torch.empty(tensor.shape, device="meta") for name, tensor in left.items()})
     state: dict[str, Tensor] = {}
     for entry in weight_mapping(config, family):
         present = {name: left.pop(name) for name in entry.theirs if name in left}
@@ -237,8 +236,7 @@ def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: F
                 raise CheckpointError(f"{name} is not tied in this checkpoint; {entry.ours} is always tied")
     if left:
         raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
-    if problem := misfit(state, shapes_of(lambda: TransformerXL(config)), only=True):
-        raise CheckpointError(problem)
+    check(state, shapes_of(lambda: TransformerXL(config)), only=True)
     model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
     model.load_state_dict(state)
     return model

@@ -11,17 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from txl_lightning.errors import UserError
+from txl_lightning.model.checkpoints.contents import CheckpointError
 
 SCOPE = "transformer/"
 EMBEDDING, SOFTMAX = SCOPE + "adaptive_embed/", SCOPE + "adaptive_softmax/"
 LAYER = re.compile(SCOPE + r"layer_(\d+)/")
 DETERMINED = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r", "cutoffs")
 WIDENED = (torch.float16, torch.bfloat16)
-
-
-class CheckpointError(UserError, ValueError):
-    """A checkpoint that does not fit its format, or a model that the other format cannot hold."""
 
 
 def ignored_variables(names: Iterable[str]) -> list[str]:
