@@ -276,7 +276,7 @@ def test_a_prompt_is_encoded_as_the_corpus_is(
         ("relative", {"prompt": ""}, "prompt='': must have at least one token"),
         ("relative", {"prompt": "a", "context": 3}, "context=3: one of prompt"),
         ("relative", {"prompt": None, "prompt_file": "/nowhere"}, r"prompt_file=/nowhere: cannot be read \(No such"),
-        ("relative", {"prompt": None, "prompt_file": "/dev/null"}, "prompt_file=/dev/null: must have at least one"),
+        ("relative", {"prompt": None, "prompt_file": "/dev/null"}, r"prompt_file=/dev/null: cannot be read \(neither"),
         ("characters", {"prompt": "line ☃:"}, r"prompt='line ☃:': '☃' is not among the \d+ symbols"),
         ("relative", {"context": 10**6}, r"context=1000000: must be in 1 … \d+, the tokens of test"),
         ("relative", {"context": 10, "position": 10**6}, "position=1000000: must be in 0 …"),
