@@ -1,9 +1,9 @@
 """Beyond the paper: Table 6 with later encodings, gates, memories and recipes, on the same footing.
 
 Paper: none of it. RoPE (Su et al. 2021), ALiBi (Press et al. 2022), no encoding at all (Haviv et al. 2022), forgetting
-attention (Lin et al. 2025), gates behind attention (Qiu et al. 2025), GTrXL (Parisotto et al. 2019), sinks and first
-states (Xiao et al. 2023), the Compressive Transformer (Rae et al. 2020), memory tokens (Bulatov et al. 2022), gradients
-through the memory, and the parts of later recipes.
+attention (Lin et al. 2025), gates behind attention (Qiu et al. 2025), GTrXL (Parisotto et al. 2019), the
+Compressive Transformer (Rae et al. 2020), memory tokens (Bulatov et al. 2022), gradients through the memory, and the
+parts of later recipes.
 Runs: the relative encoding with and without memory, which are Table 6's, and every other arm at equal parameters and
 tokens; each is evaluated as Table 6's rows are, and `txl recl` has the first seed of each in one group.
 Writes: the table with RECL, speed and memory of every arm, the differences, and the figures of RECL.
@@ -30,14 +30,12 @@ PAPER = (
     "penalty that grows with the distance; without any encoding a causal model can still learn positions (Haviv et al. "
     "2022). Forgetting attention (Lin et al. 2025) lets every head forget by gates that read the text, and needs no "
     "encoding. Gates behind attention (Qiu et al. 2025) scale its output; GTrXL (Parisotto et al. 2019) has gates in "
-    "place of residual sums. A sink is a logit that takes weight from all keys; first states stay in memory for ever "
-    "(Xiao et al. 2023). The Compressive Transformer (Rae et al. 2020) reports 0.97 bpc on enwik8, where the paper has "
-    "0.99. The Recurrent Memory Transformer (Bulatov et al. 2022) hands on a few trained memory tokens; 10 of them did "
-    "as well as 150 states. Its gradient flows through them; that of Transformer-XL stops at its memory."
+    "place of residual sums. The Compressive Transformer (Rae et al. 2020) reports 0.97 bpc on enwik8, where the paper "
+    "has 0.99. The Recurrent Memory Transformer (Bulatov et al. 2022) hands on a few trained memory tokens; 10 of them "
+    "did as well as 150 states. Its gradient flows through them; that of Transformer-XL stops at its memory."
 )
 LATER_ENCODINGS = ("rope", "alibi", "none")
 RATE = 4  # states that become one compressed state
-N_FIRST = 4  # states that stay for ever, as in the paper of Xiao et al.
 N_TOKENS = (4, 16)
 MOST = max(N_TOKENS)
 PARTS = ("pre-norm", "RMSNorm", "gated feed-forward", "QK-norm", "separate qkv")
@@ -71,11 +69,6 @@ def gated_residual(config: Config) -> tuple[str, ...]:
     of_layer = model.n_layer * (attention + 2 * D * model.d_inner) // layers
     d_inner = (of_layer - attention - 12 * D * D) // (2 * D)
     return ("model.residual=gru", f"model.n_layer={layers}", f"model.d_inner={d_inner}")
-
-
-def first_states(config: Config) -> tuple[str, ...]:
-    """Return the overrides of a memory of as many states, of which the first of the stream stay for ever."""
-    return (f"memory.first={N_FIRST}", f"memory.mem_len={config.memory.mem_len - N_FIRST}")
 
 
 def through(config: Config, segments: int) -> tuple[str, ...]:
@@ -126,8 +119,6 @@ ELEMENT_GATE = changed(
     "gate of every element", "element_gate", sized, given=("model.attention_gate=element",), lacks=-1
 )
 GATED_RESIDUAL = changed("gated residual", "gated_residual", gated_residual)
-SINK = changed("sink", "sink", sized, given=("model.sink=true",))
-FIRST = changed(f"the first {N_FIRST} states for ever", None, first_states)
 POOLED = changed("memory compressed by pooling", None, compressed, compression="mean")
 CONVOLVED = changed("memory compressed by convolution", None, compressed, compression="conv")
 EARLIER = {1: "1 earlier segment", 3: "3 earlier segments"}
@@ -152,8 +143,6 @@ ARMS = {  # names in the table and in the figures
     "gate of every head": HEAD_GATE,
     "gate of every element": ELEMENT_GATE,
     "gated residual": GATED_RESIDUAL,
-    "sink": SINK,
-    f"first {N_FIRST} states": FIRST,
     "memory compressed by pooling": POOLED,
     "memory compressed by convolution": CONVOLVED,
     **{f"{n} memory tokens": arm for n, arm in TOKENS.items()},
@@ -176,8 +165,6 @@ COMPARED: tuple[tuple[str, Arm, Arm, At], ...] = (  # key, the arm that is lower
     ("gates_behind_attention_help/head", HEAD_GATE, ON, "init"),
     ("gates_behind_attention_help/element", ELEMENT_GATE, ON, "init"),
     ("a_gated_residual_helps/init", GATED_RESIDUAL, ON, "init"),
-    ("sinks_help/sink", SINK, ON, "init"),
-    ("sinks_help/first", FIRST, ON, "init"),
     ("compression_pays/mean", POOLED, ON, "init"),
     ("compression_pays/conv", CONVOLVED, ON, "init"),
     *((f"memory_tokens_are_a_memory/{n}", arm, OFF, "init") for n, arm in TOKENS.items()),
@@ -221,9 +208,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "residual the model has two thirds of the layers. The learning rate of every family was searched in "
             f"equally few trials ({config.optimizer.name}); the table has it. Losses are scored as in Table 6. A "
             f"compressed memory has as many states as the plain one; half of them hold {RATE} earlier states each. "
-            f"With first states it has as many too, {N_FIRST} of them the first of the stream. A gradient through the "
-            "memory of k segments reads k + 1 segments a step, of fewer streams; with memory tokens k is 1. These "
-            "have no attention length: their best length is training's. The modern recipe is "
+            "A gradient through the memory of k segments reads k + 1 segments a step, of fewer streams; with memory "
+            "tokens k is 1. These have no attention length: their best length is training's. The modern recipe is "
             "pre-norm with a final norm, RMSNorm, a SwiGLU of 2/3 of the width, and QK-norm. Where Muon trains, "
             "queries, keys and values are separate matrices in every arm but one. RECL is that of one group, the first "
             "seed of each arm."
@@ -267,7 +253,7 @@ def _table(runs: dict[Arm, list[Job]], evaluated: Evaluations, recl: dict[str, A
 
     def states(arm: Arm) -> int:
         memory = configs[arm].memory
-        return memory.mem_len + memory.compressed_len + memory.first
+        return memory.mem_len + memory.compressed_len
 
     def mean(arm: Arm, value: Callable[[dict[str, Any]], float]) -> Number:
         return over_seeds({seed: value(found) for seed, found in metrics[arm].items()}, 0)

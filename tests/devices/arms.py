@@ -39,8 +39,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "head gate": replace(RELATIVE, attention_gate="head"),
     "element gate, no memory": replace(RELATIVE, attention_gate="element", mem_len=0),
     "rope, pre-norm, element gate": replace(RELATIVE, encoding="rope", pre_norm=True, attention_gate="element"),
-    "sink": replace(RELATIVE, sink=True, attention_dropout=0.1),
-    "none, sink, no memory": replace(RELATIVE, encoding="none", sink=True, mem_len=0),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -48,7 +46,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "narrow embedding": replace(RELATIVE, d_embed=4),
     "adaptive softmax": replace(RELATIVE, cutoffs=(5, 12)),
     "adaptive embedding": replace(RELATIVE, cutoffs=(5, 12), div_val=2, tie_projections="none"),
-    "first states": replace(RELATIVE, mem_len=4, first=2, same_length=True),
     "documents": replace(RELATIVE, memory_reset="document"),
     **{
         f"compressive, {name}": replace(RELATIVE, compression=name, compression_rate=2, compressed_len=3)
@@ -57,8 +54,8 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "compressive, autoencoding": replace(
         RELATIVE, compression="conv", compression_rate=2, compressed_len=3, compression_loss="autoencoding"
     ),
-    "compressive, forget gate, sink": replace(
-        RELATIVE, compression="most_used", compression_rate=2, compressed_len=3, forget_gate=True, sink=True
+    "compressive, forget gate": replace(
+        RELATIVE, compression="most_used", compression_rate=2, compressed_len=3, forget_gate=True
     ),
     "memory tokens": replace(RELATIVE, n_tokens=3, mem_len=0),
     "memory tokens, states": replace(RELATIVE, n_tokens=3, tokens_see_states=True),
@@ -71,7 +68,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp"),
-    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate", "sink", "first states"),
+    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate"),
     *("memory of zeros", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used"),
     *("memory tokens, states", "lstm", "qrnn"),
 )

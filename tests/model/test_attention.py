@@ -46,7 +46,6 @@ class Weights:
     W_f: Tensor  # of the forget gates, H × D
     b_f: Tensor
     W_g: Tensor  # of the gates of outputs, H × E × D
-    sink: Tensor  # H
 
     def r(self, h: int, distance: int, encoding: str, clamp_len: int) -> Tensor:
         if encoding == "shaw":
@@ -93,8 +92,7 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -
                 scores = [naive_score(w, h, q, w.W_kE[h] @ states[j], M + i - j, problem) for j in keys]
                 if problem["forget_gate"]:
                     scores = [s + forgotten(w, h, states, M + i, j) for s, j in zip(scores, keys, strict=True)]
-                sink = [w.sink[h]] if problem["sink"] else []
-                probabilities = torch.softmax(torch.stack([*scores, *sink]), dim=0)[: len(keys)]
+                probabilities = torch.softmax(torch.stack(scores), dim=0)
                 values = [w.W_v[h] @ states[j] for j in keys]
                 head = sum(p * value for p, value in zip(probabilities, values, strict=True))
                 heads.append(head * gates(w, h, states[M + i], problem["attention_gate"]))
@@ -122,7 +120,6 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "terms": draw(st.sampled_from(SUBSETS) | st.just("abcd"), label="terms"),
         "table_len": draw(st.integers(1, 9), label="table_len"),
         "forget_gate": draw(st.booleans(), label="forget_gate"),
-        "sink": draw(st.booleans(), label="sink"),
         "attention_gate": draw(st.sampled_from(["none", "head", "element"]), label="attention_gate"),
         "seed": draw(st.integers(0, 2**16), label="seed"),
     }
@@ -148,10 +145,9 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
         W_f=random(H, D),
         b_f=random(H),
         W_g=random(H, E, D),
-        sink=random(H),
     )
     terms, shaw = problem["terms"], problem["encoding"] == "shaw"
-    names = ("encoding", "terms", "table_len", "forget_gate", "attention_gate", "sink")
+    names = ("encoding", "terms", "table_len", "forget_gate", "attention_gate")
     options = {name: problem[name] for name in names}
     attention = Attention(TransformerXLConfig(1, d_model=D, n_head=H, d_head=E, **options)).double()
     used = [W for W, needed in ((w.W_q, "ab"), (w.W_kE, "ac")) if set(needed) & set(terms)]
@@ -160,8 +156,6 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
         state["position.weight"] = w.W_kR.flatten(0, 1)
     if problem["forget_gate"]:
         state |= {"forget.weight": w.W_f, "forget.bias": w.b_f}
-    if problem["sink"]:
-        state["sink"] = w.sink
     if problem["attention_gate"] != "none":
         state["gate.weight"] = (w.W_g[:, :1] if problem["attention_gate"] == "head" else w.W_g).flatten(0, 1)
     assert {name for name, _ in attention.named_parameters()} == set(state), "there are no weights that no term needs"

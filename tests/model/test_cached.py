@@ -25,8 +25,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
     "relative, forget gate": {"forget_gate": True},
     "relative, head gate": {"attention_gate": "head"},
-    "relative, sink": {"sink": True},
-    "none, forget gate, sink": {**ENCODINGS["none"], "forget_gate": True, "sink": True},
     "shaw, pre-norm, element gate": {**ENCODINGS["shaw"], "pre_norm": True, "attention_gate": "element"},
     "none, pre-norm, forget gate": {**ENCODINGS["none"], "pre_norm": True, "forget_gate": True},
 }
@@ -37,8 +35,6 @@ LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5, "clamp_len": 2, "memory_start": "zeros", "same_length": True},
     {"mem_len": 6, "ext_len": 2},
     {"mem_len": 3, "ext_len": 1, "same_length": True, "memory_start": "zeros", "clamp_len": 3},
-    {"mem_len": 3, "first": 2},
-    {"mem_len": 3, "first": 2, "same_length": True, "ext_len": 1},
     {"mem_len": 50},
     {"mem_len": 0, "same_length": True},
 ]
@@ -80,9 +76,8 @@ def assert_same(model: TransformerXL, stream: Tensor, segments: list[int], toler
             "clamp_len": st.sampled_from([-1, 0, 1, 4]),
             "same_length": st.booleans(),
             "memory_start": st.sampled_from(["empty", "zeros"]),
-            "first": st.sampled_from([0, 0, 1, 3]),
         }
-    ).map(lambda lengths: {**lengths, "memory_start": "empty"} if lengths["first"] else lengths),
+    ),
     segments=st.lists(st.integers(1, 9) | st.just(1), min_size=1, max_size=14),
     n_streams=st.integers(1, 3),
 )
@@ -194,7 +189,7 @@ def test_in_inference_mode():
     "options",
     [
         *({"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}),
-        {"encoding": "none", "forget_gate": True, "attention_gate": "element", "sink": True},
+        {"encoding": "none", "forget_gate": True, "attention_gate": "element"},
     ],
     ids=str,
 )

@@ -106,12 +106,10 @@ NOWHERE = [  # options that neither family has, and the beginning of the message
     ({"memory_reset": "document", "mem_len": 0, "memory_start": "empty"}, "memory_reset=document: "),
     ({"qk_norm": True}, "qk_norm=True: "),
     ({"forget_gate": True}, "forget_gate=True: "),
-    ({"sink": True}, "sink=True: "),
     ({"attention_gate": "head"}, "attention_gate=head: .* has only attention_gate=none"),
     ({"norm": "rms"}, "norm=rms: .* has only norm=layer"),
     ({"feed_forward": "swiglu"}, "feed_forward=swiglu: .* has only feed_forward=relu"),
     ({"residual": "gru"}, "residual=gru: .* has only residual=sum"),
-    ({"first": 2, "memory_start": "empty"}, r"first=2: .* has no first states; convert model.with_lengths\(first=0\)"),
     ({"final_norm": True}, "final_norm=True: .* has only final_norm=False"),
 ]
 NOT_IN_HUGGINGFACE = [

@@ -125,13 +125,11 @@ def test_a_model_in_training_is_refused(model: nn.Module):
 UNEQUAL = {
     "relative": lambda: tiny_model(mem_len=400),
     "short memory": lambda: tiny_model(mem_len=5, same_length=True),
-    "first states": lambda: tiny_model(mem_len=5, first=3),
     **{name: partial(tiny_model, **options, mem_len=8) for name, options in ENCODINGS.items() if name != "relative"},
     "zeros": lambda: tiny_model(mem_len=12, memory_start="zeros", forget_gate=True),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
     "element gate": lambda: tiny_model(mem_len=30, attention_gate="element"),
-    "sink": lambda: tiny_model(mem_len=30, sink=True),
     "forget gate": lambda: tiny_model(encoding="none", mem_len=30, forget_gate=True),
     "memory tokens": lambda: tiny_model(n_tokens=2, mem_len=4).eval(),
     "compressive": lambda: tiny_model(

@@ -28,7 +28,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "extended context": {"mem_len": 6, "ext_len": 2, "clamp_len": 3},
     "al_rfou, extended context": {**ENCODINGS["al_rfou"], "mem_len": 6, "ext_len": 2},
     "documents": {"mem_len": 9, "memory_reset": "document"},
-    "gates and a sink": {"mem_len": 9, "forget_gate": True, "attention_gate": "head", "sink": True},
+    "gates": {"mem_len": 9, "forget_gate": True, "attention_gate": "head"},
     "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2, "d_embed": 8},
     "lstm": {"cell": "lstm"},
     "qrnn": {"cell": "qrnn"},
@@ -42,7 +42,6 @@ COMPRESSIVE = {
 }
 SELECTED = {
     **ARMS,
-    "first states": {"mem_len": 3, "first": 2},
     "memory tokens": {"n_tokens": 2, "mem_len": 3},
     "compressive": COMPRESSIVE,
 }
@@ -138,10 +137,10 @@ def test_gradients_through_a_memory_of_unequal_streams_are_those_of_each_alone()
     torch.testing.assert_close(together, inputs.grad, **EXACT)
 
 
-@pytest.mark.parametrize("options", [{"first": 2}, {"n_tokens": 2}, COMPRESSIVE], ids=str)
+@pytest.mark.parametrize("options", [{"n_tokens": 2}, COMPRESSIVE], ids=str)
 def test_lengths_that_cannot_be_are_refused_in_one_line(options: dict[str, Any]) -> None:
     tokens = random_stream(2, T)
-    with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: first states, memory tokens and compr"):
+    with pytest.raises(OptionError, match=r"^lengths_B=\[5, 2\]: must be None: memory tokens and compressed memory"):
         tiny_model(**options).score(tokens, tokens, None, torch.tensor([5, 2]))
     for lengths in ([5, 6], [-1, 5]):
         with pytest.raises(ValueError, match=rf"^lengths_B={re.escape(str(lengths))}: must be 2 lengths from 0 to 5$"):

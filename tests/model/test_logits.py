@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning.evaluation.attention.maps import AttentionInputs, watched
 from txl_lightning.model.attention import Attention
-from txl_lightning.model.kernels import cpu, eager
+from txl_lightning.model.kernels import cpu
 
 MODELS = {
     "relative": {},
@@ -22,7 +22,6 @@ MODELS = {
     "alibi": {"encoding": "alibi"},
     "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
     "relative, forget gate": {"forget_gate": True},
-    "alibi, sink": {"encoding": "alibi", "sink": True},
     "forget gate alone": {"encoding": "none", "terms": "", "forget_gate": True, "memory_start": "zeros"},
 }  # fmt: skip
 
@@ -58,9 +57,9 @@ def test_the_logits_are_what_forward_takes_the_softmax_of(name, monkeypatch):
     assert torch.equal(hidden, unwatched)
     used: list[Tensor] = []
 
-    def kept(logits: Tensor, read_by: nn.Module, sink: Tensor | None) -> Tensor:
+    def kept(logits: Tensor, read_by: nn.Module) -> Tensor:
         used.append(logits)
-        return eager.softmax(logits, sink)
+        return logits.softmax(-1)
 
     monkeypatch.setattr(cpu, "softmax", kept)
     for attention, inputs in seen:

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.covering import product_of
-from tests.model.tiny_model import ENCODINGS, random_stream, score_segments, tiny_model
+from tests.model.tiny_model import random_stream, score_segments, tiny_model
 from txl_lightning import Memory, TransformerXL
-from txl_lightning.model import transformer_xl
 from txl_lightning.model.baselines import RecurrentState
 from txl_lightning.model.compression import CompressiveMemory
 
@@ -56,10 +54,9 @@ def test_with_enough_memory_or_same_length_segments_do_not_matter(architecture, 
     same_length=st.booleans(),
     segments=cuts,
     mem_len=st.integers(0, 12),
-    first=st.sampled_from([0, 0, 1, 4]),
 )
-def test_a_static_memory_computes_what_a_growing_one_does(architecture, same_length, segments, mem_len, first):
-    model = tiny_model(mem_len=mem_len, same_length=same_length, first=first, **architecture)
+def test_a_static_memory_computes_what_a_growing_one_does(architecture, same_length, segments, mem_len):
+    model = tiny_model(mem_len=mem_len, same_length=same_length, **architecture)
     static, slots = model.start_memory(2, static=True), model.config.memory_slots
     assert (static.length, static.filled) == (slots, 0)
     growing_nll, growing = score_segments(model, stream_of(segments), segments)
@@ -104,68 +101,6 @@ def test_update_keeps_the_last_states_but_for_the_extended_context(M, T, mem_len
     assert torch.equal(after.states, torch.cat([old, new], dim=2)[:, :, begin:end])
     assert after.filled == min(mem_len, before.filled + max(0, T - ext_len))
     assert after.first_column == 7
-
-
-@given(
-    filled=st.integers(0, 9),
-    unfilled=st.integers(0, 5),
-    T=st.integers(1, 6),
-    mem_len=st.integers(1, 6),
-    n_first=st.integers(1, 4),
-    ext_len=st.integers(0, 3),
-)
-def test_update_keeps_the_first_states_before_the_last(filled, unfilled, T, mem_len, n_first, ext_len):
-    """The state at place t of the stream is the number t; those not written are -1."""
-    longest, appended = mem_len + n_first, max(0, T - ext_len)
-    filled = min(filled, longest)
-    unfilled = min(unfilled, longest - filled)
-    old = torch.cat([-torch.ones(unfilled), torch.arange(filled)]).expand(2, 3, -1)[..., None].double()
-    new = torch.arange(filled, filled + T).expand(2, 3, T)[..., None].double()
-    after = Memory(old, filled).update(list(new), mem_len, ext_len, n_first=n_first)
-
-    written = list(range(filled + appended))
-    expected = written if len(written) <= longest else [*written[:n_first], *written[-mem_len:]]
-    assert after.states[1, 2, after.length - after.filled :, 0].tolist() == expected
-    assert after.filled == len(expected)
-    assert after.length == min(longest, unfilled + len(written))
-
-
-def mask_of(row: list[int], T: int, first: int, attention_len: int) -> Tensor:
-    """Mask of the last T keys of a row of places in the stream; the first ones are visible at any distance."""
-    mask = torch.full((T, len(row)), float("-inf"), dtype=torch.float64)
-    for i in range(T):
-        for j, place in enumerate(row):
-            distance = len(row) - T + i - j
-            if distance >= 0 and (distance < attention_len or place < first):
-                mask[i, j] = 0
-    return mask
-
-
-FIRST_ARMS = {name: ENCODINGS[name] for name in ENCODINGS if name != "al_rfou"}
-
-
-@pytest.mark.parametrize(("encoding", "first", "same_length"), product_of(FIRST_ARMS, [2, 7], [False, True]))
-def test_first_states_stay_for_ever_and_are_attended_to(encoding, first, same_length):
-    """The judge keeps every state of the stream, and hands the model the memory and the mask of each segment."""
-    M, T, stream = 4, 3, random_stream(2, 25)
-    model = tiny_model(**{**FIRST_ARMS[encoding], "mem_len": M, "first": first, "same_length": same_length})
-    keeper, states, memory = model.with_lengths(mem_len=1000, first=0, same_length=False), None, None
-    for tokens, targets in zip(stream[:, :-1].split(T, 1), stream[:, 1:].split(T, 1), strict=True):
-        S = 0 if states is None else states.shape[2]
-        places = list(range(S)) if first + M >= S else [*range(first), *range(S - M, S)]
-        row = [*places, *range(S, S + T)]
-        with pytest.MonkeyPatch.context() as patch:
-            mask = mask_of(row, T, first, M if same_length else len(row))
-            patch.setattr(transformer_xl, "attention_mask", lambda *_, mask=mask: mask)
-            old = model.start_memory(2).states if states is None else states[:, :, places]
-            expected, after = keeper.score(tokens, targets, Memory(old, len(places)))
-        new = after.states[:, :, len(places) :]
-        states = new if states is None else torch.cat([states, new], dim=2)
-        nll, memory = model.score(tokens, targets, memory)
-        torch.testing.assert_close(nll, expected, **EXACT)
-    assert memory.filled == first + M
-    torch.testing.assert_close(memory.states[:, :, :first], states[:, :, :first], **EXACT)
-    assert model.with_lengths(mem_len=0).config.memory_slots == 0
 
 
 def test_extended_context_is_fed_again_and_not_remembered():

@@ -25,8 +25,6 @@ ARMS = {
     "none, forget gate": {"encoding": "none", "forget_gate": True},
     "relative, forget gate": {"forget_gate": True, "pre_norm": True},
     "relative, element gate": {"attention_gate": "element", "pre_norm": True},
-    "alibi, sink": {"encoding": "alibi", "sink": True},
-    "none, forget gate, sink": {"encoding": "none", "forget_gate": True, "sink": True},
     "rope, head gate": {"encoding": "rope", "d_head": 4, "attention_gate": "head"},
 }
 

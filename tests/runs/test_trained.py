@@ -91,6 +91,29 @@ def test_values_of_a_config_are_literal(tmp_path: Path, text: str) -> None:
     assert from_plain(plain(from_plain(plain(config)))) == config
 
 
+def test_options_that_are_gone_are_dropped_without_effect_and_refused_by_version_otherwise(checkpoint: Path) -> None:
+    contents = read_file(checkpoint)
+    config = contents["txl_lightning"]["config"]
+    now = from_plain(config)
+    config["trainer"]["max_nonfinite_steps"] = 7
+    for group, name, without, others in (
+        ("model", "sink", [False], [True]),
+        ("memory", "first", [0], [4]),
+        ("evaluation", "first", [None, 0], [3]),
+    ):
+        for value in (*others, *without):
+            config[group][name] = value
+            write_checkpoint(contents, checkpoint)
+            if value in others:
+                message = f"its config has {group}.{name}={value}, which version 0.3.0 has and this one has not"
+                with pytest.raises(UserError, match=f"{checkpoint}.*{message}") as error:
+                    load_trained(checkpoint)
+                assert "\n" not in str(error.value)
+            else:
+                assert load_trained(checkpoint).config == now
+    assert config["model"]["sink"] is False, "the contents of the file are left as they are"
+
+
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

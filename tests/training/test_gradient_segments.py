@@ -105,7 +105,7 @@ def test_with_the_receptive_field_in_a_step_the_gradient_is_that_of_a_long_segme
 
 
 def test_the_memory_after_a_step_has_the_states_of_single_segments_and_no_gradient() -> None:
-    model, stream = tiny_model(mem_len=4, ext_len=2, first=3), random_stream(2, 8 * T)
+    model, stream = tiny_model(mem_len=4, ext_len=2), random_stream(2, 8 * T)
     module, memory = module_of(model), None
     for number, part in enumerate(batch_of(stream).split(2 * T, 2)):  # the last step has two segments, of 3 and 2
         module.add_gradients(part._replace(number=number))
@@ -143,7 +143,7 @@ def test_compiled_training_computes_the_same() -> None:
     "options",
     [
         (),
-        ("memory.first=3", "model.forget_gate=true"),
+        ("model.forget_gate=true",),
         ("memory=tokens", "memory.n_tokens=3"),
         pytest.param(("memory.reset=document",), marks=pytest.mark.slow),
     ],

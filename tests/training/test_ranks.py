@@ -32,12 +32,11 @@ ARMS: dict[str, tuple[str, ...]] = {
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
     "gradient segments": (
-        *("memory.gradient_segments=1", "memory.first=3", "model.residual=gru", "loss=random_half"),
+        *("memory.gradient_segments=1", "model.residual=gru", "loss=random_half"),
         *("trainer.column_chunks=2", "trainer.precision=64-true", "data.batch_size=9"),
     ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
     "forget gate": ("encoding=none", "model.forget_gate=true"),
-    "sink": ("model.sink=true",),
     "element gate": ("model.attention_gate=element", "model.pre_norm=true"),
     "compressive": ("memory=compressive", "memory.rate=2", "data.batch_size=9", "trainer.precision=64-true"),
     "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.column_chunks=2", "trainer.precision=64-true"),

@@ -29,7 +29,7 @@ OPTIONS = (
     "trainer.log_every_n_steps=7",
     "resume=auto",
 )
-GATES = ("model.forget_gate=true", "model.attention_gate=element", "model.sink=true")
+GATES = ("model.forget_gate=true", "model.attention_gate=element")
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 

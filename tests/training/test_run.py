@@ -43,7 +43,6 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("data.segment_len=4", r"data.segment_len=4: must be 8, as in resume="),
         ("data.batch_size=2", r"data.batch_size=2: must be 4"),
         ("memory.mem_len=3", r"memory.mem_len=3: must be 8"),
-        ("memory.first=1", r"memory.first=1: must be 0, as in resume="),
         ("memory.gradient_segments=1", r"memory.gradient_segments=1: must be 0, as in resume="),
         ("optimizer.lr=1", r"optimizer.lr=1.0: must be 0.004"),
         ("loss=half", r"loss=half: must be full"),
@@ -111,7 +110,6 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("trainer.attention=fast", "trainer.attention=fast: must be one of eager, flex, auto"),
         ("trainer.attention=flex", "trainer.attention=flex: trains on GPUs only"),
         (f"{FLEX} trainer.precision=64-true", "trainer.attention=flex: has at most 32 bits a number"),
-        (f"{FLEX} model.sink=true", "trainer.attention=flex: has no sinks: model.sink=true needs eager"),
         (f"{FLEX} model.attention_dropout=0.1", "trainer.attention=flex: has no dropout of attention probabilities"),
         (f"{FLEX} memory.reset=document", "memory.reset=document needs eager"),
         ("data=text8 data.fractions=[0.8,0.1,0.1]", r"data.fractions=\[0.8, 0.1, 0.1\]: needs data=file"),
@@ -137,7 +135,6 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
         ("memory=tokens memory.segments=1 model=lstm", "memory.n_tokens=10: must be 0: lstm always carries its state"),
         ("memory.compressed_len=4", "memory.compressed_len=4: must be 0 without a compression"),
         ("memory.reset=document memory.start=zeros", "memory.start=zeros: must be empty with memory_reset=document"),
-        ("memory.first=2 memory.reset=document", "memory.first=2: must be 0 with memory_reset=document"),
         ("memory.reset=document model=lstm", "memory.reset=document: must be never: lstm always carries its state"),
         ("model=lstm memory=off", "memory.mem_len=0: must be > 0: lstm always carries its state"),
         ("data.batch_size=2 trainer.devices=3", r"data.batch_size=2: must be at least the 3 processes of trainer.dev"),
@@ -174,8 +171,6 @@ def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: s
         ("memory.start=zeros", []),
         ("memory=off memory.start=zeros", ["memory.start=zeros has no effect: there is no memory"]),
         ("memory=compressive memory.rate=2", []),
-        ("memory.first=2", []),
-        ("memory=off memory.first=2", ["memory.first=2 has no effect: there is no memory"]),
         ("memory.rate=2", ["memory.rate=2 has no effect: only memory=compressive compresses states"]),
         (
             "memory.write_tokens=false",
@@ -230,11 +225,9 @@ ARMS = {
         "optimizer.warmup_steps=3",
     ],
     "gated residual": ["model.residual=gru"],
-    "first states": ["memory.first=2", "memory.mem_len=6"],
     "two terms": ["model.terms=bd"],
     "forget gate": ["encoding=none", "model.forget_gate=true", "optimizer=muon"],
-    "sink": ["model.sink=true", "model.attention_dropout=0.1", "optimizer=muon"],
-    "head gate": ["model.attention_gate=head"],
+    "head gate": ["model.attention_gate=head", "model.attention_dropout=0.1", "optimizer=muon"],
     "element gate": ["model.attention_gate=element", "memory=off", "optimizer=muon"],
     "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
     "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
@@ -242,7 +235,7 @@ ARMS = {
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "forget gate", "sink", "head gate", "gated residual", "adaptive softmax")
+COVERING = ("shaw", "al-rfou", "characters", "forget gate", "head gate", "gated residual", "adaptive softmax")
 COVERING = (*COVERING, "lstm", "qrnn")
 
 

@@ -30,7 +30,7 @@ COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("n_tokens", "mem_len", "compressed_len", "first", "ext_len", "forget_len"), LENGTH),
+    **dict.fromkeys(("n_tokens", "mem_len", "compressed_len", "ext_len", "forget_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -146,8 +146,6 @@ class TransformerXLConfig(Architecture):
             in geometric steps. 0 begins with gates of 1/2; None means `mem_len`, in a config of a run also the segment.
         attention_gate: what one gate of attention's output multiplies (Qiu et al. 2025): a `head` of a token, an
             `element` of a head, or `none` for no gates.
-        sink: a trained logit of every head that joins the sum of the softmax and has no value: a query may attend to
-            nothing.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         encoding: name of a registered position encoding (`model.encodings`).
@@ -165,11 +163,8 @@ class TransformerXLConfig(Architecture):
         tokens_see_states: whether memory tokens attend to the states of the memory (`read_mem_from_cache`).
         mem_len: longest memory in states per layer; 0 is a model without recurrence.
         compressed_len: most compressed states per layer, before the `mem_len` ordinary ones; 0 for none.
-        first: states at the start of a stream that stay in the memory for ever, before the `mem_len` newest
-            (StreamingLLM, Xiao et al. 2023); none with `mem_len` 0. Distances count places in the memory.
-        same_length: every query attends to the nearest `mem_len` + `compressed_len` keys, itself among them, and to the
-            `first` states, so that all tokens of a segment have a context of the same length. Without memory the plain
-            causal mask is used.
+        same_length: every query attends to the nearest `mem_len` + `compressed_len` keys, itself among them, so that
+            all tokens of a segment have a context of the same length. Without memory the plain causal mask is used.
         extra_key: with `same_length` every query attends to one key more, the nearest `mem_len` and itself, also
             without memory (the TensorFlow code's mask).
         clamp_len: larger distances are encoded like this one; -1 or 0 for none.
@@ -199,7 +194,6 @@ class TransformerXLConfig(Architecture):
     forget_gate: bool = False
     forget_len: int | None = None
     attention_gate: str = "none"
-    sink: bool = False
     terms: str = "abcd"
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)
@@ -213,7 +207,6 @@ class TransformerXLConfig(Architecture):
     # From here on `LENGTHS`, which may change on the same weights: options of the weights stand above.
     mem_len: int = _option("memory.mem_len", 512)
     compressed_len: int = _option("memory.compressed_len", 0)
-    first: int = _option("memory.first", 0)
     same_length: bool = False
     extra_key: bool = False
     clamp_len: int = -1
@@ -235,9 +228,6 @@ class TransformerXLConfig(Architecture):
             ("table_len", self.kind.table is not None and self.table_len is None, f"must be given for {by}"),
             ("memory_start", resets and self.memory_start != "empty", "must be empty with memory_reset=document"),
             ("compressed_len", resets and self.compressed_len > 0, "must be 0 with memory_reset=document"),
-            ("first", self.first > 0 and resets, "must be 0 with memory_reset=document, which hides earlier documents"),
-            ("first", self.first > 0 and not none, "must be 0 with a compression, which keeps states of the far past"),
-            ("memory_start", self.first > 0 and self.memory_start != "empty", "must be empty with first states"),
             ("interpolation", not rotates and self.interpolation != 1, f"must be 1: {by} rotates no queries and keys"),
             ("d_head", rotates and self.d_head % 2 == 1, f"must be even: {by} rotates pairs of components"),
             (
@@ -256,7 +246,6 @@ class TransformerXLConfig(Architecture):
                 "must be null with n_tokens: it would compress states of memory tokens",
             ),
             ("ext_len", tokens and self.ext_len > 0, f"must be 0 with n_tokens: {written}"),
-            ("first", tokens and self.first > 0, "must be 0 with n_tokens: the first states would be of memory tokens"),
             ("forget_gate", tokens and self.forget_gate, "must be false with n_tokens, which attend to later tokens"),
             ("memory_reset", tokens and resets, f"must be never with n_tokens: {written}, for all its documents"),
             ("mem_len", self.compresses and self.mem_len < rate, f"must be 0 or at least compression_rate={rate}"),
@@ -266,20 +255,10 @@ class TransformerXLConfig(Architecture):
         if self.memory_start == "zeros":  # allocated from the first token on, for one stream at least
             require_memory(4 * self.n_layer * self.memory_slots * self.d_model, "mem_len", self.mem_len)
 
-    def require_for_reset(self, **values: Any) -> None:
-        """Raise `OptionError` unless these fields have the values that a memory with streams that were reset needs."""
-        for name, value in values.items():
-            require(getattr(self, name) == value, name, getattr(self, name), f"must be {value} with memory.reset()")
-
     @property
     def compresses(self) -> bool:
         """Whether there is a compressed memory: neither length may be 0."""
         return self.compression is not None and self.mem_len > 0 and self.compressed_len > 0
-
-    @property
-    def n_first(self) -> int:
-        """First states of a stream that stay in the memory: `first`, or 0 without memory."""
-        return self.first if self.mem_len > 0 else 0
 
     @property
     def is_recurrent(self) -> bool:
@@ -293,8 +272,8 @@ class TransformerXLConfig(Architecture):
 
     @property
     def memory_slots(self) -> int:
-        """States of a full memory, first and compressed ones included: `first` + `compressed_len` + `mem_len`."""
-        return self.n_first + self.mem_len + (self.compressed_len if self.compresses else 0)
+        """States of a full memory, compressed ones included: `compressed_len` + `mem_len`."""
+        return self.mem_len + (self.compressed_len if self.compresses else 0)
 
     @property
     def kind(self) -> EncodingKind:
@@ -304,7 +283,7 @@ class TransformerXLConfig(Architecture):
     @property
     def attention_len(self) -> int | None:
         """Number of nearest keys that every query sees with `same_length`, itself included; None for no such limit."""
-        return (self.memory_slots - self.n_first + self.extra_key or None) if self.same_length else None
+        return (self.memory_slots + self.extra_key or None) if self.same_length else None
 
     @property
     def active_terms(self) -> str:

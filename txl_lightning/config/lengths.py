@@ -36,13 +36,8 @@ def forget_len(config: Config) -> int | None:
 
 
 def memory_slots(config: Config) -> int:
-    """Return the states per layer of training's memory: mem_len, compressed_len of a compressed memory, and first."""
-    return config.memory.mem_len + config.memory.compressed_len + first_states(config)
-
-
-def first_states(config: Config) -> int:
-    """Return how many first states of a stream stay in training's memory: none without memory."""
-    return config.memory.first if config.memory.mem_len else 0
+    """Return the states per layer of training's memory: mem_len, and compressed_len of a compressed memory."""
+    return config.memory.mem_len + config.memory.compressed_len
 
 
 def tokens_per_step(config: Config) -> int:
@@ -85,13 +80,13 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
     """Return the lengths of validation and test for `with_lengths`; null ones are those of training.
 
     Empty for a recurrent model, which has no lengths; `compressed_len` is for `memory=compressive` alone, and 0 without
-    an ordinary memory; `first` is left out where neither training nor evaluation keeps first states.
+    an ordinary memory.
 
     Raises:
         OptionError: a model is given a length that it does not have, or segment_len + ext_len exceeds `position_limit`.
     """
     if not isinstance(config.model, TransformerXLModelConfig):
-        for name in ("mem_len", "compressed_len", "first", "ext_len", "same_length", "clamp_len"):
+        for name in ("mem_len", "compressed_len", "ext_len", "same_length", "clamp_len"):
             value = getattr(config.evaluation, name)
             require(value is None, f"evaluation.{name}", value, f"must be null: {config.model.name} has no such length")
         return {}
@@ -105,9 +100,6 @@ def evaluation_lengths(config: Config) -> dict[str, Any]:
         allowed += f"the positions that encoding={config.encoding.name} was trained with"
         raise OptionError(f"evaluation.{name}", getattr(evaluation, name), allowed)
     lengths: dict[str, Any] = {"mem_len": mem_len, "ext_len": ext_len}
-    first = first_states(config) if evaluation.first is None else evaluation.first
-    if first or first_states(config):
-        lengths["first"] = first
     compressed = evaluation.compressed_len
     if config.memory.compression is not None:
         allowed = "must be 0 with mem_len=0: only states of the ordinary memory are compressed"
@@ -128,9 +120,9 @@ def longest_trained_distance(config: Config) -> int:
     The places of memory tokens count as positions of the segment.
 
     With `same_length` and a memory every query sees as many keys as the memory has states: memory - 1 (with `extra_key`
-    memory), unless first states stay visible. Compressed states count as one position each.
+    memory). Compressed states count as one position each.
     """
-    if config.memory.mem_len and getattr(config.model, "same_length", False) and not config.memory.first:
+    if config.memory.mem_len and getattr(config.model, "same_length", False):
         return memory_slots(config) - 1 + getattr(config.model, "extra_key", False)
     segment = config.data.segment_len + memory_token_places(config)
     return memory_slots(config) + extended_context(config) + segment - 1
@@ -156,9 +148,8 @@ def trained_clamp(config: Config) -> int | None:
 
 def farthest_distance(lengths: dict[str, Any], config: Config) -> int:
     """Return the largest distance between a query and a key; arguments as in `clamp_untrained`."""
-    first = lengths.get("first", 0)
-    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) + first if lengths["mem_len"] else 0
-    if lengths["mem_len"] and lengths["same_length"] and not first:
+    memory = lengths["mem_len"] + lengths.get("compressed_len", 0) if lengths["mem_len"] else 0
+    if lengths["mem_len"] and lengths["same_length"]:
         return int(memory) - 1 + getattr(config.model, "extra_key", False)
     return int(memory + lengths["ext_len"] + config.evaluation.segment_len + memory_token_places(config)) - 1
 

@@ -88,8 +88,6 @@ class MemoryConfig(_OfMemory):
     With `gradient_segments=k` a step of training reads k + 1 consecutive segments, and the gradient flows from each
     through the memory to those before it; 0 is the paper's, whose memory carries no gradient.
 
-    The `first` states of a stream stay in the memory for ever, before its `mem_len` newest ones.
-
     Others are of `memory=compressive`: states that fall out are compressed `rate` to 1 into a second memory of
     `compressed_len` states, by `compression` (max, mean, conv, dilated or most_used; null for no second memory).
     `compression_loss` trains the compressor: reconstruction (of attention), autoencoding or none.
@@ -169,7 +167,6 @@ class EvaluationConfig:
     segment_len: int = MISSING
     mem_len: int | None = None
     compressed_len: int | None = None
-    first: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None
@@ -374,7 +371,24 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
-GONE = ("trainer.max_nonfinite_steps",)  # options of older checkpoints that changed no result
+GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
+    "trainer.max_nonfinite_steps": None,
+    "model.sink": (False,),
+    "memory.first": (0,),
+    "evaluation.first": (None, 0),
+}
+
+
+def _without_gone(values: dict[str, Any]) -> dict[str, Any]:
+    """Drop the options that are gone, or raise `UserError` where one had an effect."""
+    values = {name: dict(group) if isinstance(group, dict) else group for name, group in values.items()}
+    for option, without_effect in GONE.items():
+        group, name = option.split(".")
+        if isinstance(values.get(group), dict) and name in values[group]:
+            value = values[group].pop(name)
+            if without_effect is not None and value not in without_effect:
+                raise UserError(f"its config has {option}={value}, which version 0.3.0 has and this one has not")
+    return values
 
 
 def from_plain(values: Any) -> Config:
@@ -383,14 +397,13 @@ def from_plain(values: Any) -> Config:
     In those before 0.4.0 every word of the training text has an entry. Options that are gone are dropped (`GONE`).
 
     Raises:
-        UserError: a key or type is not that of a config.
+        UserError: a key or type is not that of a config, or an option that is gone had an effect.
     """
     if not isinstance(values, dict) or not all(
         isinstance(values.get(name), dict) for name in ("data", "model", "trainer")
     ):
         raise UserError("its config lacks one of the groups data, model, trainer")
-    trainer = {name: value for name, value in values["trainer"].items() if f"trainer.{name}" not in GONE}
-    values = {**values, "trainer": trainer}
+    values = _without_gone(values)
     if values["data"].get("level") == "word" and "min_count" not in values["data"]:
         values = {**values, "data": {**values["data"], "min_count": 1}}
     config = OmegaConf.structured(Config)

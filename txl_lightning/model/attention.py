@@ -44,12 +44,6 @@ class Attention(nn.Module):
 
         Y_i ⊙ σ(x_i W_g)
 
-    With `sink` every head has a trained logit s without a value (the `sinks` of gpt-oss):
-
-        P_ij = exp A_ij / (exp s + Σ_k exp A_ik)
-
-    It does see c_i: the logit of query i, whose keys keep c_K - c_j, is s + c_K - c_i.
-
     Args:
         config: sizes, terms and dropout.
 
@@ -75,7 +69,6 @@ class Attention(nn.Module):
         widths = {"none": 0, "head": config.n_head, "element": width}
         n_gates = widths[config.attention_gate]
         self.gate = nn.Linear(config.d_model, n_gates, bias=False) if n_gates else None
-        self.sink = nn.Parameter(torch.empty(config.n_head)) if config.sink else None
         self.dropout = Dropout(config.attention_dropout)
         self.kernel = "eager"
 
@@ -193,10 +186,7 @@ class Attention(nn.Module):
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
         distances = DistanceFactors(position, self.distance_vectors(positions), bias_HS)
         bias_HBK = forgetting(forget_HBK) if forget_HBK is not None and "c" in terms else None
-        sink_HBT = None if self.sink is None else self.sink[:, None, None]
-        if sink_HBT is not None and bias_HBK is not None:
-            sink_HBT = sink_HBT + bias_HBK[..., -visible.mask_TK.shape[-2] :]
-        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK, sink_HBT)
+        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
@@ -241,7 +231,8 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        factors = self._all_factors(hidden_BTD, memory_BMD, positions.of_terms(terms), visible, terms)
+        projected, forget_HBK = self.project(hidden_BTD, memory_BMD), self.forget_logits(memory_BMD, hidden_BTD)
+        factors = self.factors(*projected, positions.of_terms(terms), visible, terms, forget_HBK)
         return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
     def probabilities(
@@ -251,15 +242,8 @@ class Attention(nn.Module):
         positions: LayerPositions,
         visible: VisibleKeys,
     ) -> Float[Tensor, "H B T K"]:
-        """Return the softmax of `logits` over the keys; with a sink a query's probabilities add up to less than 1."""
-        factors = self._all_factors(hidden_BTD, memory_BMD, positions, visible, self.terms)
-        return eager.softmax(eager.logits(factors), factors.sink_HBT).unflatten(0, factors.keys.shape[:2])
-
-    def _all_factors(
-        self, hidden_BTD: Tensor, memory_BMD: Tensor, positions: LayerPositions, visible: VisibleKeys, terms: str
-    ) -> Factors:
-        projected = self.project(hidden_BTD, memory_BMD)
-        return self.factors(*projected, positions, visible, terms, self.forget_logits(memory_BMD, hidden_BTD))
+        """Return the softmax of `logits` over the keys."""
+        return self.logits(hidden_BTD, memory_BMD, positions, visible).softmax(dim=-1)
 
 
 def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:

@@ -254,7 +254,7 @@ def reconstruction_loss(
 
         attn(h, m) = softmax((h Q)(m K)ᵀ / sqrt(E)) (m V)        L = mean (attn(h, old) - attn(h, new))²
 
-    Attention is by content alone: no positions, u, gates, sinks, dropout or output projection. The layer's weights are
+    Attention is by content alone: no positions, u, gates, dropout or output projection. The layer's weights are
     detached.
 
     Args:

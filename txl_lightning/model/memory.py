@@ -128,8 +128,8 @@ class Memory(CarriedState):
     n = 0, else the output of `layers[n - 1]`.
 
     Args:
-        states: the states, oldest first; with `config.first` the oldest are the first of the stream. M may be below the
-            model's `memory_slots` (a memory that grows) or equal to it from the start (static shapes, for compilation).
+        states: the states, oldest first. M may be below the model's `memory_slots` (a memory that grows) or equal to it
+            from the start (static shapes, for compilation).
         filled: number of states, counted from the newest, that were written; the others are never attended to.
         in_document_B: number of states, counted from the newest, that belong to each stream's present document or
             episode, -1 before its first token (`reset`); None unless the memory is reset.
@@ -165,7 +165,6 @@ class Memory(CarriedState):
         mem_len: int,
         ext_len: int = 0,
         first_BT: Int[Tensor, "B T"] | None = None,
-        n_first: int = 0,
         padding_B: Int[Tensor, " B"] | None = None,
     ) -> Memory:
         """Append one segment's layer inputs and keep the last `mem_len` states, by default without gradient (SG).
@@ -176,23 +175,16 @@ class Memory(CarriedState):
         Of the `length` = end - begin states `kept` are old and `taken` new. The last `ext_len` tokens are left out:
         they are fed again as extended context of the next segment.
 
-        With `n_first` the memory is longer by that many states. Once more states were written, it is
-
-            new = [first n_first ∘ last mem_len states of the stream]
-
         Args:
             inputs: inputs of the layers, in their order.
-            mem_len: longest memory, without the first states.
+            mem_len: longest memory.
             ext_len: tokens of extended context.
             first_BT: first key of each token's document (`positions.first_of_documents`), if documents are told apart.
-            n_first: first states of the stream, which stay for ever.
             padding_B: number of each stream's tokens, counted from the last, that do not enter it; needs `first_BT`,
                 since then only `in_document_B` counts the states of a stream. None for none.
         """
         appended = max(0, inputs[0].shape[1] - ext_len)
-        written, longest = self.filled + appended, mem_len + n_first
-        drops = n_first > 0 and written > longest
-        length = min(written if drops else longest, self.length + appended)
+        length = min(mem_len, self.length + appended)
         span = length if padding_B is None else self.length + appended
         taken = min(appended, span)
         kept = span - taken
@@ -204,13 +196,12 @@ class Memory(CarriedState):
             if padding_B is not None:
                 padding_B = padding_B.clamp(max=appended)
                 states = shift(states, padding_B)[:, :, span - length :].contiguous()
-            if drops:
-                states = torch.cat([states[:, :, :n_first], states[:, :, -mem_len:]], dim=2)
         in_document_B = None
         if first_BT is not None:
             own = appended if padding_B is None else appended - padding_B
             in_document_B = states_of_document(first_BT, self.length, own, mem_len, self.document_states())
-        return replace(self, states=states, filled=min(longest, written), in_document_B=in_document_B)
+        filled = min(mem_len, self.filled + appended)
+        return replace(self, states=states, filled=filled, in_document_B=in_document_B)
 
     def document_states(self) -> Int[Tensor, " B"]:
         """Return `in_document_B`, at least 0; if the memory was not reset so far, all states are of one document."""

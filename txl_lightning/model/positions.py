@@ -94,14 +94,13 @@ class _RelativeShift(torch.autograd.Function):
 class VisibleKeys(NamedTuple):
     """Keys to which T queries, the last of K tokens, may attend: as a mask, and as the bounds that it was made of.
 
-    Query i sees key j if j <= K - T + i, j >= first_key, and K - T + i - j < attention_len or j < first_key + n_first.
+    Query i sees key j if j <= K - T + i, j >= first_key and K - T + i - j < attention_len.
     With documents the mask, [B, T, K], also hides the keys before each query's document.
 
     Args:
         mask_TK: 0 where a query may attend to a key, -inf elsewhere.
         first_key: number of keys, counted from the farthest, that are hidden from all queries.
         attention_len: number of nearest keys that a query sees, itself included; None for all.
-        n_first: number of keys from `first_key` on that a query sees in addition.
         causal: whether these bounds, with documents, say all. Otherwise only the mask does: it shows keys after their
             query, and hides others before it.
     """
@@ -109,7 +108,6 @@ class VisibleKeys(NamedTuple):
     mask_TK: Tensor
     first_key: int
     attention_len: int | None
-    n_first: int = 0
     causal: bool = True
 
     def part(self, queries: slice, n_keys: int) -> VisibleKeys:
@@ -124,12 +122,12 @@ class VisibleKeys(NamedTuple):
 
 
 def attention_mask(
-    n_queries: int, n_memory: int, filled: int, attention_len: int | None, like: Tensor, n_first: int = 0
+    n_queries: int, n_memory: int, filled: int, attention_len: int | None, like: Tensor
 ) -> Float[Tensor, "T K"]:
     """Return 0 where query i may attend to key j and -inf elsewhere, for K = M + T keys.
 
     The distance is M + i - j. Hidden are keys in the future (distance < 0), memory that was not written, and,
-    with `same_length`, distances of `attention_len` or more, but for the first keys of the stream.
+    with `same_length`, distances of `attention_len` or more.
 
     Args:
         n_queries: T.
@@ -137,14 +135,12 @@ def attention_mask(
         filled: number of states, counted from the newest, that were written.
         attention_len: number of keys that a query sees, itself included; None for all.
         like: tensor with the type and device of the result.
-        n_first: number of keys from the first written one on that are visible at any distance.
     """
     queries = torch.arange(n_memory, n_memory + n_queries, device=like.device)[:, None]
     keys = torch.arange(n_memory + n_queries, device=like.device)[None, :]
     visible = (keys <= queries) & (keys >= n_memory - filled)
     if attention_len is not None:
-        near = queries - keys < attention_len
-        visible &= near | (keys < n_memory - filled + n_first) if n_first else near
+        visible &= queries - keys < attention_len
     mask_TK = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
     return mask_TK.masked_fill(~visible, float("-inf"))
 

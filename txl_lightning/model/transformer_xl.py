@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from txl_lightning.config.architecture import LENGTHS, TransformerXLConfig
+from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.compression import CompressiveMemory, Compressor, key_usage
 from txl_lightning.model.embedding import make_embedding, make_softmax
@@ -131,8 +132,8 @@ class TransformerXL(ScoringModel, nn.Module):
 
     @property
     def takes_lengths(self) -> bool:  # type: ignore[override]
-        """Whether streams may be of unequal length: not with first states, memory tokens or compressed memory."""
-        return not (self.config.first or self.config.n_tokens or self.config.compresses)
+        """Whether streams may be of unequal length: not with memory tokens or compressed memory."""
+        return not (self.config.n_tokens or self.config.compresses)
 
     def with_lengths(self, **lengths: Any) -> TransformerXL:
         """Return a view on the same weights with other lengths; this model keeps its own.
@@ -195,7 +196,8 @@ class TransformerXL(ScoringModel, nn.Module):
         """Give the streams that start from scratch (`Memory.reset`) what `start_memory` has: memory tokens or zeros."""
         if memory.in_document_B is None:
             return memory
-        self.config.require_for_reset(first=0, compressed_len=0)
+        compressed_len = self.config.compressed_len
+        require(compressed_len == 0, "compressed_len", compressed_len, "must be 0 with memory.reset()")
         begins_B1, tokens_nBD = memory.in_document_B[:, None] < 0, memory.tokens_nBD
         if self.memory_tokens is not None and tokens_nBD is not None:
             tokens_nBD = torch.where(begins_B1, self.memory_tokens.start(memory.batch_size), tokens_nBD)
@@ -257,8 +259,8 @@ class TransformerXL(ScoringModel, nn.Module):
         hidden_BTD = shift(self.encoding.embed(shift(hidden_BTD, late_B), config.clamp_len), -late_B)
         hidden_BTD = self.dropout(hidden_BTD)
         positions = self.encoding.positions(M + T, config.clamp_len, hidden_BTD, config.interpolation)
-        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD, config.n_first)
-        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len, config.n_first)
+        mask_TK = attention_mask(T, M, memory.filled, config.attention_len, hidden_BTD)
+        visible = VisibleKeys(mask_TK, M - memory.filled, config.attention_len)
         if memory_tokens is not None:
             positions = [of_layer.without_distance_k() for of_layer in positions]
             visible = memory_tokens.see(visible, M)
@@ -288,8 +290,7 @@ class TransformerXL(ScoringModel, nn.Module):
             memory = replace(memory, tokens_nBD=written_nBD if memory.keeps_gradient else written_nBD.detach())
             hidden_BTD = hidden_BTD if places_Q is None else hidden_BTD[:, places_Q]
         if compressor is None:
-            lengths = config.mem_len, config.ext_len, first_BT, config.n_first, padding_B
-            return hidden_BTD, memory.update(inputs, *lengths)
+            return hidden_BTD, memory.update(inputs, config.mem_len, config.ext_len, first_BT, padding_B)
         assert isinstance(memory, CompressiveMemory)
         return hidden_BTD, compressor.next_memory(memory, inputs, usage, config)
 

@@ -159,8 +159,7 @@ def training_flops(model: Model, batch_size: int, segment_len: int) -> float:
         keys_and_values += sum(one.forget.weight.numel() for one in attention if one.forget is not None)
         per_step += 4 * (batch_size * M * keys_and_values + (M + places) * distances)
         n_products = 1 + ("a" in terms) + ("b" in terms)
-        near = config.attention_len
-        n_visible = M + (places + 1) / 2 if near is None else near + config.n_first
+        n_visible = M + (places + 1) / 2 if config.attention_len is None else config.attention_len
         per_step += 6 * config.n_layer * batch_size * places * n_products * width * n_visible
     head = embedding.edges[1] + embedding.n_clusters - 1
     projection = embedding.projection(0)

@@ -127,7 +127,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
             "trains on GPUs only; eager trains on the CPU": accelerator == "gpu",
             "has at most 32 bits a number; eager has 64": precision != "64-true",
             "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
-            "has no sinks: model.sink=true needs eager": not getattr(config.model, "sink", False),
             "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
             "hides all keys after a query: memory.n_tokens > 0 needs eager": not memory.n_tokens,
         }
@@ -176,7 +175,6 @@ def options_without_effect(config: Config) -> list[str]:
         ("model.forget_len", getattr(config.model, "forget_len", None), None, no_gate),
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
-        ("memory.first", memory.first, MemoryConfig.first, no_states),
         ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),
         ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
         ("memory.write_tokens", memory.write_tokens, MemoryConfig.write_tokens, no_tokens),

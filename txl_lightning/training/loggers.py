@@ -280,7 +280,6 @@ def arm(config: Config) -> list[str]:
         f"terms {config.model.terms or 'none'}": fewer_terms,
         "forget gate": config.model.forget_gate,
         f"{config.model.attention_gate} gate": config.model.attention_gate != "none",
-        "sink": config.model.sink,
     }
     return [*words, *(part for part, is_on in parts.items() if is_on)]
 

@@ -431,7 +431,7 @@ class LanguageModelModule(L.LightningModule):
         data, memory, holder = self.config.data, self.config.memory, self.training_memory
         holder.load_state_dict(carried, path.parent, data.batch_size, self.ranks)
         if (memory.mem_len or memory.n_tokens) and holder.next_number and holder.memory is None:
-            n_tokens = memory.first + memory.mem_len + memory.compressed_len * memory.rate
+            n_tokens = memory.mem_len + memory.compressed_len * memory.rate
             n_tokens = n_tokens or data.segment_len  # memory tokens are filled at its end
             why = f"its files are not in {path.parent / MEMORY}" if "files" in carried else "checkpoint.memory=false"
             self.ranks.report(

@@ -124,7 +124,7 @@ def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) 
     [
         ("lstm", {}, r"checkpoint=.*: is lstm; must be a Transformer-XL"),
         ("compressive", {}, r"checkpoint=.*: is txl_smoke; must be .* without compressed memory"),
-        ("tokens", {}, r"checkpoint=.*: is txl_smoke; must be .* without .*, first states or memory tokens"),
+        ("tokens", {}, r"checkpoint=.*: is txl_smoke; must be .* without .* or memory tokens"),
         ("relative", {"mem_len": -1}, "^mem_len=-1: must be an integer >= 0"),
         ("relative", {"mem_len": 60, "max_segments": 7}, "mem_len=60: must be at most 48"),
         ("relative", {"batch_size": 100_000}, "^batch_size=100000"),

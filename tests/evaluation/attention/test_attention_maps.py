@@ -31,7 +31,6 @@ KINDS = {
     "absolute": {"encoding": "absolute"},
     "no (d)": {"terms": "abc"},
     "forget gate": {"forget_gate": True},
-    "sink": {"sink": True},
     "forget gate, no encoding": {"encoding": "none", "forget_gate": True},
     "modern recipe": {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
 }
@@ -49,11 +48,7 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         with watched(model, lambda *seen, caught=caught: caught.append(seen)):
             _, memory = model(segment.tokens, memory)
         for n, attention, inputs in caught:
-            logits = attention.logits(*inputs, terms=terms)
-            weights = logits.softmax(-1)
-            if attention.sink is not None and terms is None:
-                sink = attention.sink[:, None, None, None].expand(*logits.shape[:3], 1)
-                weights = torch.cat([logits, sink], dim=-1).softmax(-1)[..., :-1]
+            weights = attention.logits(*inputs, terms=terms).softmax(-1)
             M = inputs.memory_BMD.shape[1]
             for h in range(weights.shape[0]):
                 for b in range(weights.shape[1]):
@@ -74,7 +69,6 @@ def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> 
         values = {
             "beyond": total - sum(near), "entropy_bits": sum(entropies) / len(of_head), "in_memory": in_memory,
             "in_segment": total - in_memory, "mean_distance": sum(d * p for d, p in mean.items()) / total,
-            **({"on_sink": 1 - total} if model.config.sink else {}),
         }  # fmt: skip
         for name, value in values.items():
             averages.setdefault(name, []).append(value)

@@ -31,7 +31,6 @@ KINDS = [
     "al_rfou",
     "shaw_words",
     "extended",
-    "first",
     "compressive",
     "tokens",
     "lstm",

@@ -23,7 +23,7 @@ from txl_lightning.runs.trained import checkpoint_corpus, load_trained
 from txl_lightning.training.run import train
 
 UNCACHED = ["compressive", "tokens", "tokens_states"]
-KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "first", "lstm"]
+KINDS = ["characters", "documents", "extended", "al_rfou", "shaw_words", "rope", "alibi", "none", "lstm"]
 KINDS += UNCACHED
 
 
@@ -69,23 +69,6 @@ def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: 
     for segment_len in (4, 16):
         config = tiny_config(tmp_path, f"evaluation.segment_len={segment_len}", "memory=on")
         assert evaluation_lengths(config)["mem_len"] == 8
-
-
-def test_first_states_are_those_of_training_or_others_and_count_as_attention(runs: SmallRuns, tmp_path: Path) -> None:
-    found = {}
-    for kind, chosen in (("first", {}), ("first", {"first": 0}), ("relative", {"first": 3}), ("relative", {})):
-        ours = result(runs, kind, tmp_path, splits=["test"], **chosen)
-        found[kind, chosen.get("first")] = ours["test"]["nll"], ours["evaluation"].get("first")
-    assert [first for _, first in found.values()] == [3, 0, 3, None]
-    assert found["first", None][0] != found["first", 0][0]
-    assert found["relative", 3][0] != found["relative", None][0]
-    sweep = result(runs, "first", tmp_path, splits=["test"], attention_lengths=[8])["test"]["sweep"]
-    assert [sweep["init"]["attention_length"], sweep["init"]["evaluation"]["first"]] == [8 + 8 + 3, 3]
-    assert [sweep["lengths"][0]["evaluation"][name] for name in ("mem_len", "first")] == [5, 3]
-    with pytest.raises(OptionError, match=r"^first=-1: must be an integer >= 0"):
-        result(runs, "relative", tmp_path, first=-1)
-    with pytest.raises(OptionError, match=r"^first=2: must be null: lstm has no such length"):
-        result(runs, "lstm", tmp_path, first=2)
 
 
 @pytest.mark.parametrize("protocol", ["memory", "sliding"])

@@ -88,7 +88,7 @@ def test_every_line_has_its_own_tokens(runs: SmallRuns, tmp_path: Path, kind: st
         assert float(row["nats"] or 0) == pytest.approx(nats, rel=1e-9)
 
 
-ALONE = ["relative", "documents", "characters", "extended", "rope", "absolute", "words", "first", "compressive"]
+ALONE = ["relative", "documents", "characters", "extended", "rope", "absolute", "words", "compressive"]
 ALONE += ["tokens", "lstm", "pairs", "sentences"]
 
 

@@ -132,9 +132,9 @@ def base_loss(job: Job, world: World) -> float:
     """Return the bits per byte of a run: as in the paper, and as the claims beyond it say."""
     worse = 0.1 * ("no_recurrence" in job.name) + 0.1 * ("shaw" in job.name) + 0.05 * ("half" in job.name)
     worse += (0.1 if "-half" in job.name else 0.4) * ("absolute" in job.name or "al_rfou" in job.name)
-    later = {"-rope": -0.05, "-alibi": -0.05, "-none": 0.2, "compressed": -0.05, "modern": -0.1, "-sink": -0.05}
+    later = {"-rope": -0.05, "-alibi": -0.05, "-none": 0.2, "compressed": -0.05, "modern": -0.1}
     later |= {"forget_gate": -0.05, "none-full_loss-forget": -0.2, "gate_of": -0.05, "gated_residual": -0.05}
-    later |= {"for_ever": -0.05, "memory_tokens": -0.05, "tokens_and_states": -0.1, "or_gradient": 0.1}
+    later |= {"memory_tokens": -0.05, "tokens_and_states": -0.1, "or_gradient": 0.1}
     later |= {"gradient_through": -0.1}
     worse += sum(difference for part, difference in later.items() if part in job.name)
     return 4.2 + world.sign * worse + random.Random(job.name).gauss(0, 0.002)

@@ -70,8 +70,6 @@ def test_gradients_reach_further_at_equal_tokens_and_memories_have_as_many_state
         memories = [config_of(one, tmp_path).memory for one in (arm, beyond.BOTH[n])]
         assert [memory.n_tokens for memory in memories] == [n, n]
         assert [memory.mem_len for memory in memories] == [0, plain.memory.mem_len]
-    first = config_of(beyond.FIRST, tmp_path).memory
-    assert (first.first, first.first + first.mem_len) == (beyond.N_FIRST, plain.memory.mem_len)
 
 
 def test_the_recipe_is_the_one_of_the_experiment(tmp_path: Path) -> None:

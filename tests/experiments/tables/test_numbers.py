@@ -68,8 +68,6 @@ DIFFERENCES = """
     beyond gates_behind_attention_help/head     +relative/gate_of_every_head +relative init
     beyond gates_behind_attention_help/element  +relative/gate_of_every_element +relative init
     beyond a_gated_residual_helps/init          +relative/gated_residual +relative init
-    beyond sinks_help/sink                      +relative/sink +relative init
-    beyond sinks_help/first                     +relative/the_first_4_states_for_ever +relative init
     beyond memory_tokens_are_a_memory/4         +relative/4_memory_tokens_and_no_states -relative init
     beyond memory_tokens_are_a_memory/16        +relative/16_memory_tokens_and_no_states -relative init
     beyond memory_tokens_replace_states/4       +relative/4_memory_tokens_and_no_states +relative init
@@ -395,7 +393,7 @@ def test_beyond(tables: dict[str, Table], finished: Setup) -> None:
     more = {"parameters": None, "states": None, "tokens": None, "lr": None, "speed": "tokens/s", "peak": "MB"}
     assert units(table) == {**LOSSES, "recl": "tokens", **more}
     recl = {model["name"]: model["recl"]["0.1"] for model in read(finished, "recl-beyond", "recl.json")["models"]}
-    assert len(table.rows) == len(beyond.NAMED) == 29
+    assert len(table.rows) == len(beyond.NAMED) == 27
     runs = {job.name: job for job in beyond.jobs(finished)}
     for arm in table.rows:
         found = recl.get(table.title(arm))

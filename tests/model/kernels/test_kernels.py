@@ -35,8 +35,6 @@ class Problem:
     table: bool = False
     documents: bool = False
     biased: bool = False
-    sink: bool = False
-    n_first: int = 0
     B: int = 2
     H: int = 3
     E: int = 5
@@ -60,24 +58,23 @@ class Problem:
             "r_HSE": random(has_rows, self.H, S, self.E),
             "bias_HS": random(self.table and "d" in self.terms, self.H, S),
             "bias_HBK": random(self.biased, self.H, self.B, S - 1),
-            "sink_HBT": random(self.sink, self.H, *((self.B, self.T) if self.biased else (1, 1))),
         }
 
     def visible(self, like: Tensor) -> VisibleKeys:
-        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like, self.n_first)
+        mask_TK = attention_mask(self.T, self.M, self.filled, self.attention_len, like)
         if self.documents:  # the second stream begins one at its fourth token
             hidden = torch.zeros_like(mask_TK)
             hidden[3:, : self.M + 3] = float("-inf")
             mask_TK = torch.stack([mask_TK, mask_TK + hidden])
-        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len, self.n_first)
+        return VisibleKeys(mask_TK, self.M - self.filled, self.attention_len)
 
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
         factors = self.factors(dtype, gradients)
-        query, k, v, rows, r_HSE, bias_HS, *further = factors.values()
+        query, k, v, rows, r_HSE, bias_HS, bias_HBK = factors.values()
         distances = DistanceFactors(rows, r_HSE, bias_HS)
         with torch.set_grad_enabled(gradients):
-            output = attend(Factors(query, k, v, distances, self.visible(k), *further), Dropout(0.0))
+            output = attend(Factors(query, k, v, distances, self.visible(k), bias_HBK), Dropout(0.0))
         if not gradients:
             return {"output": output}
         inputs = {name: x for name, x in factors.items() if x is not None}
@@ -101,10 +98,6 @@ PROBLEMS = [
     Problem("abd", table=True, biased=True),
     Problem("a", T=1, M=40, filled=40, biased=True),
     Problem("ac", T=40, M=24, filled=3, attention_len=9, documents=True, biased=True),
-    *(Problem(terms, sink=True) for terms in ("abcd", "c", "")),
-    Problem("abd", biased=True, sink=True),
-    Problem("a", T=1, M=40, filled=40, biased=True, sink=True),
-    Problem(T=40, M=24, filled=20, attention_len=9, n_first=3),
 ]
 WAYS = {  # kernel, whether it has gradients, constants of `cpu`
     "cpu": (cpu.attend, True, {}),
@@ -125,7 +118,6 @@ def cases() -> list[Any]:
     found = []
     for way, problem in itertools.product(WAYS, PROBLEMS):
         computed = not problem.documents if way == "flex" else way != "fused" or bool(set("ac") & set(problem.terms))
-        computed &= not problem.sink or way not in ("flex", "fused")
         rare = way == "flex" and problem not in (PROBLEMS[0], PROBLEMS[15], PROBLEMS[16], PROBLEMS[26], PROBLEMS[30])
         marks = [pytest.mark.slow] if rare else []
         if computed and (DEVICE == "cpu" or not way.startswith("cpu")):
@@ -187,8 +179,6 @@ def test_flex_refuses_what_it_cannot_compute() -> None:
         model.score(stream[:, :-1], stream[:, 1:])
     with torch.no_grad():
         model.eval().score(stream[:, :-1], stream[:, 1:])
-    with pytest.raises(OptionError, match=r"attention=flex: has no sinks; model\.sink=true needs eager"):
-        Problem(sink=True).run(flex.attend, torch.float32, gradients=False)
     documents = model.with_lengths(memory_reset="document")
     with pytest.raises(OptionError, match=r"attention=flex: has one mask .*; memory_reset=document.* need eager"):
         documents(stream)

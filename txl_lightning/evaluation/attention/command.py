@@ -47,7 +47,6 @@ COLUMNS = {
     "mean distance (tokens)": "{mean_distance:.1f}",
     "in the segment (%)": "{in_segment:.1%}",
     "in the memory (%)": "{in_memory:.1%}",
-    "on the sink (%)": "{on_sink:.1%}",
 }
 MOST_PRINTED = 3
 SCORES = {"a": "(a) content", "b": "(b) content and position", "c": "(c) forgetting", "d": "(d) position"}
@@ -77,9 +76,9 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
     config, model = trained.config, trained.model
-    others = ("compression", "n_first", "n_tokens")
+    others = ("compression", "n_tokens")
     if not isinstance(model, TransformerXL) or any(getattr(model.config, name) for name in others):
-        no_others = "without compressed memory, first states or memory tokens"
+        no_others = "without compressed memory or memory tokens"
         allowed = f"is {config.model.name}; must be a Transformer-XL {no_others}"
         raise OptionError("checkpoint", options.checkpoint, allowed)
     lengths = _set_lengths(options, config)
@@ -180,9 +179,8 @@ def write_report(
 
 
 def _cells(head: dict[str, Any]) -> dict[str, str]:
-    """Return the cells of a head by column; only a model with sinks has theirs."""
-    known = {name: cell for name, cell in COLUMNS.items() if "on_sink" in head or "on_sink" not in cell}
-    return {name: cell.format(**head).removesuffix("%") for name, cell in known.items()}
+    """Return the cells of a head by column."""
+    return {name: cell.format(**head).removesuffix("%") for name, cell in COLUMNS.items()}
 
 
 def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> dict[str, str]:

@@ -56,8 +56,7 @@ class AttentionMaps:
             centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
             tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
-            the memory. beyond: share at distances >= L, which are not in the rows. With a sink also on_sink: its share;
-            mean_distance is then that of the attention on keys, and the entropy the sum over keys alone.
+            the memory. beyond: share at distances >= L, which are not in the rows.
         queries: number of queries averaged.
     """
 
@@ -172,14 +171,12 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
 
     means, in_memory = {name: mean(sums) for name, sums in sums_NHS.items()}, mean(in_memory_NH)
     within, all_terms = {name: rows[:, :reach] for name, rows in means.items()}, means[ALL_TERMS]
-    on_sink = 1 - all_terms.sum(axis=1) if config.sink else np.zeros(len(all_terms))
     averages = {
         "entropy_bits": mean(entropy_NH) / np.log(2),
-        "mean_distance": all_terms @ np.arange(all_terms.shape[1]) / (1 - on_sink),
-        "in_segment": 1 - on_sink - in_memory,
+        "mean_distance": all_terms @ np.arange(all_terms.shape[1]),
+        "in_segment": 1 - in_memory,
         "in_memory": in_memory,
         "beyond": all_terms[:, reach:].sum(axis=1),
-        **({"on_sink": on_sink} if config.sink else {}),
     }
     by_distance = {name: rows / rows.sum(axis=1, keepdims=True) for name, rows in within.items()}
     return AttentionMaps(by_distance, averages, queries)

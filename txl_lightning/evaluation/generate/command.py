@@ -130,7 +130,7 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     mem_len = lengths["mem_len"]
     given = "must be given: the run was evaluated without memory"
     require(mem_len >= 1 or n_tokens > 0, "mem_len", mem_len, given)
-    words = f"memory of {mem_len:,} tokens" + (f" and the first {first}" if (first := lengths.get("first")) else "")
+    words = f"memory of {mem_len:,} tokens"
     if n_tokens:
         words = f"{words} and {n_tokens} memory tokens, written after every {segment_len} tokens"
         return SegmentedTransformerXL(model.with_lengths(**lengths), segment_len), words

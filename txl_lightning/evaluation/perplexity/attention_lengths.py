@@ -291,7 +291,7 @@ def _with_error(row: dict[str, Any], unit: str, digits: int) -> str:
 def _notes(sweep: dict[str, Any], streams_start: str, over: str) -> list[str]:
     """Explain the varied option and the columns."""
     init = sweep["init"]["evaluation"]
-    names = ("segment_len", "mem_len", "compressed_len", "first", "ext_len", "window", "stride")
+    names = ("segment_len", "mem_len", "compressed_len", "ext_len", "window", "stride")
     lengths = ", ".join(f"{name} {init[name]}" for name in names if name in init)
     lines = [
         f"The attention length is set by {sweep['knob']}, with same_length={str(sweep['same_length']).lower()}.",

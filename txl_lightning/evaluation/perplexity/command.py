@@ -105,7 +105,7 @@ from txl_lightning.runs.bfloat16 import chosen_precision
 from txl_lightning.runs.metrics import loss_unit, shown_units
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
 
-MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "first", "ext_len", "same_length")
+MEMORY_LENGTHS = ("batch_size", "segment_len", "mem_len", "compressed_len", "ext_len", "same_length")
 OF_PROTOCOL = {"memory": (*MEMORY_LENGTHS, "memory_at_evaluation"), "sliding": ("window", "stride")}
 FOR_A_CHECKPOINT = ("checkpoint", "attention_lengths", "select_on", "losses", "max_segments", "per")
 UNITS = {"per": (None, "line", "document", "token"), "unit_memory": ("carried", "fresh"), "table": ("tsv", "parquet")}
@@ -304,7 +304,7 @@ def _make_protocol(trained: TrainedModel, corpus: Corpus, options: EvaluateOptio
         batch_size = chosen.get("batch_size", own.batch_size)
         limited = replace(limited, max_segments=-(-limited.max_segments * own.batch_size // batch_size))
     evaluation = replace(limited, **chosen)
-    clamped = not {"segment_len", "mem_len", "compressed_len", "first", "ext_len"}.isdisjoint(chosen)
+    clamped = not {"segment_len", "mem_len", "compressed_len", "ext_len"}.isdisjoint(chosen)
     cached = options.cached and not options.dynamic.on  # keys and values would be those of earlier weights
     return StateReuse(trained, corpus, evaluation, cached, clamped=clamped, **common)
 

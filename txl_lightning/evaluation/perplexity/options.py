@@ -54,7 +54,6 @@ class EvaluateOptions:
         segment_len: tokens in a segment (protocol=memory).
         mem_len: memory length in tokens (protocol=memory).
         compressed_len: length of a compressed memory in states (protocol=memory).
-        first: first states of a stream that stay in the memory for ever (protocol=memory).
         ext_len: extended context in tokens (protocol=memory).
         same_length: whether all queries attend to equally many keys (protocol=memory).
         clamp_len: larger distances share one position; null for the length of the run's own evaluation, or else the
@@ -102,7 +101,6 @@ class EvaluateOptions:
     segment_len: int | None = None
     mem_len: int | None = None
     compressed_len: int | None = None
-    first: int | None = None
     ext_len: int | None = None
     same_length: bool | None = None
     clamp_len: int | None = None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from txl_lightning.config.lengths import extended_context, first_states, longest_trained_distance, trained_clamp
+from txl_lightning.config.lengths import extended_context, longest_trained_distance, trained_clamp
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.evaluation.scoring.tokenized_text import TokenizedText, with_vocabulary
@@ -121,8 +121,6 @@ def load_run(path: str, name: str, device: torch.device, clamp_len: int | None, 
 
 def _kind(config: Config) -> str:
     memory = f"memory {config.memory.mem_len}" if config.memory.mem_len else "no recurrence"
-    if first_states(config):
-        memory += f" and the first {first_states(config)} states"
     if config.memory.compression is not None:
         rate = f"{config.memory.rate}:1 ({config.memory.compression})"
         memory += f" and {config.memory.compressed_len} compressed {rate}"

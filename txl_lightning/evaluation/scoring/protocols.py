@@ -13,7 +13,6 @@ from txl_lightning.config.lengths import (
     evaluation_lengths,
     extended_context,
     farthest_distance,
-    first_states,
     longest_trained_distance,
     memory_slots,
     position_limit,
@@ -166,8 +165,7 @@ class StateReuse(ScoringProtocol):
 
         mem_len = A with same_length      models trained with memory: every query attends to A keys
                                           (`same_length=false`: to A + 1 … A + segment_len); of a compressed
-                                          memory mem_len stays that of training: compressed_len = A - mem_len;
-                                          with first states mem_len = A - first
+                                          memory mem_len stays that of training: compressed_len = A - mem_len
         ext_len = A - S                   models trained without memory: segments of S = max(1, A // 4) tokens after
                                           their extended context, a window recomputed for every segment; every
                                           query attends to A - S + 1 … A keys, also at the lengths of training
@@ -214,9 +212,7 @@ class StateReuse(ScoringProtocol):
         given, memory = self.evaluation, self.trained.config.memory
         same_length = True if given.same_length is None else given.same_length
         ext_len = given.ext_len if memory.mem_len else 0
-        first = first_states(self.trained.config) if given.first is None else given.first
-        mem_len = max(0, length - first)
-        evaluation = replace(given, mem_len=mem_len, ext_len=ext_len, same_length=same_length)
+        evaluation = replace(given, mem_len=length, ext_len=ext_len, same_length=same_length)
         if memory.compression is not None:
             ordinary = min(length, memory.mem_len)
             evaluation = replace(evaluation, mem_len=ordinary, compressed_len=length - ordinary)
@@ -241,7 +237,7 @@ class StateReuse(ScoringProtocol):
             return replace(window, evaluation=replace(window.evaluation, clamp_len=model.clamp_len), interpolation=None)
         lengths = {name: getattr(model, name) for name in ("ext_len", "same_length", "clamp_len")}
         evaluation = with_segment_len(self.evaluation, config.data.segment_len)
-        evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, first=None, **lengths)
+        evaluation = replace(evaluation, mem_len=config.memory.mem_len, compressed_len=None, **lengths)
         return replace(self, evaluation=evaluation, clamped=False, interpolation=None)
 
     def score(self, split: str) -> TokenLosses:
@@ -286,8 +282,6 @@ class StateReuse(ScoringProtocol):
         memory = f"memory {lengths['mem_len']}, " if lengths else ""
         if "compressed_len" in lengths:
             memory += f"compressed memory {lengths['compressed_len']} at {self.trained.config.memory.rate}:1, "
-        if lengths.get("first"):
-            memory += f"first states {lengths['first']}, "
         n_tokens = self.trained.config.memory.n_tokens
         memory += f"{n_tokens} memory tokens, " if n_tokens else ""
         extended = f"extended context {lengths['ext_len']}, " if lengths.get("ext_len") else ""

@@ -108,12 +108,12 @@ def make_schemes(
 
 
 def vanilla_of(model: TransformerXL, n_layer: int | None = None) -> TransformerXL:
-    """Return the vanilla counterpart of a Transformer-XL: equal sizes, absolute sinusoids; no memory, forgetting, sink.
+    """Return the vanilla counterpart of a Transformer-XL: equal sizes, absolute sinusoids; no memory, no forgetting.
 
     Weights that both models have are copied.
     """
     n_layer = n_layer or model.config.n_layer
-    without: dict[str, Any] = {"interpolation": 1.0, "forget_gate": False, "sink": False}
+    without: dict[str, Any] = {"interpolation": 1.0, "forget_gate": False}
     absolute = replace(model.config, encoding="absolute", terms="a", **without)
     vanilla = TransformerXL(replace(absolute, mem_len=0, n_layer=n_layer))
     vanilla.to(model.embedding.tables[0])

@@ -28,7 +28,7 @@ ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1,
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
 ONLY = {  # in both other implementations
     **{"norm": "layer", "feed_forward": "relu", "residual": "sum", "final_norm": False, "qk_norm": False},
-    **{"forget_gate": False, "attention_gate": "none", "sink": False},
+    **{"forget_gate": False, "attention_gate": "none"},
 }
 SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
 FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")
@@ -201,7 +201,6 @@ def _require_parts(
         **{name: (getattr(config, name) != only, f"only {name}={only}") for name, only in ONLY.items()},
         "terms": (config.active_terms != config.kind.terms, f"all terms of encoding={config.encoding}, always"),
         "compression": (config.compression is not None, "no compressed memory"),
-        "first": (config.n_first > 0, "no first states; convert model.with_lengths(first=0)"),
         "memory_reset": (config.memory_reset != "never", "no resets; convert model.with_lengths(memory_reset='never')"),
         **lacks,
     }

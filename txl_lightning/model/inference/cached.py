@@ -49,14 +49,14 @@ def can_cache(model: object) -> TypeGuard[TransformerXL]:
 
 @dataclass
 class KeyValueMemory:
-    """Keys, values and logits of forget gates of the last `mem_len` tokens and of the first ones, in place of states.
+    """Keys, values and logits of forget gates of the last `mem_len` tokens, in place of states.
 
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
 
     What a segment's states are projected to is written after the memory, so that attention reads both as one view;
     then the window moves. At the end of the buffer the memory is moved to its front. Moves are so rare
-    that their cost per token is negligible. First tokens that stay for ever are copied to the window's new begin.
+    that their cost per token is negligible.
 
     Unlike `Memory` this is not a value: the model writes into the buffer and passes it to the memory that it
     returns. A memory can therefore be given to a model once; a second use raises, and `copy` avoids it.
@@ -169,12 +169,11 @@ class KeyValueMemory:
     def advance(
         self, T: int, config: TransformerXLConfig, first_BT: Tensor | None = None, padding_B: Tensor | None = None
     ) -> None:
-        """Add the T written tokens but the last `ext_len`; keep the last `mem_len` and the first `n_first` tokens.
+        """Add the T written tokens but the last `ext_len`; keep the last `mem_len` tokens.
 
         The last `padding_B` tokens of each stream are not added: the others are moved over them.
         """
-        mem_len, ext_len, n_first = config.mem_len, config.ext_len, config.n_first
-        appended = max(0, T - ext_len)
+        appended = max(0, T - config.ext_len)
         own: Any = appended
         if padding_B is not None:
             padding_B = padding_B.clamp(max=appended)
@@ -183,15 +182,10 @@ class KeyValueMemory:
                 window = self._window(of_layer, appended)
                 window.copy_(shift(window, padding_B))
         if first_BT is not None and self.in_document_B is not None:
-            self.in_document_B = states_of_document(first_BT, self.filled, own, mem_len, self.in_document_B)
+            self.in_document_B = states_of_document(first_BT, self.filled, own, config.mem_len, self.in_document_B)
         end = self.filled + appended
-        self.filled = min(mem_len + n_first, end)
-        begin = self.begin + end - self.filled
-        if n_first and begin > self.begin:
-            for buffer in self._buffers():
-                kept = buffer[..., self.begin : self.begin + n_first, :].clone()  # source and target may overlap
-                buffer[..., begin : begin + n_first, :] = kept
-        self.begin = begin
+        self.filled = min(config.mem_len, end)
+        self.begin += end - self.filled
 
     def _buffers(self) -> list[Tensor]:
         return [self._buffer()] if self.forget_NXC1 is None else [self._buffer(), self.forget_NXC1]
@@ -288,7 +282,6 @@ class CachedTransformerXL(ScoringModel):
             lengths_B: as for the model.
 
         Raises:
-            OptionError: the memory was reset or lengths are given, and the model has first states.
             RuntimeError: gradients are enabled, dropout is on, or the weights changed.
             ValueError: the memory was given before, has other streams, or is another object's.
         """
@@ -309,8 +302,6 @@ class CachedTransformerXL(ScoringModel):
             raise ValueError("the memory was made by another CachedTransformerXL")
         if lengths_B is not None:
             memory = memory.reset(torch.zeros_like(lengths_B, dtype=torch.bool))  # counts the states of each stream
-        if memory.in_document_B is not None:
-            config.require_for_reset(first=0)
         memory = memory.spend()
         memory.make_room(T)
         if memory.in_document_B is not None and config.memory_start == "zeros":
@@ -325,7 +316,7 @@ class CachedTransformerXL(ScoringModel):
         positions, mask_TK = self._distances.of_segment(T, memory.filled, hidden_BTD)
         if first_BT is not None:
             mask_TK = hide_other_documents(mask_TK, first_BT)
-        visible = VisibleKeys(mask_TK, 0, config.attention_len, config.n_first)
+        visible = VisibleKeys(mask_TK, 0, config.attention_len)
         for n, layer in enumerate(layers):
             input_BTD = shift(model.encoding.layer_input(n, shift(hidden_BTD, late_B)), -late_B)
             # The last layer needs queries of the last tokens only (see `TransformerXL.forward`).
@@ -368,11 +359,8 @@ class _Distances:
                 self.positions.append(of_layer._replace(sinusoids_SD=None, table_HSE=r_HSE))
         if self.mask_TK is None or len(self.mask_TK) != T:
             longest = self.n_keys - T
-            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like, config.n_first)
-        mask_TK = self.mask_TK[:, self.n_keys - K :]
-        if config.n_first and config.attention_len and self.n_keys > K:  # the first of fewer keys are others
-            mask_TK = attention_mask(T, M, M, config.attention_len, like, config.n_first)
-        return [positions.up_to(K) for positions in self.positions], mask_TK
+            self.mask_TK = attention_mask(T, longest, longest, config.attention_len, like)
+        return [positions.up_to(K) for positions in self.positions], self.mask_TK[:, self.n_keys - K :]
 
 
 class WeightsSnapshot:

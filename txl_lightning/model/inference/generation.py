@@ -59,7 +59,7 @@ def generate(
     where `can_cache` allows it. One with memory tokens writes them after every `segment_len` tokens, and reads the open
     segment again for every drawn token (`SegmentedTransformerXL`).
 
-    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, with first states,
+    Prompts are one batch, of unequal lengths (`lengths_B`) where the model takes them. The others, with
     memory tokens, compressed memory or a sliding window, read a batch for each length. Either way a prompt gets the
     tokens that it gets alone, if it is given a seed of its own.
 

@@ -26,7 +26,7 @@ class SlidingWindow:
         attention_len: L, tokens of a window, the one before the prediction included.
         fused: use torch's scaled_dot_product_attention, which never holds all logits: the same function,
             faster. Only for encodings whose logits have term (a) alone, unrotated, such as `absolute` and `al_rfou`,
-            without resets, forget gates and sinks.
+            without resets and forget gates.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
@@ -36,7 +36,7 @@ class SlidingWindow:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
         has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
-        for option, without in (("forget_gate", False), ("sink", False), ("n_tokens", 0), ("memory_reset", "never")):
+        for option, without in (("forget_gate", False), ("n_tokens", 0), ("memory_reset", "never")):
             value = getattr(model.config, option)
             require(not fused or value == without, "fused", fused, f"is not possible with {option}={value}")
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)

@@ -37,7 +37,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
 
 
 def _attend_at_once(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    return eager.weighted(dropout(softmax(eager.logits(factors), dropout, factors.sink_HBT)), factors.values)
+    return eager.weighted(dropout(softmax(eager.logits(factors), dropout)), factors.values)
 
 
 def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
@@ -46,19 +46,19 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
     The backward pass computes a block's probabilities again instead of storing them, which costs less than the
     skipped products save. In bfloat16 it would cost more, so there they are stored.
     """
-    query, keys, values, distances, visible, bias_HBK, sink_HBT = factors
+    query, keys, values, distances, visible, bias_HBK = factors
     size, (T, K) = BLOCK[values.dtype], visible.mask_TK.shape[-2:]
     blocks = [slice(first, min(first + size, T)) for first in range(0, T, size)]
     lengths = [K - T + block.stop for block in blocks]
     first_values = first_keys(values, lengths)
     all_first_keys = first_values if keys is values else first_keys(keys, lengths)
-    queries, rows, sinks = (_split(x, size, len(blocks)) for x in (query, distances.rows, sink_HBT))
+    queries, rows = (_split(x, size, len(blocks)) for x in (query, distances.rows))
     draws = bool(dropout.training and dropout.p)
     heads = []
     for n, (block, n_keys) in enumerate(zip(blocks, lengths, strict=True)):
         of_block = distances._replace(rows=rows[n]).part(n_keys)
         of_keys = (visible.part(block, n_keys), None if bias_HBK is None else bias_HBK[..., :n_keys])
-        part = Factors(queries[n], all_first_keys[n], first_values[n], of_block, *of_keys, sinks[n])
+        part = Factors(queries[n], all_first_keys[n], first_values[n], of_block, *of_keys)
         if values.dtype == torch.bfloat16:
             heads.append(_attend_at_once(part, dropout))
         else:
@@ -114,49 +114,41 @@ def has_hooks(module: nn.Module) -> bool:
     return any(own) or bool(_has_any_global_hook())
 
 
-def softmax(logits_XTK: Tensor, read_by: nn.Module, sink_HBT: Tensor | None = None) -> Float[Tensor, "X T K"]:
-    """Return `eager.softmax`; it overwrites the logits, and its backward pass the gradient.
+def softmax(logits_XTK: Tensor, read_by: nn.Module) -> Float[Tensor, "X T K"]:
+    """Return the softmax over the keys; it overwrites the logits, and its backward pass the gradient.
 
     Args:
         logits_XTK: logits that nothing else reads.
         read_by: module that alone reads the softmax. If it has hooks, nothing is overwritten: they may keep the
             softmax, and so its gradient.
-        sink_HBT: sinks; None for none.
     """
     if has_hooks(read_by):
-        return eager.softmax(logits_XTK, sink_HBT)
-    sink_XT1 = None if sink_HBT is None else eager.of_queries(sink_HBT, logits_XTK)
-    probabilities: Tensor = _Softmax.apply(logits_XTK, sink_XT1)
+        return torch.softmax(logits_XTK, dim=-1)
+    probabilities: Tensor = _Softmax.apply(logits_XTK)
     return probabilities
 
 
 class _Softmax(torch.autograd.Function):
-    """Backward: p · (gradient - Σ p · gradient), with a sink too; the sink's is minus their sum."""
+    """Backward: p · (gradient - Σ p · gradient)."""
 
     @staticmethod
-    def forward(ctx: Any, logits_XTK: Tensor, sink_XT1: Tensor | None) -> Tensor:
+    def forward(ctx: Any, logits_XTK: Tensor) -> Tensor:
         overwritten = logits_XTK.detach()  # no other function keeps the logits
-        largest_XT1 = overwritten.amax(dim=-1, keepdim=True) if sink_XT1 is not None else None
         p_XTK = torch.softmax(overwritten, dim=-1, out=overwritten)
-        if sink_XT1 is not None and largest_XT1 is not None:
-            sum_XT1 = largest_XT1 - p_XTK.amax(dim=-1, keepdim=True).log()  # log Σ exp logits
-            p_XTK.mul_(torch.sigmoid(sum_XT1 - sink_XT1))
         ctx.save_for_backward(p_XTK)
         return p_XTK
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (gradient_XTK,), (p_XTK,) = gradients, ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             weighted_XTK = p_XTK * gradient_XTK
-            result = weighted_XTK - p_XTK * weighted_XTK.sum(-1, keepdim=True)
-        else:
-            # A gradient such as that of a sum is expanded from one number, and has no room for the result.
-            room_XTK = gradient_XTK if gradient_XTK.is_contiguous() else torch.empty_like(p_XTK)
-            backward = torch.ops.aten._softmax_backward_data.out
-            result = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=room_XTK)
-        precise = torch.promote_types(result.dtype, torch.float32)
-        return result, -result.sum(dim=-1, keepdim=True, dtype=precise) if ctx.needs_input_grad[1] else None
+            return weighted_XTK - p_XTK * weighted_XTK.sum(-1, keepdim=True)
+        # A gradient such as that of a sum is expanded from one number, and has no room for the result.
+        room_XTK = gradient_XTK if gradient_XTK.is_contiguous() else torch.empty_like(p_XTK)
+        backward = torch.ops.aten._softmax_backward_data.out
+        result: Tensor = backward(gradient_XTK, p_XTK, -1, p_XTK.dtype, grad_input=room_XTK)
+        return result
 
 
 def first_keys(x_HBKE: Tensor, lengths: Sequence[int]) -> list[Tensor]:

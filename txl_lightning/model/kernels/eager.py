@@ -20,7 +20,7 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
 
     X = H·B matrices are multiplied at once. With a bias of the keys the sum has its type, at least float32.
     """
-    query, keys, _, distances, visible, bias_HBK, _ = factors
+    query, keys, _, distances, visible, bias_HBK = factors
     (H, B, K, E), T = keys.shape, visible.mask_TK.shape[-2]
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
@@ -42,30 +42,16 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     return (content_XTK.unflatten(0, (H, B)) + by_key[:, None]).flatten(0, 1)
 
 
-def softmax(logits_XTK: Float[Tensor, "X T K"], sink_HBT: Tensor | None = None) -> Float[Tensor, "X T K"]:
-    """Return exp A_ij / (exp s_i + Σ_k exp A_ik) with the sinks s of `Factors`, or without exp s_i."""
-    if sink_HBT is None:
-        return torch.softmax(logits_XTK, dim=-1)
-    sink_XT1 = of_queries(sink_HBT, logits_XTK).to(logits_XTK.dtype)
-    return torch.softmax(torch.cat([logits_XTK, sink_XT1], dim=-1), dim=-1)[..., :-1]
-
-
-def of_queries(sink_HBT: Tensor, logits_XTK: Float[Tensor, "X T K"]) -> Float[Tensor, "X T 1"]:
-    """Repeat sinks for the streams and queries of the logits, X = H·B, where these have size 1."""
-    H, (X, T, _) = len(sink_HBT), logits_XTK.shape
-    return sink_HBT.expand(H, X // H, T).flatten(0, 1)[..., None]
-
-
 def weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H B K E"]) -> Float[Tensor, "H B T E"]:
     """Return the sum of the values, weighted by the probabilities, which get their type."""
     return torch.bmm(probabilities_XTK.to(values.dtype), values.flatten(0, 1)).unflatten(0, values.shape[:2])
 
 
 def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    """Return dropout(softmax(logits)) · values, with the sinks in the softmax."""
+    """Return dropout(softmax(logits)) · values."""
     logits_XTK = logits(factors)
     with torch.autocast("cuda", enabled=False):  # it would keep all probabilities in float32
-        probabilities_XTK = dropout(softmax(logits_XTK, factors.sink_HBT))
+        probabilities_XTK = dropout(torch.softmax(logits_XTK, dim=-1))
     return weighted(probabilities_XTK, factors.values)
 
 
@@ -84,8 +70,6 @@ class Factors(NamedTuple):
         distances: terms (b) and (d), computed by the kernel for as many queries and keys as it needs.
         visible: keys that each query may attend to.
         bias_HBK: bias of every key for all queries, term (c), at least in float32; None for none.
-        sink_HBT: logits that join the sum of each query's softmax and have no value (`softmax`), [H, B, T]; streams and
-            tokens have size 1 if they are all alike. None for none.
     """
 
     query: Tensor | None
@@ -94,13 +78,12 @@ class Factors(NamedTuple):
     distances: DistanceFactors
     visible: VisibleKeys
     bias_HBK: Tensor | None = None
-    sink_HBT: Tensor | None = None
 
     @property
     def is_fusable(self) -> bool:
-        """Whether torch's fused kernel computes this: with a query, one type of all addends, and no sinks."""
+        """Whether torch's fused kernel computes this: with a query and one type of all addends."""
         one_type = self.bias_HBK is None or self.bias_HBK.dtype == self.values.dtype
-        return self.query is not None and one_type and self.sink_HBT is None
+        return self.query is not None and one_type
 
     def by_key(self) -> Float[Tensor, "H B_or_1 T_or_1 K"] | None:
         """Return all addends by key but the mask, as they broadcast: terms (b) and (d), and the bias; None for none."""
@@ -122,7 +105,6 @@ class Factors(NamedTuple):
             self.distances._replace(rows=_rows(self.distances.rows, heads, queries)).part(n_keys, heads),
             self.visible.part(queries, n_keys),
             None if self.bias_HBK is None else self.bias_HBK[heads, :, :n_keys],
-            _rows(self.sink_HBT, heads, queries),
         )
 
 

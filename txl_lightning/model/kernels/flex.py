@@ -18,17 +18,16 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     """Return what `eager.attend` returns, compiled on a GPU and by plain operations on the CPU.
 
     Raises:
-        OptionError: with dropout, sinks, memory tokens, a mask for each stream, or gradients on the CPU: flex_attention
+        OptionError: with dropout, memory tokens, a mask for each stream, or gradients on the CPU: flex_attention
             has none of them; on a GPU with heads of less than 16, which its kernels do not have.
     """
-    query, keys, values, _, visible, _, sink_HBT = factors
+    query, keys, values, _, visible, _ = factors
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
     one_mask = "has one mask for all streams; memory_reset=document, memory.reset() and lengths_B need eager"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
     require(visible.causal, "attention", "flex", "hides all keys after a query; memory tokens need eager")
     no_dropout = "has no dropout of attention probabilities; use eager"
     require(not (dropout.training and dropout.p), "attention", "flex", no_dropout)
-    require(sink_HBT is None, "attention", "flex", "has no sinks; model.sink=true needs eager")
     require(not values.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use eager")
     query = values.new_zeros(H, B, T, E) if query is None else query.to(values.dtype).expand(H, B, T, E)
     by_key, add_by_key = factors.by_key(), None
@@ -44,7 +43,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     heads_BHTE = (flex_attention if on_cpu else _compiled())(
         *(x.transpose(0, 1) for x in (query, keys, values)),
         score_mod=add_by_key,
-        block_mask=_block_mask(T, K, visible.first_key, length, visible.n_first, values.device),
+        block_mask=_block_mask(T, K, visible.first_key, length, values.device),
         scale=1.0,
     )
     return heads_BHTE.transpose(0, 1)
@@ -57,16 +56,13 @@ def _compiled() -> Any:
 
 @torch.compiler.disable
 @lru_cache(maxsize=8)  # equal in all layers, and in all steps once the memory is full
-def _block_mask(
-    n_queries: int, n_keys: int, first_key: int, attention_len: int, n_first: int, device: torch.device
-) -> BlockMask:
+def _block_mask(n_queries: int, n_keys: int, first_key: int, attention_len: int, device: torch.device) -> BlockMask:
     """Return the blocks of keys that some query sees, and the exact mask inside them."""
     with torch.inference_mode(False):  # validation may come first, and training keeps the mask for its gradients
-        bounds = (first_key, first_key + n_first, attention_len)
-        first, always, length = (torch.tensor(value, device=device) for value in bounds)
+        first, length = (torch.tensor(value, device=device) for value in (first_key, attention_len))
         newest = n_keys - n_queries
         return create_block_mask(
-            lambda b, h, i, j: (j <= newest + i) & ((newest + i - j < length) | (j < always)) & (j >= first),
+            lambda b, h, i, j: (j <= newest + i) & (newest + i - j < length) & (j >= first),
             *(None, None, n_queries, n_keys),
             device=device,
         )
