@@ -415,7 +415,8 @@ class LanguageModelModule(L.LightningModule):
         values = loss_metrics(float(nll), self.level, per_token)
         self.metrics |= {f"{stage}/{name}": value for name, value in values.items()}
         self.metrics[f"{stage}/tokens"] = int(tokens)
-        self.log_dict({f"{stage}/{name}": value for name, value in values.items()}, logger=False)  # for callbacks
+        for_callbacks = {f"{stage}/{name}": value for name, value in values.items()}
+        self.log_dict(for_callbacks, logger=False, sync_dist=True)  # equal on all ranks; without it Lightning warns
         self.evaluation_memory, self._evaluation_score = MemoryHolder(), None
         loss.reset()
 
