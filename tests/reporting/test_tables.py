@@ -51,7 +51,7 @@ def test_a_name_stays_one_cell_without_markup() -> None:
 
 
 def test_a_name_stays_one_cell_in_the_report_of_recl(tmp_path: Path) -> None:
-    """Also in titles, notes and groups: nothing else changes when model, group and corpus have such a name."""
+    """Escape names in titles, notes and groups: with another name of model, group or corpus nothing else differs."""
     plain = recl_results()
     named = json.loads(json.dumps(plain).replace('"a"', json.dumps(NAME)).replace('"text"', json.dumps(NAME)))
     written = []

@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What `txl train` adds to every checkpoint."""
+        """Return the entries that `txl train` adds to every checkpoint."""
         return self.contents["txl_lightning"]
 
     @property

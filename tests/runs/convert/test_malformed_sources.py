@@ -1,4 +1,4 @@
-"""What `txl convert` reads of other programs, spoilt: one line with the source and what is wrong."""
+"""Damaged or wrong sources of `txl convert`: one line with the source and what is wrong."""
 
 import json
 from collections.abc import Callable

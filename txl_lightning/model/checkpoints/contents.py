@@ -1,4 +1,4 @@
-"""What a checkpoint of anyone may hold: compared with what it should, before anything of it is used."""
+"""Comparison of the contents of a checkpoint with those expected, before any of them is used."""
 
 from __future__ import annotations
 
