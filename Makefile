@@ -56,7 +56,7 @@ test-isa: test-avx2
 # The tests of the extra hf, in its own environment: torchmetrics imports transformers wherever it is installed, so in
 # .venv every command would start seconds later.
 test-hf: $(HF)/.ready
-	$(HF)/bin/python -m pytest tests/evaluation/recl/test_huggingface.py tests/evaluation/recl/test_recl_models.py tests/docs/test_commands.py
+	$(HF)/bin/python -m pytest tests/measure/recl/test_huggingface.py tests/measure/recl/test_recl_models.py tests/docs/test_commands.py
 
 # The tests that need Hugging Face's class; the bench uses this environment too, in its own environment.
 test-transformers: $(TRANSFORMERS)/.ready

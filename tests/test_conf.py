@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from txl_lightning import TransformerXL
 from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.config.schemas import CONF, Config, typed
-from txl_lightning.evaluation.scoring.protocols import StateReuse
+from txl_lightning.measure.scoring.protocols import StateReuse
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
 from txl_lightning.training.run import train

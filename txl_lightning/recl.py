@@ -8,11 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from txl_lightning.evaluation.recl.effective_context import EffectiveContext, relative_effective_context_lengths
+from txl_lightning.measure.recl.effective_context import EffectiveContext, relative_effective_context_lengths
 
 if TYPE_CHECKING:
-    from txl_lightning.evaluation.recl.loss_by_context import context_curve, context_gains
-    from txl_lightning.evaluation.scoring.windows import WindowReader, loss_grid, position_blocks, window_reader
+    from txl_lightning.measure.recl.loss_by_context import context_curve, context_gains
+    from txl_lightning.measure.scoring.windows import WindowReader, loss_grid, position_blocks, window_reader
 
 OF_MODELS = {
     **dict.fromkeys(("context_curve", "context_gains"), "recl.loss_by_context"),
@@ -34,4 +34,4 @@ def __getattr__(name: str) -> Any:
     """Import what scores models, and with it torch, at the first use of a name."""
     if name not in OF_MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"txl_lightning.evaluation.{OF_MODELS[name]}"), name)
+    return getattr(import_module(f"txl_lightning.measure.{OF_MODELS[name]}"), name)

@@ -39,7 +39,7 @@ RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "
 PRELOADED = (
     "txl_lightning.command_line.hydra_app",
     "txl_lightning.training.run",
-    "txl_lightning.evaluation.perplexity.command",
+    "txl_lightning.measure.perplexity.command",
     "wandb",
 )
 SEEN = 0.1  # share of its steps from which a running training shows its speed

@@ -38,7 +38,7 @@ from experiments.tables.arms import (
 )
 from experiments.tables.length_sweep import WINDOWS, Evaluations, evaluations, loss_cell, with_sweeps
 from txl_lightning.config.schemas import DataConfig
-from txl_lightning.evaluation.scoring.standard_errors import NORMAL_95
+from txl_lightning.measure.scoring.standard_errors import NORMAL_95
 
 TITLE = "Tables 1 to 5: main results"
 PAPER = (

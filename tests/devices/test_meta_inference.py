@@ -13,8 +13,8 @@ from tests.devices.arms import B, T, cases, make, tokens, unread_clusters
 from tests.host_reads import AnsweredReads
 from txl_lightning import CachedTransformerXL, TransformerXL
 from txl_lightning.data.streams import OrderedStreams
-from txl_lightning.evaluation.scoring.token_losses import token_losses
-from txl_lightning.evaluation.scoring.windows import loss_grid, sliding_losses, window_reader
+from txl_lightning.measure.scoring.token_losses import token_losses
+from txl_lightning.measure.scoring.windows import loss_grid, sliding_losses, window_reader
 from txl_lightning.model.inference import generation
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.sliding_window import SlidingWindow

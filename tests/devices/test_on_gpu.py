@@ -17,8 +17,8 @@ from txl_lightning import CachedTransformerXL
 from txl_lightning.data.streams import OrderedStreams
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import UserError
-from txl_lightning.evaluation.scoring.token_losses import token_losses
-from txl_lightning.evaluation.scoring.windows import loss_grid, window_reader
+from txl_lightning.measure.scoring.token_losses import token_losses
+from txl_lightning.measure.scoring.windows import loss_grid, window_reader
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.inference.generation import generate
 from txl_lightning.training.run import build, fit, quiet_libraries, train

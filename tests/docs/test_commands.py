@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from experiments.reproduce import parse
 from sweeps import dashboard
 from tests.docs.pages import ROOT, Command, blocks, commands
-from tests.evaluation.recl.tiny_huggingface import save_tiny
+from tests.measure.recl.tiny_huggingface import save_tiny
 from tests.training.small_run import TINY
 from txl_lightning import cli
 from txl_lightning.command_line.hydra_app import literal

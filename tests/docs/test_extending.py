@@ -19,7 +19,7 @@ from txl_lightning.config.schemas import CONF
 from txl_lightning.model.encodings import ENCODINGS
 from txl_lightning.training.run import train
 
-FOLDER = "txl_lightning.evaluation.share"
+FOLDER = "txl_lightning.measure.share"
 
 
 def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.evaluation.recl.test_recl_report import results as recl_results
+from tests.measure.recl.test_recl_report import results as recl_results
 from txl_lightning.command_line.multirun import write_results
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.evaluation.recl.report import write_report
 from txl_lightning.jobs.folder import JobFolder
+from txl_lightning.measure.recl.report import write_report
 from txl_lightning.reporting.tables import latex_table, markdown_table
 
 

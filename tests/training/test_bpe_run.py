@@ -15,14 +15,14 @@ from txl_lightning.data.byte_pairs import train_byte_pairs
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.attention import command as attention
-from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.generate import command as generate
-from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.evaluation.perplexity import command as evaluate
-from txl_lightning.evaluation.perplexity.options import EvaluateOptions
-from txl_lightning.evaluation.recl import command as recl
-from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.measure.attention import command as attention
+from txl_lightning.measure.attention.options import AttentionOptions
+from txl_lightning.measure.generate import command as generate
+from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.measure.perplexity import command as evaluate
+from txl_lightning.measure.perplexity.options import EvaluateOptions
+from txl_lightning.measure.recl import command as recl
+from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import load_trained, read_checkpoint
 from txl_lightning.training.run import train

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.evaluation.kept_figures import curves, kept_figures
+from tests.measure.kept_figures import curves, kept_figures
 from tests.training.small_run import tiny_config
 from tests.wandb_files import media, run_files, table
 from txl_lightning.config.lengths import trained_clamp
@@ -18,10 +18,10 @@ from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.recall import Recall
 from txl_lightning.errors import OptionError
-from txl_lightning.evaluation.recl.command import run as recl
-from txl_lightning.evaluation.recl.loss_by_context import context_curve
-from txl_lightning.evaluation.recl.options import ReclOptions
-from txl_lightning.evaluation.scoring.windows import position_blocks
+from txl_lightning.measure.recl.command import run as recl
+from txl_lightning.measure.recl.loss_by_context import context_curve
+from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.measure.scoring.windows import position_blocks
 from txl_lightning.runs.storage import read_file
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from tests.evaluation.kept_figures import kept_figures
+from tests.measure.kept_figures import kept_figures
 from tests.training.recorded_run import complete, recorded_losses, recorded_run
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig, plain
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.evaluation.attention import command as attention
-from txl_lightning.evaluation.attention.options import AttentionOptions
-from txl_lightning.evaluation.generate import command as generate
-from txl_lightning.evaluation.generate.options import GenerateOptions
-from txl_lightning.evaluation.perplexity import command as evaluate
-from txl_lightning.evaluation.perplexity.options import EvaluateOptions
-from txl_lightning.evaluation.recl import command as recl
-from txl_lightning.evaluation.recl.options import ReclOptions
+from txl_lightning.measure.attention import command as attention
+from txl_lightning.measure.attention.options import AttentionOptions
+from txl_lightning.measure.generate import command as generate
+from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.measure.perplexity import command as evaluate
+from txl_lightning.measure.perplexity.options import EvaluateOptions
+from txl_lightning.measure.recl import command as recl
+from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.training.run import train
 
 IDS = np.arange(4000) ** 2 % 53

@@ -21,10 +21,10 @@ from txl_lightning.data.recall import configured
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
 from txl_lightning.errors import OptionError, require
-from txl_lightning.evaluation.recl.effective_context import check_definition, even_contexts
-from txl_lightning.evaluation.recl.loss_by_context import ContextCurve, context_curve
-from txl_lightning.evaluation.scoring.windows import position_blocks
 from txl_lightning.files import write_json
+from txl_lightning.measure.recl.effective_context import check_definition, even_contexts
+from txl_lightning.measure.recl.loss_by_context import ContextCurve, context_curve
+from txl_lightning.measure.scoring.windows import position_blocks
 from txl_lightning.runs.metrics import (
     loss_metrics,
     loss_unit,

@@ -1,0 +1,29 @@
+"""Trained runs that the tests of all commands share; figures are kept instead of written."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.measure.kept_figures import Figures, kept_figures
+from tests.measure.small_runs import SmallRuns
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> SmallRuns:
+    """Short runs of every kind of model, on one text."""
+    return SmallRuns(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Ask for files with pictures in a test that reads them."""
+
+
+@pytest.fixture(autouse=True)
+def drawn(request: pytest.FixtureRequest) -> Iterator[Figures]:
+    """Figures by the name of their file; their pictures, which take most of a command's time, are not drawn."""
+    if "pictures" in request.fixturenames:
+        yield {}
+        return
+    with kept_figures() as figures:
+        yield figures

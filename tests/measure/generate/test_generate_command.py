@@ -1,0 +1,322 @@
+"""`txl generate` on tiny runs of every kind: the text as it streams, and the files."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.measure.small_runs import SmallRuns
+from txl_lightning.command_line.hydra_app import literal
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import UserError
+from txl_lightning.measure.generate import command as generate_command
+from txl_lightning.measure.generate.command import run, typed_prompt, with_context
+from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.model import CachedTransformerXL, SlidingWindow
+from txl_lightning.model.inference import generation
+from txl_lightning.runs.trained import load_trained
+
+LATER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lstm", "words", "tokens_states")]
+KINDS = ("relative", "absolute", "characters", "compressive", "tokens", "rope", *LATER)
+
+
+def options(runs: SmallRuns, kind: str, **chosen: Any) -> GenerateOptions:
+    path = runs.checkpoint(kind)
+    if not {"prompt", "context"} & set(chosen):
+        chosen["prompt"] = "line 7: the"
+    return GenerateOptions(path, **{"n_tokens": 12, "num_threads": 1, **chosen})
+
+
+def generated(options: GenerateOptions, directory: Path, write: Callable[[str], None] = str) -> dict[str, Any]:
+    """Return `generation.json`; print nothing unless `write` does."""
+    directory.mkdir(exist_ok=True)
+    assert run(options, directory, write) == []
+    return json.loads((directory / "generation.json").read_text())
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Log probabilities that tokens are drawn from."""
+    seen: list[torch.Tensor] = []
+    sample = generation._sample
+
+    def noted(log_probabilities: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+        seen.append(log_probabilities)
+        return sample(log_probabilities, *others, **named)
+
+    monkeypatch.setattr(generation, "_sample", noted)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["relative", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:3])])
+def test_in_bfloat16(runs: SmallRuns, tmp_path: Path, sampled: list[torch.Tensor], kind: str) -> None:
+    tokens = []
+    for precision in ("32-true", "bf16-mixed"):
+        chosen = {"precision": precision, "top_k": None, "n_tokens": 60, "temperature": 3.0}
+        results = generated(options(runs, kind, **chosen), tmp_path)
+        stated = results["float32_difference"]
+        assert (stated is None) == (precision == "32-true")
+        tokens.append(results["samples"][0]["tokens"])
+    assert {log_probabilities.dtype for log_probabilities in sampled} == {torch.float32}
+    assert tokens[0] != tokens[1]
+    assert stated["tokens"] == 50
+    assert 0 < abs(stated["nll"]) < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_is_scored_as_it_is_drawn(
+    runs: SmallRuns, tmp_path: Path, sampled: list[torch.Tensor], kind: str
+) -> None:
+    given, trained = options(runs, kind, n_tokens=6, top_k=1), load_trained(runs.checkpoint(kind))
+    results = generated(given, tmp_path)
+    losses = generation.continuation_losses(
+        with_context(trained, given)[0],
+        torch.tensor(results["prompt"]["tokens"]),
+        torch.tensor(results["samples"][0]["tokens"]),
+        segment_len=trained.config.evaluation.segment_len,
+        document_start=None,
+        closed_documents=False,
+    )
+    expected = torch.stack([-log_probabilities.max() for log_probabilities in sampled])
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_continues_a_prompt(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
+    written: list[str] = []
+    results = generated(options(runs, kind, n_samples=2), tmp_path, written.append)
+    assert {path.name for path in tmp_path.iterdir()} == {"generation.json", "samples.txt"}
+    assert [len(sample["tokens"]) for sample in results["samples"]] == [12, 12]
+    assert results["samples"][0] != results["samples"][1]
+    assert results["prompt"]["text"] == results["prompt"]["prompt"] == "line 7: the"
+    contexts = {"absolute": "context: the last 8 tokens", "lstm": "context carried"}
+    contexts["compressive"] = "memory of 8 tokens and 8 states of 2 tokens each"
+    contexts["tokens"] = "memory of 0 tokens and 3 memory tokens, written after every 8 tokens"
+    assert results["context"].startswith(contexts.get(kind, "memory of 8 tokens"))
+    first, second = (sample["text"] for sample in results["samples"])
+    text = (tmp_path / "samples.txt").read_text()
+    assert text == f"=== prompt\nline 7: the\n\n=== sample 1\n{first}\n\n=== sample 2\n{second}\n"
+    shown = "".join(written)
+    assert shown.index("--- prompt") < shown.index("--- sample 1") < shown.index("--- sample 2")
+
+
+def test_the_sample_is_written_as_it_is_drawn(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        for token_B in draw(*arguments, **named):
+            events.append("drawn")
+            yield token_B
+
+    draw = generate_command.draw
+    monkeypatch.setattr(generate_command, "draw", noted)
+    results = generated(options(runs, "characters", n_samples=2), tmp_path, lambda text: events.append(f"<{text}>"))
+    assert events[0] == "<--- prompt\nline 7: the\n--- sample 1\n>"
+    vocabulary = load_trained(runs.checkpoint("characters")).vocabulary
+    symbols = [vocabulary.symbols[token] for token in results["samples"][0]["tokens"]]
+    assert events[1:25] == [event for symbol in symbols for event in ("drawn", f"<{symbol}>")]
+    assert events[25:27] == ["<\n>", "<--- sample 2\n>"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["documents", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("relative", "absolute", "lstm"))]
+)
+def test_prompts_of_different_lengths_are_continued_as_each_is_alone(
+    runs: SmallRuns, tmp_path: Path, kind: str
+) -> None:
+    texts = ["line 7: the", "l", "line 8: the square of 8 is 64 " * 10]
+    chosen: dict[str, Any] = {"n_samples": 2, "prompt": None, "seed": 3}
+    written: list[str] = []
+    listed = generated(options(runs, kind, **chosen, prompts=texts), tmp_path / "list", written.append)
+    (tmp_path / "prompts.txt").write_text("\n\n".join(texts))
+    of_file = generated(options(runs, kind, **chosen, prompt_file=str(tmp_path / "prompts.txt")), tmp_path / "file")
+    assert of_file["prompts"] == listed["prompts"]
+    assert [entry["prompt"]["text"] for entry in listed["prompts"]] == texts
+    for text, entry in zip(texts, listed["prompts"], strict=True):
+        alone = generated(options(runs, kind, **{**chosen, "prompt": text}), tmp_path / "alone")
+        assert entry["samples"] == alone["samples"]
+    again = generated(options(runs, kind, prompt=texts[1], seed=4), tmp_path / "alone")
+    assert again["samples"] == listed["prompts"][1]["samples"][1:]
+    shown, saved = "".join(written), (tmp_path / "list/samples.txt").read_text()
+    assert f"--- prompt, 2\n{texts[1]}\n--- sample 1\n" in shown
+    assert f"=== prompt, 2\n{texts[1]}\n\n=== sample 1\n" in saved
+    assert shown.count("--- sample 2\n") == 3
+
+
+def test_a_sample_of_a_corpus_ends_its_context_at_a_document(runs: SmallRuns, tmp_path: Path) -> None:
+    """The document is all that the model sees of the context, whose numbers stay those of the corpus."""
+    trained = load_trained(runs.checkpoint("documents"))
+    tokens = load_corpus(trained.config.data, marked=True).splits["test"]
+    start = int((tokens < 0).nonzero()[0][-1])
+    whole, short = (
+        generated(options(runs, "documents", context=n, position=start + 5 - n, mem_len=30), tmp_path / str(n))
+        for n in (15, 5)
+    )
+    assert whole["samples"] == short["samples"]
+    assert whole["prompt"]["tokens"][-5:] == short["prompt"]["tokens"]
+    assert min(whole["prompt"]["tokens"]) >= 0
+    assert whole["prompt"]["text"].endswith(short["prompt"]["text"])
+
+
+@pytest.mark.parametrize("chosen", [{"prompt": "the cat\nthe cat sat\n"}, {"context": 14, "position": 3}], ids=str)
+def test_sentences_are_drawn_with_the_marks_at_both_ends(
+    runs: SmallRuns, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    """The first `<S>` of two ends a sentence and must not hide it, or the second one is never drawn."""
+    written: list[str] = []
+    results = generated(options(runs, "sentences", top_k=1, n_tokens=40, **chosen), tmp_path, written.append)
+    assert "\n\nthe cat" in results["prompt"]["text"]
+    text = results["samples"][0]["text"]
+    assert text.count("\n\nthe cat sat") > 3
+    assert text.count("\n\n") >= text.count("\n") // 2
+    assert text in "".join(written)
+
+
+def test_test_tokens_are_continued_beside_their_true_continuation(runs: SmallRuns, tmp_path: Path) -> None:
+    chosen = options(runs, "relative", context=30, position=40)
+    results = generated(chosen, tmp_path / "at")
+    trained = load_trained(chosen.checkpoint)
+    tokens = load_corpus(trained.config.data).splits["test"]
+    assert results["prompt"]["tokens"] == tokens[40:70].tolist()
+    assert results["continuation"] == trained.vocabulary.decode(tokens[70:82])
+    text = (runs.folder / "text.txt").read_text()
+    assert results["prompt"]["text"] + results["continuation"] in text
+    assert results["samples"][0]["text"] == trained.vocabulary.decode(results["samples"][0]["tokens"])
+    assert results["prompt"].items() >= {
+        "corpus": "text.txt", "sha256": load_corpus(trained.config.data).checksum, "split": "test", "position": 40,
+        "context": 30,
+    }.items()  # fmt: skip
+    text = (tmp_path / "at/samples.txt").read_text()
+    assert text.index("from token 40 on") < text.index("=== true continuation") < text.index("=== sample 1")
+    others = [generated(options(runs, "relative", context=30, seed=seed), tmp_path / "some") for seed in (1, 2, 3)]
+    assert len({other["prompt"]["position"] for other in others}) > 1
+    assert {len(other["continuation"]) for other in others} == {12}
+
+
+def test_times_and_the_difference_to_float32_are_stated(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve tokens of two samples each: 10 seconds until the first token, then four seconds."""
+    times = iter([100.0, 110.0, *[111.0] * 10, 114.0])
+    monkeypatch.setattr(generate_command.time, "perf_counter", lambda: next(times))
+
+    def losses(model: Any, prompt_T: torch.Tensor, drawn_N: torch.Tensor, **_: Any) -> torch.Tensor:
+        return torch.full((len(drawn_N),), 3.0 if torch.is_autocast_enabled("cpu") else 2.5)
+
+    monkeypatch.setattr(generate_command, "continuation_losses", losses)
+    written: list[str] = []
+    given = options(runs, "relative", n_samples=2, precision="bf16-mixed", seed=4)
+    results = generated(given, tmp_path, written.append)
+    assert results["prompt_seconds"] == 10
+    assert results["tokens_per_second"] == 2 * 11 / 4
+    assert results["float32_difference"] == {"nll": 0.5, "tokens": 12}
+    assert written[-2:] == [
+        "24 tokens, 6 a second; memory of 8 tokens\n",
+        "bf16-mixed: nll +0.50000 beside float32 on the first 12 tokens of sample 1\n",
+    ]
+    assert (results["checkpoint"], results["step"]) == (given.checkpoint, 2)
+    assert results["options"] == {
+        "n_tokens": 12, "n_samples": 2, "top_k": 40, "top_p": 1.0, "temperature": 1.0, "seed": 4,
+        "precision": "bf16-mixed",
+    }  # fmt: skip
+    monkeypatch.undo()
+    single = generated(options(runs, "relative", n_tokens=1), tmp_path)
+    assert single["tokens_per_second"] is None
+
+
+def test_a_seed_repeats_beyond_the_memory_and_another_differs(runs: SmallRuns, tmp_path: Path) -> None:
+    given = {"n_tokens": 60, "mem_len": 20, "top_p": 0.9}
+    first, again, other = (generated(options(runs, "relative", seed=seed, **given), tmp_path) for seed in (5, 5, 6))
+    assert first["samples"] == again["samples"] != other["samples"]
+    assert (len(first["samples"][0]["tokens"]), first["context"]) == (60, "memory of 20 tokens")
+
+
+def test_a_terminal_is_not_commanded_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generate_command.visible("a\x1b[2J\tb\r\x9b\né") == "a\ufffd[2J\tb\ufffd\ufffd\né"
+
+
+WORDS, OF_LM1B = (Vocabulary("word", (*marks, "the", "cat")) for marks in (("<eos>", "<unk>"), ("<S>", "<UNK>")))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "text", "closed", "tokens"),
+    [
+        (Vocabulary("byte"), "é", False, [0xC3, 0xA9]),
+        (Vocabulary("byte", ("a", "b")), "a\nb", False, [0, 1]),
+        (WORDS, "the cat", False, [2, 3]),
+        (WORDS, "the dog\n\n", False, [2, 1, 0, 0]),
+        (OF_LM1B, "the cat\nthe", False, [0, 2, 3, 0, 2]),
+        # Only the sentence that is continued has no mark at its end.
+        (OF_LM1B, "the cat\nthe", True, [0, 2, 3, 0, 0, 2]),
+        (OF_LM1B, "the\n", True, [0, 2, 0]),
+        (OF_LM1B, "\nthe\n\ncat", True, [0, 2, 0, 0, 3]),
+    ],
+)
+def test_a_prompt_is_encoded_as_the_corpus_is(
+    vocabulary: Vocabulary, text: str, closed: bool, tokens: list[int]
+) -> None:
+    prompt = typed_prompt(text, vocabulary, closed=closed)
+    assert prompt.tokens == tokens
+    assert (prompt.source["unknown"] == ["dog"]) == ("'dog' read as <unk>" in prompt.title) == ("dog" in text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "chosen", "words"),
+    [
+        (
+            "relative",
+            {"prompt": None},
+            "prompt=None: one of prompt, prompts, prompt_file, prompt_ids, context must be given",
+        ),
+        ("relative", {"prompt": ""}, "prompt='': must have at least one token"),
+        ("relative", {"prompt": "a", "context": 3}, "context=3: one of prompt"),
+        ("relative", {"prompt": None, "prompt_file": "/nowhere"}, r"prompt_file=/nowhere: cannot be read \(No such"),
+        ("relative", {"prompt": None, "prompt_file": "/dev/null"}, r"prompt_file=/dev/null: cannot be read \(neither"),
+        ("characters", {"prompt": "line ☃:"}, r"prompt='line ☃:': '☃' is not among the \d+ symbols"),
+        ("relative", {"context": 10**6}, r"context=1000000: must be in 1 … \d+, the tokens of test"),
+        ("relative", {"context": 10, "position": 10**6}, "position=1000000: must be in 0 …"),
+        ("relative", {"prompt": "a", "position": 3}, r"position=3: must be .* with context=N"),
+        ("relative", {"top_k": 0}, "top_k=0: must be"),
+        ("relative", {"mem_len": 0}, "mem_len=0: must be an integer >= 1"),
+        ("lstm", {"mem_len": 5}, "mem_len=5: must be null: lstm has no such length"),
+    ],
+)
+def test_impossible_prompts_are_named(
+    runs: SmallRuns, tmp_path: Path, kind: str, chosen: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        run(replace(options(runs, kind, **chosen), **chosen), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+TEXTS = ("def f(x, y): return {x: [y]}", 'it\'s "so"', "a=b", "two\nlines\\", "${a}\\${b}\\\\", "null", " 1 ", "C:\\'")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_prompt_is_what_was_typed(text: str) -> None:
+    from hydra import compose, initialize_config_dir
+
+    from txl_lightning.config.composition import register_command
+    from txl_lightning.config.schemas import CONF
+
+    register_command("generate", GenerateOptions)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("generate", overrides=["checkpoint=x", literal(f"prompt={text}", ("prompt",))])
+    assert config.prompt == text
+    assert literal("seed=3", ("prompt",)) == "seed=3"
+
+
+def test_distances_beyond_training_are_clamped(runs: SmallRuns) -> None:
+    for mem_len, clamp_len in ((None, -1), (8, -1), (9, 15)):
+        model, _ = with_context(load_trained(runs.checkpoint("relative")), options(runs, "relative", mem_len=mem_len))
+        assert isinstance(model, CachedTransformerXL)
+        assert model.config.clamp_len == clamp_len
+    model, _ = with_context(load_trained(runs.checkpoint("absolute")), options(runs, "absolute"))
+    assert isinstance(model, SlidingWindow)
+    assert model.attention_len == 8

@@ -1,0 +1,285 @@
+"""Dynamic evaluation: the update rule, scored before learned from, rates chosen on validation, the results."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.measure.perplexity.scored import result
+from tests.measure.perplexity.test_evaluate_values import by_blocks
+from tests.measure.small_runs import SmallRuns
+from txl_lightning.config.lengths import evaluation_lengths
+from txl_lightning.data.corpus import Corpus, load_corpus
+from txl_lightning.errors import OptionError
+from txl_lightning.measure.perplexity.command import run
+from txl_lightning.measure.perplexity.dynamic import DynamicEvaluation, dynamic_evaluation, gradient_rms
+from txl_lightning.measure.perplexity.options import DynamicOptions, EvaluateOptions
+from txl_lightning.measure.scoring.protocols import StateReuse
+from txl_lightning.runs.trained import TrainedModel, load_trained
+
+T = 8  # segment of the small runs, and their memory
+RATES = {"lr": 3e-3, "decay": 0.02, "epsilon": 1e-4}
+KINDS = [
+    "documents",
+    "sentences",
+    "al_rfou",
+    "shaw_words",
+    "extended",
+    "compressive",
+    "tokens",
+    "lstm",
+    "qrnn",
+]
+
+
+def opened(runs: SmallRuns, kind: str = "characters", double: bool = False) -> tuple[TrainedModel, Corpus]:
+    trained = load_trained(runs.checkpoint(kind))
+    if double:
+        trained.model.double()
+    return trained, load_corpus(
+        trained.config.data,
+        trained.vocabulary if kind == "sentences" else None,
+        trained.config.memory.reset == "document",
+    )
+
+
+def protocol_of(trained: TrainedModel, corpus: Corpus, **given: Any) -> StateReuse:
+    evaluation = replace(trained.config.evaluation, **{"batch_size": 1, "max_segments": 30, **given})
+    return StateReuse(trained, corpus, evaluation, cached=False)
+
+
+def learning(static: StateReuse, segments: int = 16, **rates: float) -> DynamicEvaluation:
+    return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}), None)[0]
+
+
+def segments_of(tokens: np.ndarray, n: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for first in range(0, min(n * T, len(tokens) - 1), T):
+        window = torch.from_numpy(tokens[first : first + T + 1].astype(np.int64))[None]
+        yield window[:, :-1], window[:, 1:]
+
+
+def naive(model: Any, tokens: np.ndarray, n: int, rms: dict[str, torch.Tensor]) -> list[float]:
+    """Score n segments by the rule as the paper writes it, weight by weight."""
+    origin = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    entries = sum(one.numel() for one in rms.values())
+    mean = sum(float(one.sum()) for one in rms.values()) / entries
+    losses, memory = [], None
+    for inputs, targets in segments_of(tokens, n):
+        model.zero_grad()
+        nll, memory = model.score(inputs, targets, memory)
+        losses += nll[0].tolist()
+        nll.mean().backward()
+        for name, weight in model.named_parameters():
+            norm = torch.minimum(rms[name] / mean, torch.tensor(1 / RATES["decay"], dtype=torch.float64))
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            step = RATES["lr"] * gradient / (rms[name] + RATES["epsilon"])
+            weight.data = weight.data - step + RATES["decay"] * norm * (origin[name] - weight.data)
+    return losses
+
+
+def test_losses_are_those_of_the_papers_rule_in_a_loop(runs: SmallRuns) -> None:
+    trained, corpus = opened(runs, double=True)
+    static = protocol_of(trained, corpus)
+    dynamic = learning(static)
+    names = [name for name, _ in trained.model.named_parameters()]
+    rms = dict(zip(names, dynamic.rms, strict=True))
+    before = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    ours = dynamic.losses("test").nll
+    assert all(value.equal(before[name]) for name, value in trained.model.state_dict().items())
+    assert dynamic.losses("test").nll.tolist() == ours.tolist()  # from the trained weights again
+    other = opened(runs, double=True)[0]
+    model = other.model.with_lengths(**evaluation_lengths(other.config))
+    expected = naive(model, corpus.splits["test"], 30, rms)
+    np.testing.assert_allclose(ours, expected, rtol=1e-12)
+    assert np.abs(ours - static.losses("test").nll)[T:].max() > 0.1
+
+
+def test_statistics_are_root_mean_squares_of_gradients_of_training_text(runs: SmallRuns) -> None:
+    trained, corpus = opened(runs, double=True)
+    found = gradient_rms(protocol_of(trained, corpus), corpus, 16)
+    model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config))
+    weights, tokens = list(model.parameters()), corpus.splits["train"]
+    squares = [torch.zeros_like(weight) for weight in weights]
+    last = math.ceil((len(tokens) - 1) / T) - 8
+    for first in (0, last):  # two runs of eight segments, the second after a memory's length of text
+        memory = None
+        for index in range(max(0, first - 1), first + 8):
+            inputs, targets = next(segments_of(tokens[index * T :], 1))
+            nll, memory = model.score(inputs, targets, memory)
+            if index >= first:
+                for square, gradient in zip(squares, torch.autograd.grad(nll.mean(), weights), strict=True):
+                    square += gradient**2
+    for one, square in zip(found, squares, strict=True):
+        torch.testing.assert_close(one, (square / 16).sqrt(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["characters", *KINDS])
+def test_the_first_segment_is_scored_before_anything_is_learned(runs: SmallRuns, kind: str) -> None:
+    static = protocol_of(*opened(runs, kind), max_segments=12)
+    before, after = static.losses("test"), learning(static, 4, epsilon=0.01).losses("test")
+    assert after.positions.tolist() == before.positions.tolist()
+    np.testing.assert_allclose(after.nll[:T], before.nll[:T], rtol=1e-6)
+    assert np.abs(after.nll[T:] - before.nll[T:]).max() > 1e-3
+    np.testing.assert_allclose(learning(static, 4, lr=0.0).losses("test").nll, before.nll, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("streams", "kept"), [(1, 6), (3, 2)])
+def test_later_text_changes_no_earlier_loss(runs: SmallRuns, streams: int, kept: int) -> None:
+    trained, corpus = opened(runs)
+    static = protocol_of(trained, corpus, batch_size=streams, max_segments=10)
+    dynamic = learning(static)
+    test = np.array(corpus.splits["test"])
+    column = len(test) // streams
+    for begin in range(0, len(test), column):
+        test[begin + kept * T + 1 : begin + column] = test[begin + 1]  # all targets after the segments that stay
+    doctored = replace(dynamic, corpus=replace(corpus, splits={**corpus.splits, "test": test}))
+    before, after = dynamic.losses("test"), doctored.losses("test")
+    same = (before.positions - 1) % column < kept * T
+    assert 0 < same.sum() < len(same)
+    assert before.nll[same].tolist() == after.nll[same].tolist()
+    assert before.nll[~same].tolist() != after.nll[~same].tolist()
+
+
+def test_weights_in_bfloat16_follow_the_updates(runs: SmallRuns) -> None:
+    """Autocast keeps weights that it has converted: kept too long, they would be those before the update."""
+    static = replace(protocol_of(*opened(runs), max_segments=6), precision="bf16-mixed")
+    dynamic = learning(static, lr=1e-3, decay=0.0)
+    trained, corpus = opened(runs)
+    model: Any = trained.model.with_lengths(**evaluation_lengths(trained.config))
+    expected, memory = [], None
+    for inputs, targets in segments_of(corpus.splits["test"], 6):
+        with torch.autocast("cpu", torch.bfloat16):
+            nll, memory = model.score(inputs, targets, memory)
+        expected += nll[0].tolist()
+        gradients = torch.autograd.grad(nll.mean(), list(model.parameters()))
+        for weight, gradient, rms in zip(model.parameters(), gradients, dynamic.rms, strict=True):
+            weight.data -= 1e-3 * gradient / (rms + RATES["epsilon"])
+    found = dynamic.losses("test").nll
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
+    assert np.abs(found - static.losses("test").nll)[T:].max() > 0.1
+
+
+def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path: Path) -> None:
+    checkpoint = Path(runs.checkpoint("characters"))
+    files = {path: path.read_bytes() for path in checkpoint.parents[1].rglob("*") if path.is_file()}
+    options = {"dynamic": DynamicOptions(**RATES, segments=16), "losses": True, "splits": ["valid", "test"]}
+    found = result(runs, "characters", tmp_path, **options)
+    assert {path: path.read_bytes() for path in checkpoint.parents[1].rglob("*") if path.is_file()} == files
+    assert found["dynamic"] == {**RATES, "segments": 16, "search": []}
+    assert (found["evaluation"]["batch_size"], found["evaluation"]["cached"]) == (1, False)
+    (tmp_path / "static").mkdir()
+    static = result(runs, "characters", tmp_path / "static", batch_size=1, cached=False, splits=["valid", "test"])
+    assert "dynamic" not in static
+    for split in ("valid", "test"):
+        test, learned = found[split], found[split]["dynamic"]
+        assert test["nll"] == static[split]["nll"]
+        nll, positions = (np.load(tmp_path / f"losses_{split}_dynamic.npz")[name] for name in ("nll", "positions"))
+        before = np.load(tmp_path / f"losses_{split}.npz")["nll"]
+        assert learned["losses"] == f"losses_{split}_dynamic.npz"
+        assert learned["nll"] == pytest.approx(nll.mean(dtype=float), rel=1e-9)
+        assert learned["tokens"] == test["tokens"] == len(positions)
+        below = learned["below_static"]
+        assert below["nll"] == pytest.approx((before.astype(float) - nll).mean(), rel=1e-6)
+        error, _ = by_blocks(before - nll, positions)
+        assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-5)
+
+
+def test_lines_have_the_difference_and_its_interval(runs: SmallRuns, tmp_path: Path) -> None:
+    given = EvaluateOptions(
+        runs.checkpoint("characters"), splits=["test"], dynamic=DynamicOptions(**RATES, segments=16), block_len=20
+    )
+    static, dynamic, below = run(given, tmp_path)
+    found = json.loads((tmp_path / "evaluation.json").read_text())["test"]["dynamic"]
+    gain, error = found["below_static"]["bpc"], found["below_static"]["standard_error"]["bpc"]
+    assert "segments of 8, 1 streams without context" in static
+    assert dynamic.startswith(f"test, dynamic: nll {found['nll']:.4f}, bpc {found['bpc']:.4f} ± ")
+    assert "(lr 0.003, decay 0.02, epsilon 0.0001; left out: " in dynamic
+    interval = f"{gain - 1.96 * error:.4f} to {gain + 1.96 * error:.4f}"
+    expected = f"test: dynamic evaluation is {gain:.4f} bpc below static, 95 % interval {interval} (paired by token)"
+    assert below == expected
+
+
+def test_rates_are_chosen_on_validation(runs: SmallRuns, tmp_path: Path) -> None:
+    grid = DynamicOptions(search=True, lrs=[1e-4, 3e-3, 1e9], decays=[0.0, 0.02], epsilon=1e-4, segments=16)
+    found = result(runs, "characters", tmp_path, dynamic=grid, sweep_tokens=80)
+    rows = found["dynamic"]["search"]
+    assert [(row["lr"], row["decay"]) for row in rows] == [(lr, decay) for lr in grid.lrs for decay in grid.decays]
+    best = min((row for row in rows if row["nll"] is not None), key=lambda row: row["nll"])
+    assert (found["dynamic"]["lr"], found["dynamic"]["decay"]) == (best["lr"], best["decay"])
+    trained, corpus = opened(runs)
+    static = protocol_of(trained, corpus, max_segments=10)
+    for row in rows[:4]:
+        again = learning(static, lr=row["lr"], decay=row["decay"]).losses("valid").mean
+        assert row["nll"] == pytest.approx(again, rel=1e-6)
+    whole = protocol_of(trained, corpus, max_segments=None)
+    chosen = learning(whole, lr=best["lr"], decay=best["decay"]).losses("test").mean
+    assert found["test"]["dynamic"]["nll"] == pytest.approx(chosen, rel=1e-6)
+    small = DynamicOptions(search=True, lrs=[1e-9, 1e-4], decays=[0.0], segments=8)
+    lines = run(
+        EvaluateOptions(runs.checkpoint("characters"), splits=["test"], dynamic=small, sweep_tokens=80), tmp_path
+    )
+    assert lines[1] == "lr 0.0001, decay 0, epsilon 0.0001: lowest validation loss of 2; lr is an end of dynamic.lrs"
+
+
+def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: SmallRuns, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("short line: a square\n" * 60)
+    given = {"dynamic": DynamicOptions(**RATES, segments=16), "max_segments": 20, "losses": True}
+    result(runs, "characters", tmp_path, data_path=str(other), **given)
+    trained, own = opened(runs)
+    corpus = load_corpus(replace(trained.config.data, path=str(other)), trained.vocabulary)
+    static = protocol_of(trained, corpus, max_segments=20)
+    dynamic = dynamic_evaluation(static, own, given["dynamic"], None)[0]
+    np.testing.assert_allclose(np.load(tmp_path / "losses_test_dynamic.npz")["nll"], dynamic.losses("test").nll)
+    assert not all(map(torch.equal, dynamic.rms, learning(static).rms))
+
+
+def test_a_rate_that_diverges_is_named(runs: SmallRuns, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^dynamic.lr=1e\+20: is too large: the loss of test is not finite"):
+        result(runs, "characters", tmp_path, dynamic=DynamicOptions(lr=1e20, segments=8))
+    assert not (tmp_path / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lr": -1.0}, "^dynamic.lr=-1.0: must be >= 0"),
+        ({"lr": 1e-3, "decay": 1.5}, "^dynamic.decay=1.5: must be in 0 … 1"),
+        ({"lr": 1e-3, "epsilon": 0.0}, "^dynamic.epsilon=0.0: must be > 0"),
+        ({"lr": 1e-3, "segments": 0}, "^dynamic.segments=0: must be an integer >= 1"),
+        ({"search": True, "lrs": []}, r"^dynamic.lrs=\[\]: must be >= 0"),
+        ({"search": True, "decays": [0.1, 2.0]}, r"^dynamic.decays=\[0.1, 2.0\]: must be in 0 … 1"),
+        ({"search": True, "lr": 1e-3}, "^dynamic.lr=0.001: must be null with dynamic.search=true"),
+        ({"decay": 0.1}, "^dynamic.lr=None: must be .* given with other options of dynamic"),
+    ],
+)
+def test_impossible_rates_are_named(runs: SmallRuns, tmp_path: Path, given: dict, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=DynamicOptions(**given)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"protocol": "sliding"}, "^protocol=sliding: must be memory for dynamic evaluation"),
+        ({"attention_lengths": [8]}, r"^attention_lengths=\[8\]: must be null for dynamic evaluation"),
+        ({"select_on": "valid"}, "^select_on=valid: must be null for dynamic evaluation"),
+        ({"sweep_tokens": 80}, "^sweep_tokens=80: is for select_on=valid"),
+    ],
+)
+def test_other_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, given: dict, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=DynamicOptions(lr=1e-3), **given), tmp_path)
+
+
+def test_several_processes_are_refused(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match=r"^dynamic.lr=0.001: must run in one process"):
+        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=DynamicOptions(lr=1e-3)), tmp_path)

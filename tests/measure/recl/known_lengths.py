@@ -1,0 +1,142 @@
+"""RECL of the exact model of `data=recall`, measured and derived, and the tables of docs/effective-context.md."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import expm1, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from examples.recall_oracle import RecallOracle
+from txl_lightning.data.recall import Recall
+from txl_lightning.measure.recl.effective_context import (
+    Array,
+    EffectiveContext,
+    relative_effective_context_lengths,
+)
+from txl_lightning.measure.recl.loss_by_context import mean_and_error
+from txl_lightning.measure.scoring.windows import WindowReader, loss_grid, position_blocks
+from txl_lightning.reporting.tables import markdown_table
+
+FRACTIONS = (0.1, 0.5, 1.0)
+THRESHOLD = 0.01
+
+
+def oracle_losses(
+    recall: Recall, contexts: Sequence[int], n_positions: int, n_tokens: int, seed: int
+) -> tuple[Array, NDArray[np.int64]]:
+    """Losses of the exact model on a draw of the text, [C, P], and the block of each position, as in `txl recl`."""
+    tokens = np.frombuffer(recall.text(n_tokens, seed).encode(), np.uint8)
+    positions, blocks = position_blocks(n_tokens, n_positions, contexts, seed)
+    return loss_grid(WindowReader(RecallOracle(recall), one_pass=True), tokens, positions, contexts), blocks
+
+
+def measured(
+    losses_CP: Array, contexts: Sequence[int], fractions: Sequence[float] = FRACTIONS, **options: Any
+) -> dict[float, EffectiveContext]:
+    return relative_effective_context_lengths({"oracle": losses_CP}, contexts, fractions, **options)["oracle"]
+
+
+def expected_gains(recall: Recall, contexts: Sequence[int], r: float) -> list[float]:
+    """Relative gain g(c, c') of every step, of infinitely many positions; without blocks of text.
+
+    S is the share of tokens with d <= c, s of those with c < d <= c'. By b(c, t) there are, from hardest to easiest,
+
+        (1 - q) S    tokens that do not repeat, although their source is seen:  b = ln V - ln(1 - p)
+        1 - S        tokens whose source is not seen:                          b = ln V
+        q S          tokens that repeat:                                       b = -ln q
+
+    A step gains ln(qV) at a share q of the s, which is in the second class. Where it makes a loss higher, b counts. T
+    has n places in that class, shared equally, so f falls by n / (1 - S) · s q ln(qV) / r.
+    """
+    p, q, V = recall.repeats, recall.match, recall.symbols
+    assert log(V) < log(V) - log(1 - p)
+    gains = []
+    for c, longer in pairwise(contexts):
+        seen, new = (np.mean([low < d <= high for d in recall.distances]) for low, high in ((0, c), (c, longer)))
+        places = min(max(r - (1 - q) * seen, 0), 1 - seen)
+        gains.append(-expm1(-places / (1 - seen) * new * q * log(q * V) / r) if new else 0.0)
+    return gains
+
+
+def expected_length(recall: Recall, contexts: Sequence[int], r: float) -> int:
+    """First context of the grid whose step gains less than the threshold."""
+    gains = expected_gains(recall, contexts, r)
+    return next(c for c, gain in zip(contexts, gains, strict=False) if gain < THRESHOLD)
+
+
+GRID = range(8, 144, 15)  # a step of 15: the positions of a block are 15 apart, so they are of all eight chains
+DISTANCES = tuple(range(16, 129, 16))  # one in every step
+
+
+def up_to(distance: int, repeats: float) -> Recall:
+    """Eight chains: one of every distance up to the longest, the others of 16 tokens."""
+    return Recall(tuple(d if d <= distance else 16 for d in DISTANCES), repeats, 8)
+
+
+def table_of_chains(n_positions: int = 10_000) -> str:
+    """Measured RECL, with the derived one where it differs, by longest distance, p and r."""
+    shares = (0.9, 0.6, 0.3)
+    header = ["longest d", "seen from c =", *(f"p = {p}, r = {r}" for p in shares for r in FRACTIONS)]
+    rows = []
+    for distance in DISTANCES:
+        cells = []
+        for p in shares:
+            recall = up_to(distance, p)
+            losses, _ = oracle_losses(recall, GRID, n_positions, 400_000, seed=1)
+            for r, length in measured(losses, GRID, bootstrap=0).items():
+                expected = expected_length(recall, GRID, r)
+                cells.append(f"{length.value}" if length.value == expected else f"{length.value} ({expected})")
+        rows.append([str(distance), str(next(c for c in GRID if c >= distance)), *cells])
+    return markdown_table(header, rows)
+
+
+def table_of_shares(n_positions: int = 10_000) -> str:
+    """One distance of 48 tokens: gain of the step from 32 to 48 tokens, measured and derived, and RECL, by p."""
+    grid, rows = range(32, 97, 16), []
+    for p in (0.9, 0.2, 0.06, 0.04, 0.02, 0.0125, 0.01, 0.005):
+        recall = Recall((48,), p, 8)
+        losses, _ = oracle_losses(recall, grid, n_positions, 400_000, seed=1)
+        found = measured(losses, grid, bootstrap=0)
+        gain, of_mean = expected_gains(recall, grid, 1.0)[0], -expm1(recall.entropy(48) - recall.entropy(32))
+        percents = (f"{100 * value:.2f} %" for value in (gain, found[1.0].relative_gains[0], of_mean))
+        lengths = {length.value for length in found.values()}
+        rows.append([str(p), *percents, ", ".join(map(str, sorted(lengths)))])
+    header = ["p", "gain", "measured", "fall of the perplexity itself", "RECL, every r"]
+    return markdown_table(header, rows)
+
+
+LAST = range(12, 188, 25)  # steps that each contain one of 24, 48, …, 168 tokens
+SETTINGS = {
+    "2.8, 1.4, 0.7": Recall((24,) * 15 + (48,) * 4 + (72,) * 2 + (96, 120, 144), 0.3, 2),
+    "1.03": Recall((24,) * 23 + (48,), 0.42, 2),
+    "1.03, 1.03, 1.03": Recall((24,) * 21 + (48, 72, 96), 0.42, 2),
+}
+
+
+def table_of_coverage(draws: int = 400, n_positions: int = 2_000) -> str:
+    """Share of draws of the text whose intervals contain the known value: RECL, loss, and gain of a doubling."""
+    rows = []
+    for name, recall in SETTINGS.items():
+        known, exact, covered, of_loss, of_gain = expected_length(recall, LAST, 1.0), 0, 0, 0, 0
+        for seed in range(draws):
+            losses, blocks = oracle_losses(recall, LAST, n_positions, 60_000, seed)
+            length = measured(losses, LAST, [1.0], blocks=blocks, bootstrap=400, seed=seed)[1.0]
+            exact += length.value == known
+            covered += length.low <= known <= length.high
+            nll, error = mean_and_error(losses, blocks)
+            of_loss += abs(nll[-1] - recall.entropy(LAST[-1])) <= 1.96 * error[-1]
+            fall, error = mean_and_error((losses[0] - losses[1])[None], blocks)
+            of_gain += abs(fall[0] - recall.entropy(LAST[0]) + recall.entropy(LAST[1])) <= 1.96 * error[0]
+        shares = (f"{100 * count / draws:.1f} %" for count in (exact, covered, of_loss, of_gain))
+        rows.append([name, str(known), *shares])
+    header = [
+        "gains near RECL, %",
+        "known RECL",
+        "RECL is it",
+        "interval has it",
+        "loss ± 1.96 errors",
+        "gain ± 1.96 errors",
+    ]
+    return markdown_table(header, rows)

@@ -1,0 +1,58 @@
+"""Losses by bytes: two tokenizers with one distribution have equal curves; the rule, byte by byte."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, PairBytes, Pairs, pair_text
+from txl_lightning.errors import UserError
+from txl_lightning.measure.scoring.models import load_function
+from txl_lightning.measure.scoring.tokenized_text import TokenizedText, byte_losses, common_pieces
+from txl_lightning.measure.scoring.windows import WindowReader, position_blocks, window_reader
+
+TEXT = pair_text(150)
+
+
+@pytest.mark.parametrize("contexts", [[4, 6, 8, 10, 12, 14], [3, 6, 9, 12, 15]])
+def test_a_model_of_bytes_and_one_of_pairs_have_equal_losses(contexts: list[int]) -> None:
+    models = [load_function(reference, "name") for reference in (PAIRS, PAIR_BYTES)]
+    texts = [model.tokenize(TEXT) for model in models]
+    pieces = common_pieces(texts)
+    assert pieces.tolist() == list(range(0, 301, 2))
+    positions, _ = position_blocks(len(TEXT), 40, contexts)
+    assert {int(t) % 2 for t in positions} == {0, 1}
+    pairs = zip(models, texts, strict=True)
+    ours, theirs = (byte_losses(model.reader, text, pieces, positions, contexts) for model, text in pairs)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    assert ours.mean(axis=1)[0] > ours.mean(axis=1)[-1] + 0.1
+
+
+def test_a_context_is_cut_to_whole_tokens_and_a_loss_is_divided_over_the_bytes_of_its_piece() -> None:
+    model = Pairs()
+    tokens, sizes = model.encode(TEXT)
+    text = TokenizedText(np.array(tokens), np.cumsum(sizes) - 2, len(TEXT))
+    # Another tokenizer joins pairs 10 and 11, so that the piece is bytes 20 … 24.
+    pieces = np.array([b for b in range(0, 301, 2) if b != 22])
+    ours = byte_losses(window_reader(model), text, pieces, np.array([23]), [4, 7])
+    # 4 bytes reach back to byte 19, in pair 9: no whole pair is left, so pair 9 is read. 7 bytes reach back to pair 8.
+    for place, first in enumerate([9, 8]):
+        window = torch.tensor([tokens[first:12]])
+        nll, _ = model.score(window[:, :-1], window[:, -2:])
+        assert ours[place, 0] == pytest.approx(float(nll.sum()) / 4, abs=1e-12)
+
+
+def test_a_piece_beyond_the_limit_of_a_model_is_refused() -> None:
+    text = TokenizedText(np.frombuffer(TEXT, np.uint8), np.arange(len(TEXT)), len(TEXT))
+    pieces, positions = np.arange(0, 301, 20), np.array([40, 200])
+    with pytest.raises(UserError, match="no common bound in 20 tokens; a model sees only 19"):
+        byte_losses(WindowReader(PairBytes(), limit=19, one_pass=True), text, pieces, positions, [2, 4])
+    byte_losses(WindowReader(PairBytes(), limit=20, one_pass=True), text, pieces, positions, [2, 4])
+
+
+def test_the_first_piece_is_not_scored() -> None:
+    reader = window_reader(PairBytes())
+    text = TokenizedText(np.frombuffer(TEXT, np.uint8), np.arange(len(TEXT)), len(TEXT))
+    with pytest.raises(UserError, match="no common bound in the first 20 bytes"):
+        byte_losses(reader, text, np.array([0, 20, 300]), np.array([12, 200]), [2, 4])
+    with pytest.raises(UserError, match="unknown"):
+        byte_losses(reader, TokenizedText(text.tokens, None, 300), np.array([0, 300]), np.array([12]), [2])

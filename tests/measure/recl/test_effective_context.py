@@ -1,0 +1,253 @@
+"""RECL on losses that are made up: against a plain reading of appendix C, oracles, and what must not matter."""
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+from math import fsum
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txl_lightning.errors import OptionError
+from txl_lightning.measure.recl.effective_context import relative_effective_context_lengths, resampled
+
+
+def by_the_paper(
+    losses: dict[str, list[list[float]]], contexts: list[int], r: float, threshold: float, model: str
+) -> int | None:
+    """Appendix C in plain Python, one position after the other; None where the grid ends before the gains do."""
+    n = len(losses[model][0])
+    size = max(1, math.floor(Fraction(str(r)) * n + Fraction(1, 2)))
+    c = 0
+    while c + 1 < len(contexts):
+        b = [min(of_model[c][t] for of_model in losses.values()) for t in range(n)]
+        T = sorted(range(n), key=lambda t: b[t], reverse=True)[:size]
+        f_short = sum(min(b[t], losses[model][c][t]) for t in T) / size
+        f_long = sum(min(b[t], losses[model][c + 1][t]) for t in T) / size
+        if (math.exp(f_short) - math.exp(f_long)) / math.exp(f_short) < threshold:
+            return contexts[c]
+        c += 1
+    return None
+
+
+def where_the_own_mean_rises(
+    losses: dict[str, list[list[float]]], contexts: list[int], r: float, model: str
+) -> list[int]:
+    """Contexts at which the mean does not fall, over all positions or over the hardest of the contexts before."""
+    n, found = len(losses[model][0]), []
+    for c, (short, long) in enumerate(pairwise(losses[model])):
+        before = [fsum(min(of[i][t] for of in losses.values()) for i in range(c)) for t in range(n)]
+        size = max(1, math.floor(Fraction(str(r)) * n + Fraction(1, 2))) if c else n
+        hard = sorted(range(n), key=lambda t: before[t], reverse=True)[:size]
+        if any(fsum(long[t] for t in T) >= fsum(short[t] for t in T) for T in (range(n), hard)):
+            found.append(contexts[c])
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.tuples(st.integers(1, 4), st.integers(2, 7), st.integers(1, 200)),
+    first=st.integers(1, 50),
+    step=st.integers(1, 100),
+    r=st.sampled_from([0.03, 0.1, 0.5, 0.77, 1.0]),
+    threshold=st.sampled_from([0.001, 0.01, 0.05, 0.3]),
+)
+def test_it_is_appendix_c(
+    seed: int, shape: tuple[int, int, int], first: int, step: int, r: float, threshold: float
+) -> None:
+    generator, (n_models, n_contexts, _) = np.random.default_rng(seed), shape
+    falling = 4.0 * 0.5 ** np.arange(n_contexts)[None, :, None]
+    losses_ICP = generator.gamma(2.0, 1.0, shape) * generator.choice([0.1, 1.0], shape) + falling
+    losses = {f"m{i}": losses_ICP[i] for i in range(n_models)}
+    plain = {name: of_model.tolist() for name, of_model in losses.items()}
+    contexts = [first + step * i for i in range(n_contexts)]
+    ours = relative_effective_context_lengths(losses, contexts, [r], threshold, bootstrap=3)
+    for name in losses:
+        expected = by_the_paper(plain, contexts, r, threshold, name)
+        assert ours[name][r].at_least == (expected is None)
+        assert ours[name][r].value == (contexts[-1] if expected is None else expected)
+        rises = where_the_own_mean_rises(plain, contexts, r, name)
+        ends = [c for c in (expected, *rises[:1]) if c is not None]
+        assert ours[name][r].guarded_at_least == (not ends)
+        assert ours[name][r].guarded == (min(ends) if ends else contexts[-1])
+
+
+def test_fluctuating_losses_lengthen_recl_but_not_guarded_recl() -> None:
+    """At odd steps one half of the positions gains and the other loses more, at even steps the reverse."""
+    steps = np.arange(6)[:, None]
+    first_half = np.arange(100) < 50
+    worse = 2 + 0.1 * steps + np.where((steps % 2 == 1) == first_half, 0.5, 0.0)
+    falling = 3 - 0.1 * steps + np.zeros(100)
+    contexts = [10, 20, 30, 40, 50, 60]
+    found = relative_effective_context_lengths({"worse": worse, "falling": falling}, contexts, [1.0], bootstrap=0)
+    paper, guarded = ({name: getattr(of[1.0], field) for name, of in found.items()} for field in ("value", "guarded"))
+    assert (paper["worse"], guarded["worse"]) == (60, 10)
+    alone = relative_effective_context_lengths({"m": falling}, contexts, [0.1, 1.0], bootstrap=0)["m"]
+    assert {(of.guarded, of.guarded_at_least) for of in alone.values()} == {(60, True)}
+    equal = np.array([[3.0], [2.0], [2.0]]) + np.zeros(50)
+    capped = relative_effective_context_lengths({"m": equal}, [10, 20, 30], [1.0], limits={"m": 15}, bootstrap=0)
+    assert (capped["m"][1.0].guarded, capped["m"][1.0].guarded_at_least) == (15, False)
+
+
+def test_positions_that_were_hard_before_must_gain_too() -> None:
+    """One tenth is hard and fluctuates while its mean rises; all others gain a little, and so does the mean."""
+    generator, steps = np.random.default_rng(3), np.arange(8)[:, None]
+    hard = 6 + 0.05 * steps + 0.3 * generator.choice([-1, 1], (8, 1000))
+    easy = 2 - 0.05 * steps + np.zeros((8, 9000))
+    contexts = [10 * (i + 1) for i in range(8)]
+    found = relative_effective_context_lengths({"m": np.hstack([hard, easy])}, contexts, [0.1, 1.0], bootstrap=0)["m"]
+    assert [(found[r].value, found[r].at_least) for r in (0.1, 1.0)] == [(80, True)] * 2
+    assert [(found[r].guarded, found[r].guarded_at_least) for r in (0.1, 1.0)] == [(20, False), (80, True)]
+
+
+ORACLE_CONTEXTS, KNOWN = list(range(16, 208, 16)), 80  # the oracle gains up to KNOWN tokens
+NOISE = {  # spread in nats, correlation from one context to the next, rise of the loss at each step beyond KNOWN
+    "none": (0.0, 0.0, 0.0),
+    "independent": (0.25, 0.0, 0.0),
+    "correlated": (0.25, 0.7, 0.0),
+    "independent, rising": (0.25, 0.0, 0.02),
+    "correlated, rising": (0.25, 0.7, 0.02),
+}
+
+
+def oracle(seed: int, sigma: float, correlation: float, rise: float, n: int = 4000, V: int = 64) -> np.ndarray:
+    """Losses of a text of V symbols: an eighth each of the tokens repeats the one 32, 48, 64 or 80 places before.
+
+    The others are drawn evenly. -ln P is exact: P = 1/8 for a repetition within c and (1 - S) / V else, with S the
+    share of repetitions within c. Noise is added, and the rise beyond KNOWN tokens.
+    """
+    generator = np.random.default_rng(seed)
+    distance_P = generator.choice([32, 48, 64, 80, 10**6], size=n, p=[0.125] * 4 + [0.5])
+    losses, noise_P = [], generator.normal(size=n)
+    for c in ORACLE_CONTEXTS:
+        fresh = (1 - 0.125 * sum(d <= c for d in (32, 48, 64, 80))) / V
+        base_P = -np.log(np.where(distance_P <= c, 0.125 + fresh, fresh))
+        losses.append(base_P + sigma * noise_P + rise * max(0, c - KNOWN) / 16)
+        noise_P = correlation * noise_P + math.sqrt(1 - correlation**2) * generator.normal(size=n)
+    return np.array(losses)
+
+
+@pytest.mark.slow
+def test_noise_lengthens_recl_beyond_what_an_oracle_knows_but_not_guarded_recl() -> None:
+    """The table of docs/effective-context.md: means over 20 texts."""
+    rows = []
+    for kind, noise in NOISE.items():
+        texts = [{"m": oracle(seed, *noise)} for seed in range(20)]
+        lengths = [relative_effective_context_lengths(text, ORACLE_CONTEXTS, bootstrap=0)["m"] for text in texts]
+        of_r = [[of_text[r] for of_text in lengths] for r in (0.1, 0.5, 1.0)]
+        paper = [np.mean([length.value for length in found]) for found in of_r]
+        guarded = [np.mean([length.guarded for length in found]) for found in of_r]
+        rows.append(f"| {kind} | {' | '.join(f'{length:.0f}' for length in [*paper, *guarded])} |")
+        if kind == "none":
+            assert paper == guarded == [KNOWN] * 3
+        else:
+            assert min(paper) > KNOWN + 48
+            assert min(guarded) > KNOWN - 1
+            assert max(guarded) < KNOWN + (4 if "rising" in kind else 16)
+    documented = (Path(__file__).parents[3] / "docs/effective-context.md").read_text()
+    assert [row for row in rows if row not in documented] == []
+
+
+LATER = np.array([[2.0], [2.0], [0.1], [0.1]]) + np.zeros(50)  # later steps do not matter after a step without gain
+FALLING = np.array([[3.0], [2.0], [1.0]]) + np.zeros(50)
+SECOND = np.array([[3.0], [2.0], [2.0], [2.0]]) + np.zeros(400)
+RARELY = (
+    SECOND[:3] - np.outer([0, 0, 1], np.arange(400) < 100) * 0.01005 / 120 * 400
+)  # by 1 % in a hundredth of samples
+
+
+@pytest.mark.parametrize(
+    ("losses", "limit", "expected"),  # value, at_least, high, high_at_least
+    [
+        (LATER, None, (10, False, 10, False)),
+        (FALLING, None, (30, True, 30, True)),
+        (RARELY, None, (20, False, 20, False)),
+        (SECOND, None, (20, False, 20, False)),
+        (SECOND, 15, (15, False, 15, False)),  # what the model sees
+        (SECOND[:2], 15, (15, False, 15, False)),
+    ],
+)
+def test_where_the_gains_end(losses: np.ndarray, limit: int | None, expected: tuple[int, bool, int, bool]) -> None:
+    contexts = [10, 20, 30, 40][: len(losses)]
+    length = relative_effective_context_lengths({"m": losses}, contexts, [1.0], limits={"m": limit})["m"][1.0]
+    assert (length.value, length.at_least, length.high, length.high_at_least) == expected
+    assert length.limit == limit
+
+
+def group(n_models: int = 3, n_contexts: int = 5, n_positions: int = 101, ties: bool = False) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    falling = 3.0 * 0.6 ** np.arange(n_contexts)[None, :, None]
+    losses = generator.gamma(2.0, 1.0, (n_models, n_contexts, n_positions)) + falling
+    if ties:
+        losses = np.round(losses)
+    return {f"m{i}": losses[i] for i in range(n_models)}
+
+
+CONTEXTS = [10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_order_of_models_and_positions_changes_nothing(ties: bool) -> None:
+    losses = group(ties=ties)
+    reference = relative_effective_context_lengths(losses, CONTEXTS, bootstrap=50)
+    turned = dict(reversed(list(losses.items())))
+    assert relative_effective_context_lengths(turned, CONTEXTS, bootstrap=50) == reference
+    order = np.random.default_rng(1).permutation(101)
+    shuffled = relative_effective_context_lengths({n: x[:, order] for n, x in losses.items()}, CONTEXTS, bootstrap=0)
+    for name, by_fraction in reference.items():
+        for r, length in by_fraction.items():
+            assert shuffled[name][r].value == length.value
+            for field in ("relative_gains", "perplexity_gains", "perplexities"):
+                assert getattr(shuffled[name][r], field) == pytest.approx(getattr(length, field), rel=0, abs=1e-12)
+
+
+def test_positions_that_tie_for_the_last_places_share_them() -> None:
+    losses = np.array([[5.0, 1.0, 1.0, 1.0], [5.0, 1.0, 0.0, 0.5]])
+    length = relative_effective_context_lengths({"m": losses}, [1, 2], [0.5], bootstrap=0)["m"][0.5]
+    # two of four: the 5, and a third each of the three ones
+    assert length.relative_gains == pytest.approx([1 - math.exp((5 + (1 + 0 + 0.5) / 3) / 2 - (5 + 1) / 2)])
+
+
+def test_resampled_blocks_keep_their_positions_together() -> None:
+    blocks = np.repeat(range(9), [60, 10, 40, 20, 30, 50, 15, 35, 40])
+    counts_SP = np.concatenate(list(resampled(9, 50, seed=2)))[:, blocks]
+    losses = group(n_models=2, n_positions=300)
+    ours = relative_effective_context_lengths(losses, CONTEXTS, [0.3], 0.6, bootstrap=50, seed=2, blocks=blocks)
+    values: dict[str, list[int]] = {"m0": [], "m1": []}
+    for counts in counts_SP.astype(int):
+        drawn = {name: np.repeat(x, counts, axis=1).tolist() for name, x in losses.items()}
+        for name in losses:
+            values[name].append(by_the_paper(drawn, CONTEXTS, 0.3, 0.6, name) or CONTEXTS[-1])
+
+    def ends(of_samples: np.ndarray) -> list[int]:
+        return np.quantile(of_samples, [0.025, 0.975], method="inverted_cdf").tolist()
+
+    for name in losses:
+        assert [ours[name][0.3].low, ours[name][0.3].high] == ends(np.array(values[name]))
+    difference = np.array(values["m0"]) - np.array(values["m1"])
+    assert ours["m0"][0.3].longer_than == {"m1": ends(difference)}
+    assert len(set(difference)) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"contexts": [10]}, "contexts=.*at least two"),
+        ({"contexts": [10, 20, 40, 40, 60]}, "contexts=.*ascending"),
+        ({"contexts": [10, 20]}, "contexts=.*must be 5"),
+        ({"fractions": [0.0]}, r"fractions=\[0.0\]"),
+        ({"fractions": [0.5, 0.5]}, "fractions=.*different"),
+        ({"fractions": []}, r"fractions=\[\]"),
+        ({"threshold": 1.0}, "threshold=1.0"),
+        ({"bootstrap": -1}, "bootstrap=-1"),
+        ({"blocks": np.arange(100)}, "blocks=.*must be 101"),
+        ({"losses": {"m": np.full((5, 3), np.nan)}}, "must be finite"),
+    ],
+)
+def test_impossible_options_of_recl_are_named(options: dict, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        relative_effective_context_lengths(**{"losses": group(), "contexts": CONTEXTS, **options})

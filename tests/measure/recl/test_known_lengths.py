@@ -1,0 +1,121 @@
+"""RECL of texts whose effective context is known: of the exact model, and of models trained by the public commands."""
+
+import json
+import subprocess
+import sys
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.recall_oracle import TEXT
+from tests.docs.pages import ROOT
+from tests.measure.recl.known_lengths import (
+    DISTANCES,
+    FRACTIONS,
+    GRID,
+    expected_gains,
+    expected_length,
+    measured,
+    oracle_losses,
+    table_of_chains,
+    table_of_coverage,
+    table_of_shares,
+    up_to,
+)
+from tests.measure.recl.small_recl import recl
+from txl_lightning.data.recall import Recall
+
+PAGE = (ROOT / "docs/effective-context.md").read_text()
+
+
+@pytest.mark.parametrize("distance", [16, 64, 128])
+def test_the_length_of_the_exact_model_is_the_first_context_that_sees_the_farthest_source(distance: int) -> None:
+    recall = up_to(distance, 0.9)
+    losses, _ = oracle_losses(recall, GRID, 2_000, 100_000, seed=2)
+    for r, length in measured(losses, GRID, bootstrap=0).items():
+        assert length.value == expected_length(recall, GRID, r) == min(c for c in GRID if c >= distance)
+        gains = expected_gains(recall, GRID, r)
+        assert length.relative_gains == pytest.approx(gains, abs=0.05)
+
+
+def test_a_plateau_ends_the_length_and_not_the_context_within_a_percent(tmp_path: Path) -> None:
+    text = TEXT.text(60_000, seed=1)
+    (tmp_path / "recall.txt").write_text(text)
+    oracle = {"models": ["py:examples.recall_oracle.oracle"], "data_path": str(tmp_path / "recall.txt")}
+    oracle |= {"max_context": 96, "n_positions": 500}
+    (steps,) = recl(tmp_path / "steps", **oracle, first_context=32, step=16)["models"]
+    assert {length["value"] for length in steps["recl"].values()} == {48}
+    assert {length["guarded"] for length in steps["recl"].values()} == {48}
+    assert steps["nll"][1] == pytest.approx(TEXT.entropy(48), abs=4 * steps["nll_standard_error"][1])
+    (plateau,) = recl(tmp_path / "plateau", **oracle, first_context=16, step=16)["models"]
+    assert {length["value"] for length in plateau["recl"].values()} == {16}
+    assert plateau["within_1_percent"] == steps["within_1_percent"] == 48
+
+
+def test_blocks_that_announce_their_distance_have_a_known_length_too() -> None:
+    recall = Recall((16, 48), 0.9, 8, block_len=500.0)
+    losses, _ = oracle_losses(recall, range(8, 97, 8), 4_000, 200_000, seed=1)
+    assert losses.mean(axis=1).tolist() == pytest.approx([recall.entropy(c) for c in range(8, 97, 8)], abs=0.1)
+    losses, _ = oracle_losses(recall, range(16, 145, 32), 4_000, 200_000, seed=1)
+    assert {length.value for length in measured(losses, range(16, 145, 32), bootstrap=0).values()} == {48}
+
+
+def test_the_page_has_the_smallest_share_that_counts() -> None:
+    assert table_of_shares() in PAGE
+    for p, s in ((0.9, "0.55 %"), (0.5, "1.2 %"), (0.2, "3.8 %")):
+        q = Recall((48,), p, 8).match
+        assert f"{-100 * log(0.99) / (q * log(8 * q)):.2g} %" == s
+        assert f"{s} at p = {p}" in PAGE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_page_has_the_lengths_of_the_exact_model() -> None:
+    assert len(DISTANCES) == 8
+    assert len(FRACTIONS) == 3
+    assert table_of_chains() in PAGE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_page_says_how_often_intervals_have_the_known_value() -> None:
+    table = table_of_coverage()
+    assert table in PAGE
+    for row in table.splitlines()[2:]:
+        _, of_recl, of_loss, of_gain = (float(cell.strip(" %")) for cell in row.split("|")[3:7])
+        assert 92 <= of_loss <= 98
+        assert 92 <= of_gain <= 98
+        assert of_recl >= 93 or row.startswith("| 1.03, ")  # several steps near the threshold: the page warns
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_trained_memory_reaches_the_entropy_and_has_the_known_length(tmp_path: Path) -> None:
+    """Commands of the page, with another folder."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+    def txl(*words: str) -> dict[str, Any]:
+        directory = tmp_path / words[-1].removeprefix("hydra.run.dir=")
+        command = [sys.executable, "-m", "txl_lightning.cli", *words, "logger=none"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+        results = "recl.json" if words[0] == "recl" else "metrics.json"
+        found: dict[str, Any] = json.loads((directory / results).read_text())
+        return found
+
+    options = ("trainer.num_threads=1", f"data.cache_dir={tmp_path}/cache")
+    on = txl("train", "experiment=recall", *options, "hydra.run.dir=on")
+    off = txl("train", "experiment=recall", "memory=off", *options, "hydra.run.dir=off")
+    assert on["test/bpc"] <= 1.15 * TEXT.entropy(48) / log(2)
+    assert off["test/bpc"] == pytest.approx(TEXT.entropy(16) / log(2), rel=0.02)
+    checkpoints = "checkpoints=[on/checkpoints/best.ckpt,off/checkpoints/best.ckpt]"
+    names = ("names=[on,off,exact]", "groups=[models,models,exact]", "models=[py:examples.recall_oracle.oracle]")
+    grid = ("first_context=32", "max_context=96", f"store={tmp_path}/losses")
+    models = txl("recl", checkpoints, *names, *grid, "hydra.run.dir=recl")["models"]
+    guarded = [[length["guarded"] for length in model["recl"].values()] for model in models]
+    assert all(32 <= value <= 64 for value in guarded[0])
+    assert guarded[1] == [32] * 3
+    assert guarded[2] == [48] * 3
+    assert models[0]["nll"][1] <= 1.15 * TEXT.entropy(48)
+    assert models[1]["nll"][1] == pytest.approx(TEXT.entropy(16), rel=0.02)

@@ -1,0 +1,311 @@
+"""txl recl: tiny checkpoints of every kind in one group, what it writes, what it keeps, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.in_process import run_txl
+from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
+from tests.measure.recl.small_recl import recl
+from tests.measure.small_runs import ELSEWHERE, KINDS, SmallRuns
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.data.corpus import load_corpus
+from txl_lightning.errors import OptionError, UserError
+from txl_lightning.measure.recl import model_losses
+from txl_lightning.measure.recl.model_losses import LossStore
+from txl_lightning.measure.scoring.group import model_names
+from txl_lightning.measure.scoring.windows import loss_grid
+from txl_lightning.runs.storage import write_checkpoint
+from txl_lightning.runs.trained import load_trained, read_checkpoint
+
+
+def of(result: dict[str, Any], field: str) -> list[Any]:
+    return [model[field] for model in result["models"]]
+
+
+def test_models_of_different_kinds_make_a_group(runs: SmallRuns, tmp_path: Path) -> None:
+    kinds = ["relative", "absolute", "lstm", "qrnn"]
+    result = recl(tmp_path, *map(runs.checkpoint, kinds))
+    assert (of(result, "name"), of(result, "limit")) == (kinds, [None, 8, None, None])
+    assert of(result, "scoring") == ["one pass", "direct", "one pass", "one pass"]
+    assert of(result, "trained_len") == [16, 8, 8, 8]  # segments of 8, memory of 8
+    assert of(result, "kind")[1:3] == ["txl_smoke, absolute, no recurrence", "lstm"]
+    absolute = result["models"][1]
+    assert absolute["nll"][1] == absolute["nll"][3]  # at 8 and at 16 tokens
+    assert all(length["value"] <= 8 for length in absolute["recl"].values())
+    figures = ("gains_r0.1", "gains_r0.5", "gains_r1.0", "contexts", "differences")
+    drawn = {f"{figure}.{kind}" for figure in figures for kind in ("svg", "png")}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"recl.json", "recl.md", "recl.tex", "losses.npz", "store", *drawn}
+
+
+def test_a_context_ends_at_the_start_of_its_document(runs: SmallRuns, tmp_path: Path) -> None:
+    """In a group with a model that has no documents, and on the same positions."""
+    recl(tmp_path, runs.checkpoint("relative"), runs.checkpoint("documents"))
+    found = np.load(tmp_path / "losses.npz")
+    trained = load_trained(runs.checkpoint("documents"))
+    tokens = load_corpus(trained.config.data, marked=True).splits["test"]
+    starts = np.flatnonzero(tokens < 0)
+    losses, contexts, positions = found["nll"][1], found["contexts"].tolist(), found["positions"]
+    since = positions - starts[np.searchsorted(starts, positions - 1, side="right") - 1]
+    for i, j in pairwise(range(len(contexts))):
+        assert all(abs(losses[j] - losses[i])[since <= contexts[i]] < 1e-5)
+        assert all(abs(losses[j] - losses[i])[since > contexts[i]] > 1e-7)
+
+
+def test_no_window_begins_in_another_document_unless_asked(runs: SmallRuns, tmp_path: Path) -> None:
+    """A model without documents beside one that knows them; ignored, the latter sees no marks."""
+    group = [runs.checkpoint("relative"), runs.checkpoint("documents")]
+    respected, ignored = recl(tmp_path / "respect", *group), recl(tmp_path / "ignore", *group, documents="ignore")
+    of_respect, of_ignore = (np.load(tmp_path / name / "losses.npz")["nll"] for name in ("respect", "ignore"))
+    found = np.load(tmp_path / "respect/losses.npz")
+    tokens = load_corpus(load_trained(group[1]).config.data, marked=True).splits["test"]
+    starts, positions = np.flatnonzero(tokens < 0), found["positions"]
+    since = positions - starts[np.searchsorted(starts, positions - 1, side="right") - 1]
+    assert respected["positions"]["cut"] == (since < 16).sum() > 0
+    assert "positions have fewer than 16 tokens of context" in (tmp_path / "respect/recl.md").read_text()
+    for i, j in pairwise(range(4)):
+        cut = since <= found["contexts"][i]
+        assert abs(of_respect[:, j] - of_respect[:, i])[:, cut].max() < 1e-5
+        assert (abs(of_ignore[:, j] - of_ignore[:, i]) > 1e-7).all()
+        assert np.array_equal(of_respect[0, i, ~cut], of_ignore[0, i, ~cut])
+    assert (respected["documents"], ignored["documents"], ignored["positions"]["cut"]) == ("respect", "ignore", 0)
+
+
+def test_a_text_of_one_document_needs_no_other_losses(runs: SmallRuns, tmp_path: Path) -> None:
+    first, second = (recl(tmp_path, runs.checkpoint("lstm"), documents=how) for how in ("ignore", "respect"))
+    assert of(first, "positions_scored") == [30]
+    assert of(second, "positions_scored") == [0]
+
+
+def test_an_uneven_grid_has_steps_from_each_context_to_the_next(runs: SmallRuns, tmp_path: Path) -> None:
+    models = [runs.checkpoint(kind) for kind in ("relative", "absolute")]
+    listed = recl(tmp_path / "listed", *models, contexts=[4, 8, 16])
+    doubling = recl(tmp_path / "doubling", *models, contexts="doubling", max_context=31)
+    assert listed["contexts"] == doubling["contexts"] == [4, 8, 16]
+    assert (listed["first_context"], listed["step"]) == (4, None)
+    assert "contexts 4 to 16 in steps from each context of the grid" in (tmp_path / "listed/recl.md").read_text()
+    assert [model["recl"] for model in listed["models"]] == [model["recl"] for model in doubling["models"]]
+    assert recl(tmp_path / "even", *models, contexts=[4, 8, 12, 16])["step"] == 4
+    found = np.load(tmp_path / "listed/losses.npz")
+    even = recl(tmp_path / "even", *models, n_positions=83)
+    at = np.isin(found["positions"], (whole := np.load(tmp_path / "even/losses.npz"))["positions"])
+    same = np.searchsorted(whole["positions"], found["positions"][at])
+    assert (len(same), even["step"]) > (5, 0)
+    np.testing.assert_allclose(whole["nll"][:, [0, 1, 3]][..., same], found["nll"][..., at], rtol=0, atol=1e-5)
+
+
+def test_the_cost_is_stated_before_anything_is_scored(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recl(tmp_path / "short", runs.checkpoint("absolute"))
+    assert "to read" not in capsys.readouterr().err
+    monkeypatch.setattr(model_losses, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(model_losses, "LEAST_SECONDS", 0)
+    recl(tmp_path / "stated", runs.checkpoint("absolute"))
+    # 30 positions of 4 tokens, and of the 8 that the model sees
+    assert "absolute: 60 windows, 360 tokens to read, about 0 s" in capsys.readouterr().err
+    recl(tmp_path / "stated", runs.checkpoint("absolute"))
+    assert "to read" not in capsys.readouterr().err
+
+
+def test_models_with_other_sentence_marks_are_refused(runs: SmallRuns, tmp_path: Path) -> None:
+    other = read_checkpoint(runs.checkpoint("sentences")).contents
+    other["txl_lightning"]["config"]["data"]["sentence_marks"] = "start"
+    write_checkpoint(other, tmp_path / "other.ckpt")
+    recl(tmp_path / "one", runs.checkpoint("sentences"))
+    with pytest.raises(OptionError, match=r"checkpoints=.*other.ckpt: reads other tokens than .*sentence_marks"):
+        recl(tmp_path / "both", runs.checkpoint("sentences"), str(tmp_path / "other.ckpt"))
+
+
+@pytest.mark.slow
+def test_a_model_that_joins_a_group_scores_itself_alone(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def counted(reader: Any, tokens: Any, positions: Any, contexts: Any, begins: Any) -> Any:
+        calls.append((type(reader.model).__name__, len(positions)))
+        return loss_grid(reader, tokens, positions, contexts, begins)
+
+    monkeypatch.setattr(model_losses, "loss_grid", counted)
+    lstm, relative = runs.checkpoint("lstm"), runs.checkpoint("relative")
+    one = recl(tmp_path, lstm)
+    assert [number for _, number in calls] == [3] * 10
+    calls.clear()
+    two = recl(tmp_path, relative, lstm)
+    assert calls == [("TransformerXL", 3)] * 10
+    calls.clear()
+    again = recl(tmp_path, lstm, relative, threshold=0.2, fractions=[0.3], seed=9)
+    assert calls == []
+    assert one["models"][0]["nll"] == two["models"][1]["nll"] == again["models"][0]["nll"]
+    recl(tmp_path, lstm, n_positions=21)
+    recl(tmp_path, relative, clamp_len=2)
+    recl(tmp_path, relative, split="valid")
+    assert len(calls) == 27  # tenths of 21 blocks are 7 parts of 3
+    elsewhere = recl(tmp_path, lstm, position_seed=1)
+    assert elsewhere["positions"]["seed"] == 1
+    assert elsewhere["models"][0]["nll"] != one["models"][0]["nll"]
+    assert len(list((tmp_path / "store").iterdir())) == 6
+
+
+def test_losses_of_another_precision_are_scored_again_and_close(runs: SmallRuns, tmp_path: Path) -> None:
+    paths = [runs.checkpoint(kind) for kind in ("relative", "lstm")]
+    exact, _, ours = (recl(tmp_path, *paths, precision=name) for name in ("32-true", "bf16-mixed", "bf16-mixed"))
+    assert (exact["precision"], ours["precision"]) == ("32-true", "bf16-mixed")
+    assert of(ours, "positions_scored") == [0, 0]
+    assert len(list((tmp_path / "store").iterdir())) == 4
+    differences = np.array(of(ours, "nll")) - of(exact, "nll")
+    assert 0 < np.abs(differences).max() < 0.01
+    assert of(exact, "float32_difference") == [None, None]
+    for found, expected in zip(of(ours, "float32_difference"), differences.mean(axis=1), strict=True):
+        assert found == {"nll": pytest.approx(expected, abs=1e-12), "positions": 30}  # all
+
+
+def test_a_killed_command_resumes_after_the_last_stored_part(
+    runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+
+    def killed(reader: Any, tokens: Any, positions: Any, contexts: Any, begins: Any) -> Any:
+        if len(parts) == 3:
+            raise KeyboardInterrupt
+        parts.append(len(positions))
+        return loss_grid(reader, tokens, positions, contexts, begins)
+
+    monkeypatch.setattr(model_losses, "loss_grid", killed)
+    with pytest.raises(KeyboardInterrupt):
+        recl(tmp_path / "killed", runs.checkpoint("qrnn"), n_positions=70)
+    monkeypatch.undo()
+    results = [recl(tmp_path / name, runs.checkpoint("qrnn"), n_positions=70) for name in ("killed", "whole")]
+    resumed, whole = (result["models"][0] for result in results)
+    assert resumed.pop("positions_scored") == 70 - sum(parts)
+    assert whole.pop("positions_scored") == 70
+    assert resumed == whole
+
+
+def test_distances_beyond_training_are_clamped(runs: SmallRuns, tmp_path: Path) -> None:
+    paths = [runs.checkpoint(kind) for kind in ("relative", "absolute", "lstm")]
+    assert of(recl(tmp_path, *paths), "clamp_len") == [15, -1, None]
+    result = recl(tmp_path, *paths, clamp_len=-1)
+    assert of(result, "clamp_len") == [-1, -1, None]
+
+
+def test_a_damaged_store_is_named_and_nothing_half_written_stays(tmp_path: Path) -> None:
+    store, key = LossStore(tmp_path / "store", "model", {}), {"checkpoint": "a"}
+    assert store.read(key) == {}
+    store.write(key, [4, 8], np.array([[1.0, 1, 1], [0, 1, 2]]))
+    assert {c: x.tolist() for c, x in store.read(key).items()} == {4: [1, 1, 1], 8: [0, 1, 2]}
+    assert store.read({"checkpoint": "b"}) == {}
+    assert [path.name for path in store.directory.iterdir()] == [store.path(key).name]
+    store.path(key).write_bytes(store.path(key).read_bytes()[:100])
+    with pytest.raises(UserError, match=r"store=.*npz is damaged; delete it"):
+        store.read(key)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="losses cannot be stored"):
+        LossStore(tmp_path / "file", "model", {}).write(key, [4], np.ones((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("references", "names"),
+    [
+        (["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/theirs/checkpoints/best.ckpt"], ["ours", "theirs"]),
+        (["txl:/a/ours/checkpoints/best.ckpt", "txl:/a/ours/checkpoints/last.ckpt"], ["ours/best", "ours/last"]),
+        (["txl:/a/1/checkpoints/best.ckpt", "txl:/b/1/checkpoints/best.ckpt"], ["a/1", "b/1"]),
+        (["txl:/a/x.ckpt"], ["a"]),
+        (["hf:gpt2", "hf:EleutherAI/pythia-70m", "py:a.b"], ["gpt2", "pythia-70m", "a.b"]),
+        (["txl:/a/ours/best.ckpt", "hf:/b/ours"], ["txl:/a/ours/best.ckpt", "hf:/b/ours"]),
+    ],
+)
+def test_models_are_named_after_their_directories_or_references(references: list[str], names: list[str]) -> None:
+    assert model_names(references) == names
+
+
+NAMED: list[tuple[list[str], dict[str, Any], str]] = [
+    ([], {}, r"checkpoints=\[\]: must name at least one"),
+    (["lstm", "lstm"], {}, "checkpoints=.*is named twice"),
+    (["lstm", "nothing"], {}, r"checkpoints=.*nothing.*: no such file"),
+    (["lstm", ELSEWHERE], {}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
+    (["lstm", ELSEWHERE], {"context_unit": "byte"}, r"checkpoints=.*elsewhere.*: was trained on another corpus"),
+    (["lstm", "characters"], {}, r"characters.*: reads char tokens, .*lstm.* byte tokens: use context_unit=byte"),
+    (["documents"], {"context_unit": "byte"}, r"documents.*: was trained with memory.reset=document: it can"),
+    (["lstm"], {"names": ["a", "b"]}, r"names=.*must be 1 different names"),
+    (["lstm"], {"groups": ["a/b"]}, "groups=.*must be 1 labels"),
+    (["lstm"], {"split": "dev"}, "split=dev: must be one of"),
+    (["lstm"], {"max_context": 7}, "max_context=7: must be at least first_context"),
+    (["lstm"], {"max_context": 7, "contexts": "doubling"}, "max_context=7: must be at least 2 first_context = 8"),
+    (["lstm"], {"contexts": "halving"}, "contexts=halving: must be null, doubling or a list of integers"),
+    (["lstm"], {"contexts": [4, 2]}, r"contexts=\[4, 2\]: must be at least two, ascending"),
+    (["lstm"], {"documents": "mark"}, "documents=mark: must be one of respect, ignore"),
+    (["lstm"], {"max_context": 10_000}, "max_context=10000: must be below the"),
+    (["lstm"], {"n_positions": 10_000}, "n_positions=10000: must be in 1 …"),
+    (["lstm"], {"n_positions": 1}, "n_positions=1: must be an integer >= 2"),
+    (["lstm"], {"seed": -1}, "^seed=-1"),
+    (["lstm"], {"position_seed": -1}, "position_seed=-1: must be null or"),
+    (["relative"], {"clamp_len": -5}, "clamp_len=-5"),
+    (["lstm"], {"accelerator": "tpu"}, "accelerator=tpu: must be cpu or gpu"),
+    (["lstm"], {"logger": LoggerConfig(name="csv")}, "logger=csv: must be wandb or none"),
+    (["lstm"], {"data_path": "/nowhere.txt"}, "data_path=/nowhere.txt: cannot be read"),
+    (["lstm"], {"context_unit": "line"}, "context_unit=line: must be one of token, byte"),
+    (["lstm"], {"key_gain": 0.0}, "key_gain=0.0: must be above 0"),
+    (["lstm"], {"key_contexts": [8, 4]}, r"key_contexts=\[8, 4\]: must be two contexts of the grid, ascending"),
+    (["gpt2"], {}, "models=gpt2: must begin with txl:, hf: or py:"),
+    ([PAIRS, PAIRS], {}, r"models=\[.*is named twice"),
+    ([PAIRS], {"data_path": None}, "data_path=None: must be a text file: no checkpoint brings a corpus"),
+    ([PAIRS, PAIR_BYTES], {}, "has another tokenizer than .*: compare them with context_unit=byte"),
+    ([PAIRS, "words"], {"context_unit": "byte"}, "checkpoints=.*words.*: cannot be compared in bytes"),
+]
+
+
+@pytest.mark.parametrize(("models", "options", "words"), NAMED)
+def test_what_forms_no_group_is_named(
+    runs: SmallRuns, tmp_path: Path, models: list[str], options: dict[str, Any], words: str
+) -> None:
+    text = tmp_path / "pairs.txt"
+    text.write_bytes(pair_text(1000))
+    kinds = {*KINDS, ELSEWHERE, "nothing"}
+    checkpoints = [runs.checkpoint(model) for model in models if model in kinds]
+    others = [model for model in models if model not in kinds]
+    given = {"models": others, "data_path": str(text) if others else None, **options}
+    with pytest.raises(UserError, match=words) as caught:
+        recl(tmp_path / "run", *checkpoints, **given)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "run").glob("recl*")) == []
+
+
+def test_a_checkpoint_among_models_is_named_as_a_model(runs: SmallRuns, tmp_path: Path) -> None:
+    named = [f"txl:{runs.checkpoint(kind)}" for kind in ("lstm", "characters", "nothing")]
+    for models, words in ((named[:2], "models=.*characters.*: reads char"), (named[1:], "models=.*nothing.*: no such")):
+        with pytest.raises(UserError, match=f"^{words}"):
+            recl(tmp_path, models=models)
+
+
+@pytest.mark.slow
+def test_the_command_alone_and_under_a_launcher(runs: SmallRuns, tmp_path: Path) -> None:
+    def words(name: str) -> list[str]:
+        paths = f"checkpoints=[{runs.checkpoint('relative')},{runs.checkpoint('qrnn')}]"
+        grid = ["first_context=2", "step=2", "max_context=6", "n_positions=15", "num_threads=1"]
+        return ["recl", paths, *grid, f"store={tmp_path / name}_store", f"hydra.run.dir={tmp_path / name}"]
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "txl_lightning.cli"]
+    command = [*launcher, *words("two")]
+    two = subprocess.run(command, cwd=Path.cwd(), capture_output=True, text=True, timeout=120, check=False)
+    assert two.returncode == 0, two.stderr
+    alone = run_txl(*words("alone"))
+    assert alone.status == 0, alone.err
+    results = []
+    for name, printed in (("alone", alone.out), ("two", two.stdout)):
+        assert printed.startswith("Loss by context and its gain, without a group:\n\n| model | kind |")
+        assert "\n\nRECL in the group of: relative, qrnn\n\n| model | RECL r = 0.1 |" in printed
+        assert printed.splitlines()[-1] == str(tmp_path / name)
+        assert printed.count("| model |") == 2
+        assert (tmp_path / name / "config.yaml").is_file()
+        results.append(json.loads((tmp_path / name / "recl.json").read_text())["models"])
+    for of_one, of_two in zip(*results, strict=True):
+        np.testing.assert_allclose(of_one["nll"], of_two["nll"], rtol=1e-5)

@@ -1,0 +1,146 @@
+"""txl recl on models from elsewhere: one tokenizer, or contexts in bytes; what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from tests.measure.recl.pair_models import PAIR_BYTES, PAIRS, pair_text
+from tests.measure.recl.small_recl import SCHEMA, recl
+from tests.measure.recl.tiny_huggingface import POSITIONS, TEXT, save_tiny
+from tests.measure.scoring import test_functions
+from tests.measure.scoring.test_functions import Scored
+from tests.measure.small_runs import SmallRuns
+from txl_lightning.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.txt"
+    path.write_bytes(pair_text(1000))
+    return str(path)
+
+
+def test_equal_distributions_of_bytes_and_of_pairs_have_equal_curves_and_recl(pairs: str, tmp_path: Path) -> None:
+    models = {"models": [PAIRS, PAIR_BYTES], "names": ["pairs", "bytes"], "context_unit": "byte"}
+    result = recl(tmp_path / "run", **models, data_path=pairs, n_positions=60)
+    ours, theirs = result["models"]
+    np.testing.assert_allclose(ours["nll"], theirs["nll"], rtol=0, atol=1e-12)
+    assert [length["value"] for length in ours["recl"].values()] == [r["value"] for r in theirs["recl"].values()]
+    assert (result["context_unit"], result["unit"], result["corpus"]["level"]) == ("byte", "bpc", "byte")
+    assert [model["checkpoint"] for model in result["models"]] == [PAIRS, PAIR_BYTES]
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert not (tmp_path / "run/store").exists()  # a function has no checksum
+    page = (tmp_path / "run/recl.md").read_text()
+    assert "bpc at 16 bytes" in page
+    assert "Contexts are bytes of text, cut to whole tokens" in page
+
+
+def test_models_of_one_tokenizer_share_a_group_with_a_run(runs: SmallRuns, pairs: str, tmp_path: Path) -> None:
+    result = recl(tmp_path, models=[f"txl:{runs.checkpoint('relative')}", PAIR_BYTES], data_path=pairs)
+    assert [model["name"] for model in result["models"]] == ["relative", PAIR_BYTES[3:]]
+    assert [model["step"] for model in result["models"]] == [2, None]
+    assert result["context_unit"] == "token"
+    assert result["models"][0]["nll"][0] > result["models"][1]["nll"][0]
+    alone = recl(tmp_path / "alone", runs.checkpoint("relative"), data_path=pairs)
+    np.testing.assert_allclose(alone["models"][0]["nll"], result["models"][0]["nll"], rtol=1e-12)
+
+
+def test_runs_on_bytes_and_on_characters_are_compared_in_bytes(runs: SmallRuns, tmp_path: Path) -> None:
+    path = str(runs.folder / "text.txt")
+    both = [runs.checkpoint("relative"), runs.checkpoint("characters"), runs.checkpoint("absolute")]
+    result = recl(tmp_path, *both, context_unit="byte", data_path=path)
+    assert [model["scoring"] for model in result["models"]] == ["one pass", "one pass", "direct"]
+    again = recl(tmp_path, *both, context_unit="byte", data_path=path)
+    assert [model["positions_scored"] for model in again["models"]] == [0, 0, 0]
+    by_tokens = recl(tmp_path / "tokens", both[0], data_path=path)
+    if set(Path(path).read_bytes()) < set(range(128)):  # one byte a character, and one a piece
+        np.testing.assert_allclose(result["models"][0]["nll"], by_tokens["models"][0]["nll"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", [pytest.param("token", marks=pytest.mark.slow), "byte"])
+def test_a_corpus_that_has_changed_since_training_is_reported(
+    unit: str, runs: SmallRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = torch.load(runs.checkpoint("relative"), weights_only=True)
+    contents["txl_lightning"]["corpus"] = unit  # a checksum of no text
+    torch.save(contents, tmp_path / "old.ckpt")
+    recl(tmp_path / "run", str(tmp_path / "old.ckpt"), context_unit=unit)
+    words = f"checkpoints={tmp_path}/old.ckpt was trained on another text than text.txt has now"
+    assert capsys.readouterr().err.count(words) == 1
+
+
+def test_a_pattern_names_checkpoints_of_a_run_in_the_order_of_their_steps(runs: SmallRuns, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for number, factor in ((2, 1), (10, 5), (9, 4)):
+        contents = torch.load(runs.checkpoint("relative"), weights_only=True)
+        contents["global_step"] = 2 * factor
+        torch.save(contents, folder / f"step{number}.ckpt")
+    result = recl(tmp_path / "run", str(folder / "step*.ckpt"))
+    assert [model["name"] for model in result["models"]] == [f"{tmp_path.name}/step{n}" for n in (2, 9, 10)]
+    assert [model["step"] for model in result["models"]] == [2, 8, 10]
+    tokens = [model["tokens_trained"] for model in result["models"]]
+    assert tokens[1:] == [4 * tokens[0], 5 * tokens[0]]
+    assert (tmp_path / "run/recl_by_tokens_r0.1.png").is_file()
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 2000.0])
+def test_losses_that_are_no_log_probabilities_name_the_model(
+    loss: float, pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Scored(lambda tokens_BT, targets_BT: (torch.full(targets_BT.shape, loss), None))
+    monkeypatch.setattr(test_functions, "make", lambda: model, raising=False)
+    models = [PAIR_BYTES, f"py:{test_functions.__name__}.make"]
+    with pytest.raises(UserError, match=r"models=py:.*make: has losses that are not -log P in 0 … 700 nats"):
+        recl(tmp_path, models=models, data_path=pairs)
+
+
+@pytest.mark.filterwarnings("default")
+class TestHuggingFace:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folders(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+        transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+        made = {kind: save_tiny(transformers, tmp_path_factory.mktemp(kind), kind) for kind in ("gpt2", "mamba")}
+        other = tmp_path_factory.mktemp("other")
+        made["other"] = save_tiny(transformers, other, "llama", vocabulary=270)
+        (other / "text.txt").write_text(TEXT)
+        return made | {"text": str(other / "text.txt")}
+
+    def options(self, folders: dict[str, str], *kinds: str, **options: Any) -> dict[str, Any]:
+        return {"models": [f"hf:{folders[kind]}" for kind in kinds], "data_path": folders["text"], **options}
+
+    def test_two_models_of_one_tokenizer(self, folders: dict[str, str], tmp_path: Path) -> None:
+        given = self.options(folders, "gpt2", "mamba", split="train", begin_of_text=True)
+        result = recl(tmp_path, **given)
+        assert (result["unit"], result["corpus"]["level"]) == ("ppl", "token")
+        assert [model["scoring"] for model in result["models"]] == ["one pass"] * 2
+        assert [model["limit"] for model in result["models"]] == [POSITIONS - 1, None]
+        assert [model["begin_of_text"] for model in result["models"]] == [0, 0]
+        assert "A begin-of-text token is read before every window" in (tmp_path / "recl.md").read_text()
+        again = recl(tmp_path, **given)
+        assert [model["positions_scored"] for model in again["models"]] == [0, 0]
+        other = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train"))
+        assert [model["positions_scored"] for model in other["models"]] == [30, 30]
+        assert [model["limit"] for model in other["models"]] == [POSITIONS, None]
+
+    def test_a_context_beyond_the_positions_of_all_models(self, folders: dict[str, str], tmp_path: Path) -> None:
+        with pytest.raises(
+            UserError, match=f"max_context=64: must be at most {POSITIONS}, the tokens that hf:.*can see"
+        ):
+            recl(tmp_path, **self.options(folders, "gpt2", split="train", max_context=64))
+        result = recl(tmp_path, **self.options(folders, "gpt2", "mamba", split="train", max_context=64))
+        gpt2, mamba = result["models"]
+        assert gpt2["nll"][11] == gpt2["nll"][15]  # 48 and 64 tokens
+        assert mamba["nll"][11] != mamba["nll"][15]
+
+    def test_two_tokenizers_and_a_run_in_bytes(self, runs: SmallRuns, folders: dict[str, str], tmp_path: Path) -> None:
+        given = self.options(folders, "gpt2", "other", split="train")
+        result = recl(tmp_path, runs.checkpoint("relative"), **given, context_unit="byte")
+        assert [model["kind"] for model in result["models"]][1:] == ["gpt2, Hugging Face", "llama, Hugging Face"]
+        for model in result["models"]:
+            assert np.isfinite(model["bpc"]).all()

@@ -1,0 +1,203 @@
+"""Tables and figures of `txl recl` from results that are made up: every cell, every point."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.measure.kept_figures import Figures, bands, curves
+from tests.measure.logged_panels import logged_panels
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.measure.recl.report import write_report
+
+
+def length(value: int, low: int, high: int, start: float, **others: Any) -> dict[str, Any]:
+    gains = {"perplexity_gains": [start, start / 2], "perplexities": [90.0, 80.0], "relative_gains": [0.5, 0.4]}
+    found = {"value": value, "at_least": False, "guarded": value - 10, "guarded_at_least": False}
+    return {**found, "low": low, "high": high, "high_at_least": False, **gains, **others}
+
+
+def model(name: str, group: str, first: float, **others: Any) -> dict[str, Any]:
+    return {
+        "name": name, "kind": f"kind of {name}", "group": group, "checkpoint": f"/runs/{name}/best.ckpt",
+        "tokens_trained": None, "limit": None, "begin_of_text": None, "scoring": "one pass", "trained_len": None,
+        "float32_difference": None, "positions_scored": 40,
+        "bpc": [first, first - 0.1, first - 0.3], "bpc_standard_error": [0.01, 0.02, 0.03],
+        "doublings": [{"from": 10, "to": 20, "bits": 0.1, "standard_error": 0.004}], "within_1_percent": 30,
+        "share_of_gain": [0, 1 / 3, 1], "key_tokens": {"share": 0.031, "share_of_rises": 0.002, "half_of_gain": 0.012},
+        "recl": {"0.1": length(20, 10, 30, 4.0), "1.0": length(10, 10, 20, 2.0)},
+        **others,
+    }  # fmt: skip
+
+
+def results() -> dict[str, Any]:
+    a = model("a", "x", 2.0, positions_scored=7, trained_len=3, limit=25)
+    b = model("b", "x", 3.0, scoring="direct", begin_of_text=0, float32_difference={"nll": -0.00123, "positions": 50})
+    b["recl"]["0.1"] = length(30, 20, 30, 6.0, at_least=True, high_at_least=True, guarded_at_least=True)
+    c = model("c", "y", 4.0, share_of_gain=None)
+    c["key_tokens"] = {"share": 0.0, "share_of_rises": 0.0, "half_of_gain": None}
+    c["recl"] = {r: found | {"guarded": found["value"]} for r, found in c["recl"].items()}
+    recl_x = {"0.1": {"mean": 25.0, "low": 20, "high": 30, "at_least": True}}
+    recl_x["1.0"] = {"mean": 12.5, "low": 10, "high": 15, "at_least": False}
+    recl_y = {r: {"mean": 20.0, "low": 20, "high": 20, "at_least": False} for r in ("0.1", "1.0")}
+    groups = [
+        {"name": "x", "models": ["a", "b"], "recl": recl_x},
+        {"name": "y", "models": ["c"], "recl": recl_y},
+    ]
+    difference = {"model": "a", "minus": "b", "nll": [-0.5, -0.6, -0.7], "low": [-0.9] * 3, "high": [-0.1, -0.1, 0.2]}
+    difference |= {"nll_standard_error": [0.1, 0.2, 0.3]}
+    others = [difference | {"minus": "c", "nll": [-1.0, -1.1, -1.2]}, difference | {"model": "b", "minus": "c"}]
+    return {
+        "unit": "bpc", "contexts": [10, 20, 30], "context_unit": "token", "fractions": [0.1, 1.0], "step": 10,
+        "threshold": 0.01, "bootstrap": 1000, "split": "test", "precision": "bf16-mixed", "models": [a, b, c],
+        "positions": {"number": 1234, "blocks": 40, "cut": 0}, "corpus": {"name": "text", "level": "char"},
+        "groups": groups, "differences": [difference, *others], "key_contexts": [10, 30], "key_gain": 2.0,
+    }  # fmt: skip
+
+
+TABLE = """\
+Loss by context and its gain, without a group:
+
+| model | kind | sees at most | bpc at 10 tokens | bpc at 30 tokens | bits 10 → 20 | within 1 % | 50, 90 % of the gain |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |
+| a | kind of a | 25 | 2.000 ± 0.010 | 1.700 ± 0.030 | 0.100 ± 0.004 | 30 | 30, 30 |
+| b | kind of b | – | 3.000 ± 0.010 | 2.700 ± 0.030 | 0.100 ± 0.004 | 30 | 30, 30 |
+| c | kind of c | – | 4.000 ± 0.010 | 3.700 ± 0.030 | 0.100 ± 0.004 | 30 | –, – |
+
+RECL in the group of: a, b; c
+
+| model | group | RECL r = 0.1 | RECL r = 1.0 | guarded r = 0.1 | guarded r = 1.0 |
+| --- | --- | --- | --- | --- | ---: |
+| a | x | 20 [10, 30] | 10 [10, 20] | 10 | 0 |
+| b | x | ≥ 30 [20, ≥ 30] | 10 [10, 20] | ≥ 20 | 0 |
+| c | y | 20 [10, 30] | 10 [10, 20] | 20 | 10 |
+"""
+NOTES = """\
+1,234 positions of text (test) in 40 blocks spread evenly over the text; contexts 10 to 30 in steps of 10; a step \
+counts if its relative gain is at least 0.01. Largest standard error at 30 tokens: 0.0300 bpc.
+Within 1 %: the first context whose loss is at most 1 % above that at 30 tokens; 50, 90 %: the first that give this \
+share of the gain from 10.
+A begin-of-text token is read before every window, beside its context: b.
+In brackets: 95 % interval over 1,000 resamples of the blocks.
+Guarded: a step must also lower the model's own mean loss, over all and over hard positions. It is shorter than RECL \
+for: a (r = 0.1), a (r = 1.0), b (r = 0.1), b (r = 1.0).
+Key tokens, whose loss falls (rises) by more than 2 nats from 10 to 30 tokens: a 3.1% (0.2%), b 3.1% (0.2%), c 0.0% \
+(0.0%). Tokens that carry half of the gain: a 1.2%, b 1.2%.
+≥: steps still counted at 30 tokens, where the grid ends (max_context).
+Sees at most: the positions that a model has or was trained with.
+Each context has windows of its own, as positions, or the segments that are compressed, depend on the length that is \
+read: b.
+bf16-mixed: nll beside float32 on the first 50 positions, all contexts: b -0.00123.
+Positions scored now (the others were in the store): a 7, b 40, c 40.
+"""
+COMPARISONS = """
+## Differences of the loss, paired by position
+
+| models | nats at 30 tokens, 95 % interval |
+| --- | --- |
+| a − b | -0.7000 [-0.9000, +0.2000] |
+| a − c | -1.2000 [-0.9000, +0.2000] |
+| b − c | -0.7000 [-0.9000, +0.2000] |
+
+## Groups
+
+| group | models | RECL r = 0.1: mean [lowest, highest] | RECL r = 1.0: mean [lowest, highest] |
+| --- | ---: | --- | --- |
+| x | 2 | ≥ 25 [20, 30] | 12.5 [10, 15] |
+| y | 1 | 20 [20, 20] | 20 [20, 20] |
+"""
+
+
+def test_every_cell_of_the_tables(tmp_path: Path) -> None:
+    lines = write_report(results(), tmp_path, LoggerConfig(name="none"))
+    assert "\n".join(lines) + "\n" == f"{TABLE}\n{NOTES}"
+    assert (tmp_path / "recl.md").read_text() == f"{TABLE}\n{NOTES}{COMPARISONS}"
+    latex = (tmp_path / "recl.tex").read_text().splitlines()
+    numbers = r"2.000 $\pm$ 0.010 & 1.700 $\pm$ 0.030 & 0.100 $\pm$ 0.004 & 30 & 30, 30"
+    assert latex[4] == rf"a & kind of a & 25 & {numbers} \\"
+    assert r"a & x & 20 [10, 30] & 10 [10, 20] & 10 & 0 \\" in latex
+
+
+def test_in_bytes_and_without_intervals(tmp_path: Path) -> None:
+    found = results() | {"context_unit": "byte", "bootstrap": 0}
+    text = "\n".join(write_report(found, tmp_path, LoggerConfig(name="none")))
+    assert "| a | kind of a | 25 tokens | 2.000 ± 0.010 |" in text
+    assert "| a | x | 20 | 10 | 10 | 0 |" in text
+    assert "bpc at 30 bytes" in text
+    assert "In brackets" not in text
+
+
+def test_one_group_is_named_and_the_last_doublings_from_the_first_context_are_shown(tmp_path: Path) -> None:
+    found = results() | {"contexts": [8, 16, 24, 32, 48, 64, 96, 128], "key_contexts": [8, 128]}
+    found |= {"groups": [{"name": "all", "models": ["a"]}], "differences": []}
+    pairs = [(8, 16), (16, 32), (24, 48), (32, 64), (48, 96), (64, 128)]
+    doublings = [{"from": a, "to": b, "bits": a / 100, "standard_error": 0.01} for a, b in pairs]
+    a = found["models"][0] | {"doublings": doublings, "bpc": [2.0] * 8, "bpc_standard_error": [0.1] * 8}
+    a |= {"group": "all", "key_tokens": None}
+    a |= {"share_of_gain": [0.0, 0.4, 0.5, 0.6, 0.7, 0.95, 0.8, 1.0]}
+    long = {r: found | {"perplexities": [9.0] * 7, "perplexity_gains": [1.0] * 7} for r, found in a["recl"].items()}
+    groups = [{"name": "all", "models": ["a"], "recl": {}}]
+    lines = write_report(
+        found | {"models": [a | {"recl": long}], "groups": groups}, tmp_path, LoggerConfig(name="none")
+    )
+    assert "| bits 16 → 32 | bits 32 → 64 | bits 64 → 128 | within 1 %" in lines[2]
+    assert "| 0.160 ± 0.010 | 0.320 ± 0.010 | 0.640 ± 0.010 | 30 | 24, 64 |" in lines[4]
+    assert lines[5:9] == [
+        "",
+        "RECL in the group of: a",
+        "",
+        "| model | RECL r = 0.1 | RECL r = 1.0 | guarded r = 0.1 | guarded r = 1.0 |",
+    ]
+    assert "Key tokens" not in "\n".join(lines)
+
+
+def test_every_curve_of_the_figures(tmp_path: Path, drawn: Figures) -> None:
+    write_report(results(), tmp_path, LoggerConfig(name="none"))
+    (axes,) = drawn["gains_x_r0.1.svg"].axes
+    needed = ([0, 1], [0.9, 0.8])  # the threshold's hundredth of 90 and 80
+    assert curves(axes) == {"a": ([0, 1], [4, 2]), "b": ([0, 1], [6, 3]), "needed for a longer RECL": needed}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["10 → 20", "20 → 30"]
+    assert axes.get_title() == "Gain of more context, hardest 10% of positions, x"
+    assert axes.get_xlabel() == "context c → c' (tokens)"
+    shown = axes.yaxis.get_major_formatter()  # no label between 0 and the first decade
+    assert [shown(value, 0) for value in (0, 0.01, 0.1, 10)] == ["0", "", "0.1", "10"]
+    assert axes.figure.get_figwidth() <= 5.6  # inches: wider ones have too small letters on a phone
+    assert curves(drawn["gains_y_r1.0.svg"].axes[0])["c"] == ([0, 1], [2, 1])
+
+    (axes,) = drawn["contexts.svg"].axes
+    expected = {"a": [2, 1.9, 1.7], "b": [3, 2.9, 2.7], "c": [4, 3.9, 3.7]}
+    assert curves(axes) == {name: ([10, 20, 30], pytest.approx(y)) for name, y in expected.items()}
+    assert bands(axes) == []  # of the text, which is the same for all models
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("context (tokens)", "bits per character")
+
+    (axes,) = drawn["differences.svg"].axes
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert [curves(axes)[name] for name in "bc"] == [([10, 20, 30], [0.5, 0.6, 0.7]), ([10, 20, 30], [1.0, 1.1, 1.2])]
+    low, high = bands(axes)[0]
+    assert (low, high) == (pytest.approx([0.4, 0.4, 0.4]), pytest.approx([0.6, 0.8, 1.0]))
+
+
+def test_recl_during_training_is_by_tokens(tmp_path: Path, drawn: Figures) -> None:
+    found = results()
+    for of_model, tokens in zip(found["models"], (300, 100, 50), strict=True):
+        of_model |= {"tokens_trained": tokens, "checkpoint": "/runs/one/step.ckpt"}
+    found["models"][2]["checkpoint"] = "/runs/other/step.ckpt"
+    write_report(found, tmp_path, LoggerConfig(name="none"))
+    (axes,) = drawn["recl_by_tokens_r0.1.png"].axes
+    assert curves(axes) == {"/runs/one": ([100, 300], [30, 20])}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens trained", "RECL (tokens)")
+
+
+def test_panels_are_those_of_table_and_figures(tmp_path: Path) -> None:
+    found = results()
+    with logged_panels() as panels:
+        write_report(copy.deepcopy(found), tmp_path, LoggerConfig(name="wandb"))
+    header, rows = panels["recl/table"]
+    assert (header[0], rows[0][0], rows[0][2]) == ("model", "a", "20 [10, 30]")
+    header, rows = panels["recl/gains"]
+    assert (header[3], rows[0][3]) == ("bpc at 10 tokens", "2.000 ± 0.010")
+    c, series, *_ = panels["recl/gains_x_r1.0"]
+    assert (c, series["a"], series["needed for a longer RECL"]) == ([10, 20], [2, 1], [0.9, 0.8])
+    c, series, *_ = panels["recl/bpc"]
+    assert (c, series["b"]) == ([10, 20, 30], [3, 2.9, 2.7])

@@ -1,0 +1,325 @@
+"""Every value of `recl.json` and `losses.npz`, computed again from the losses of single windows and positions."""
+
+import hashlib
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tests.measure.kept_figures import Figures, kept_figures
+from tests.measure.small_runs import SmallRuns
+from txl_lightning.config.schemas import LoggerConfig
+from txl_lightning.measure.recl import command
+from txl_lightning.measure.recl.command import run
+from txl_lightning.measure.recl.effective_context import resampled
+from txl_lightning.measure.recl.loss_by_context import context_gains, key_tokens
+from txl_lightning.measure.recl.options import ReclOptions
+from txl_lightning.runs.trained import load_trained
+
+CONTEXTS, FRACTIONS, THRESHOLD, SEED, SAMPLES = [4, 8, 12, 16], [0.3, 1.0], 0.02, 3, 25
+N = 100  # positions
+NAMES, LABELS = ["relative", "absolute", "lagging", "counting"], ["x", "y", "x", "x"]
+FUNCTIONS = "py:tests.measure.recl.counting_models"
+GROUPS = {"x": ["relative", "lagging", "counting"], "y": ["absolute"]}
+LIMITS = {"relative": None, "absolute": 8, "lagging": None, "counting": None}
+
+
+class Measured(NamedTuple):
+    """Results of a group of two runs and two functions."""
+
+    results: dict[str, Any]
+    losses: dict[str, np.ndarray]  # [C, P], in float64
+    arrays: dict[str, np.ndarray]  # of losses.npz
+    tokens: bytes
+    seconds: float
+    figures: Figures
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return self.arrays["blocks"]
+
+    def model(self, name: str) -> dict[str, Any]:
+        return self.results["models"][NAMES.index(name)]
+
+
+@pytest.fixture(scope="module")
+def measured(runs: SmallRuns, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    directory, kept = tmp_path_factory.mktemp("values"), {}
+    text = directory / "text.txt"
+    random = np.random.default_rng(0)
+    words = ["a cat ", "a bat ", "the 7 ", "an "]  # most of six bytes, as far as `lagging` looks back
+    content = "".join(words[i] for i in random.integers(0, 4, 600)).encode()
+    n_train = len(content) * 9 // 10
+    content = content[: n_train - 1] + b"!" + content[n_train:]  # the last token of the split occurs once
+    text.write_bytes(content)
+    given = {"models": [f"{FUNCTIONS}.make_lagging", f"{FUNCTIONS}.make_counting"], "names": NAMES, "groups": LABELS}
+    given |= {"first_context": 4, "step": 4, "max_context": 16, "n_positions": N, "bootstrap": SAMPLES, "seed": SEED}
+    given |= {"fractions": FRACTIONS, "threshold": THRESHOLD}
+    given |= {"key_contexts": [4, 12], "key_gain": 0.1}
+    given |= {"data_path": str(text), "store": str(directory / "store"), "num_threads": 1, "split": "train"}
+    paths = [runs.checkpoint(kind) for kind in NAMES[:2]]
+    of_file = command.loss_arrays
+
+    def keep(losses: dict[str, np.ndarray], *others: Any) -> dict[str, np.ndarray]:
+        kept.update(losses)
+        return of_file(losses, *others)
+
+    with kept_figures() as figures, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "loss_arrays", keep)
+        started = time.perf_counter()
+        run(ReclOptions(paths, logger=LoggerConfig(name="none"), **given), directory)
+        seconds = time.perf_counter() - started
+    results = json.loads((directory / "recl.json").read_text())
+    with np.load(directory / "losses.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    return Measured(results, kept, arrays, content[:n_train], seconds, figures)
+
+
+def mean_and_error(values_P: np.ndarray, blocks: np.ndarray) -> tuple[float, float]:
+    """Mean of all values and its error over blocks: U / (U - 1) times the squares of the blocks' sums of deviations."""
+    deviations = [float((values_P[blocks == u] - values_P.mean()).sum()) for u in sorted(set(blocks.tolist()))]
+    U = len(deviations)
+    return float(values_P.mean()), math.sqrt(U / (U - 1) * sum(d * d for d in deviations)) / len(values_P)
+
+
+def errors(values_CP: np.ndarray, blocks: np.ndarray) -> list[list[float]]:
+    return np.array([mean_and_error(values_P, blocks) for values_P in values_CP]).T.tolist()
+
+
+def test_what_was_asked_and_read_is_stated(measured: Measured, runs: SmallRuns) -> None:
+    results, positions = measured.results, measured.arrays["positions"]
+    stated = {"contexts": CONTEXTS, "fractions": FRACTIONS, "threshold": THRESHOLD, "seed": SEED, "bootstrap": SAMPLES}
+    stated |= {"split": "train", "first_context": 4, "step": 4, "context_unit": "token", "unit": "bpc"}
+    stated |= {"precision": "32-true", "key_contexts": [4, 12], "key_gain": 0.1, "schema_version": 6}
+    stated["documents"] = "respect"
+    assert results.items() >= stated.items()
+    assert "appendix C" in results["citation"]
+    assert results["corpus"]["name"] == "text.txt"
+    assert results["corpus"]["level"] == "byte"
+    assert results["corpus"]["sha256"] == hashlib.sha256(measured.tokens).hexdigest()
+    first, last = int(positions.min()), int(positions.max())
+    n_blocks = len(set(measured.blocks.tolist()))
+    assert results["positions"] == {
+        "version": 2,
+        "seed": None,
+        "number": N,
+        "blocks": n_blocks,
+        "first": first,
+        "last": last,
+        "cut": 0,
+    }
+    assert (n_blocks, last) == (30, len(measured.tokens) - 1)
+    assert 0 < results["seconds"] < measured.seconds + 0.01
+
+
+def test_models_are_described(measured: Measured, runs: SmallRuns) -> None:
+    for name in NAMES[:2]:
+        path, model = runs.checkpoint(name), measured.model(name)
+        parameters = load_trained(path).model.named_parameters()
+        assert model["checkpoint"] == path
+        assert model["sha256"] == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert model["parameters"] == sum(math.prod(parameter.shape) for _, parameter in parameters)
+        assert (model["step"], model["tokens_trained"]) == (2, 2 * 4 * 8)  # steps, streams, segment
+    for name in NAMES[2:]:
+        model = measured.model(name)
+        assert model["checkpoint"] == f"{FUNCTIONS}.make_{name}"
+        unknown = ("sha256", "step", "tokens_trained", "clamp_len", "trained_len")
+        assert ({model[field] for field in unknown}, model["parameters"]) == ({None}, 0)
+    fields = ("kind", "scoring", "limit", "clamp_len", "trained_len", "begin_of_text", "positions_scored", "group")
+    described = {name: [measured.model(name)[field] for field in fields] for name in NAMES}
+    relative, absolute = "txl_smoke, relative, memory 8", "txl_smoke, absolute, no recurrence"
+    assert described["relative"] == [relative, "one pass", None, 15, 16, None, N, "x"]
+    assert described["absolute"] == [absolute, "direct", 8, -1, 8, None, N, "y"]
+    assert described["lagging"][:5] == ["Lagging", "one pass", None, None, None]
+    assert [model["name"] for model in measured.results["models"]] == NAMES
+    assert [model["float32_difference"] for model in measured.results["models"]] == [None] * 4
+
+
+@torch.no_grad()
+def test_losses_are_those_of_single_windows(measured: Measured, runs: SmallRuns) -> None:
+    tokens = np.frombuffer(measured.tokens, np.uint8).astype(np.int64)
+    model: Any = load_trained(runs.checkpoint("relative")).model
+    alone = model.with_lengths(mem_len=0, same_length=False, clamp_len=15)
+    for p in (0, 17, N - 1):
+        for i, c in enumerate(CONTEXTS):
+            window = torch.from_numpy(tokens[measured.arrays["positions"][p] - c : measured.arrays["positions"][p] + 1])
+            nll, _ = alone.score(window[None, :-1], window[None, 1:], None)
+            assert measured.losses["relative"][i, p] == pytest.approx(float(nll[0, -1]), rel=1e-5)
+    assert measured.arrays["models"].tolist() == NAMES
+    assert measured.arrays["contexts"].tolist() == CONTEXTS
+    stacked = [measured.losses[name] for name in NAMES]
+    np.testing.assert_allclose(measured.arrays["nll"], stacked, rtol=1e-6, atol=1e-6)
+
+
+def test_losses_have_means_and_errors_in_both_units(measured: Measured) -> None:
+    for name in NAMES:
+        model = measured.model(name)
+        nll, error = errors(measured.losses[name], measured.blocks)
+        np.testing.assert_allclose(model["nll"], nll, rtol=1e-9)
+        np.testing.assert_allclose(model["nll_standard_error"], error, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(model["bpc"], np.log2(np.exp(nll)), rtol=1e-9)
+        np.testing.assert_allclose(model["bpc_standard_error"], np.array(error) * np.log2(np.e), rtol=1e-9, atol=1e-12)
+        gains = [(4, 8, nll[0] - nll[1]), (8, 16, nll[1] - nll[3])]
+        for found, (c, longer, gain) in zip(model["doublings"], gains, strict=True):
+            assert (found["from"], found["to"]) == (c, longer)
+            assert found["bits"] == pytest.approx(gain * math.log2(math.e), abs=1e-9)
+            i, j = CONTEXTS.index(c), CONTEXTS.index(longer)
+            _, of_gain = mean_and_error(measured.losses[name][i] - measured.losses[name][j], measured.blocks)
+            assert found["standard_error"] == pytest.approx(of_gain * math.log2(math.e), abs=1e-9)
+        assert model["within_1_percent"] == next(c for c, x in zip(CONTEXTS, nll, strict=True) if x <= 1.01 * nll[-1])
+        total = nll[0] - nll[-1]
+        expected = [(nll[0] - x) / total for x in nll] if total > 0 else None
+        assert model["share_of_gain"] == (None if expected is None else pytest.approx(expected, abs=1e-6))
+
+
+def test_recl_its_interval_and_that_of_other_groups(measured: Measured) -> None:
+    counts_SB = [counts for part in resampled(30, SAMPLES, SEED) for counts in part.astype(int)]
+
+    def recl(losses: dict[str, np.ndarray], r: float, name: str) -> tuple[int, bool]:
+        below = [short - long < THRESHOLD * short for short, long in steps(losses, r)[name]]
+        value, limit = CONTEXTS[[*below, True].index(True)], LIMITS[name] or 1000
+        return min(value, limit), not any(below) and value < limit
+
+    for r in FRACTIONS:
+        sampled: dict[str, list[tuple[int, bool]]] = {}
+        for group in GROUPS.values():
+            own = {name: measured.losses[name] for name in group}
+            for name in group:
+                drawn = [
+                    {n: np.repeat(x, counts[measured.blocks], axis=1) for n, x in own.items()} for counts in counts_SB
+                ]
+                sampled[name] = [recl(losses, r, name) for losses in drawn]
+        for group in GROUPS.values():
+            own = {name: measured.losses[name] for name in group}
+            for name in group:
+                found = measured.model(name)["recl"][str(r)]
+                value, at_least = recl(own, r, name)
+                assert (found["value"], found["at_least"], found["limit"]) == (value, at_least, LIMITS[name])
+                rising = rises(own, r, name)
+                assert found["guarded"] == min([value, *rising])
+                assert found["guarded_at_least"] == (at_least and not rising)
+                values = np.array([value for value, _ in sampled[name]])
+                assert [found["low"], found["high"]] == ends(values)
+                assert found["high_at_least"] == any(open_ for value, open_ in sampled[name] if value == found["high"])
+                others = [other for other in group if other != name]
+                differences = {other: values - [value for value, _ in sampled[other]] for other in others}
+                assert found["longer_than"] == {other: ends(values) for other, values in differences.items()}
+    assert len({measured.model(name)["recl"]["0.3"]["value"] for name in NAMES}) > 1
+
+
+def rises(losses: dict[str, np.ndarray], r: float, name: str) -> list[int]:
+    """Contexts whose step does not lower the mean loss, over all positions or the hardest at the contexts before."""
+    found = []
+    for i, c in enumerate(CONTEXTS[:-1]):
+        before = sum((np.min([of[j] for of in losses.values()], axis=0) for j in range(i)), np.zeros(N))
+        size = math.floor(r * N + 0.5)
+        edge = np.sort(before)[-size]
+        above, ties = before > edge, before == edge
+        weights = above + ties * (size - above.sum()) / ties.sum()
+        changes = losses[name][i + 1] - losses[name][i]
+        if max(changes.mean(), weights @ changes) >= 0:
+            found.append(c)
+    return found
+
+
+def ends(values: np.ndarray) -> list[int]:
+    """The smallest value that at least 2.5 %, and that at least 97.5 %, of all do not exceed."""
+    ordered = sorted(values.tolist())
+    return [ordered[math.ceil(share * len(ordered)) - 1] for share in (0.025, 0.975)]
+
+
+def steps(losses: dict[str, np.ndarray], r: float) -> dict[str, list[tuple[float, float]]]:
+    """exp f(c, c) and exp f(c, c') of every model and step; positions that tie for the last places of T share them."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in losses}
+    for i in range(len(CONTEXTS) - 1):
+        best_P = np.min([of_model[i] for of_model in losses.values()], axis=0)
+        size = math.floor(r * len(best_P) + 0.5)
+        edge = np.sort(best_P)[-size]
+        above, ties = best_P > edge, best_P == edge
+        weights = (above + ties * (size - above.sum()) / ties.sum()) / size
+        for name, of_model in losses.items():
+            longer = math.exp(weights @ np.minimum(best_P, of_model[i + 1]))
+            found[name].append((math.exp(weights @ best_P), longer))
+    return found
+
+
+def test_gains_of_every_step(measured: Measured) -> None:
+    for group in GROUPS.values():
+        for r in FRACTIONS:
+            for name, of_steps in steps({name: measured.losses[name] for name in group}, r).items():
+                short, long = np.array(of_steps).T
+                found = measured.model(name)["recl"][str(r)]
+                np.testing.assert_allclose(found["perplexities"], short, rtol=1e-9)
+                np.testing.assert_allclose(found["perplexity_gains"], short - long, rtol=1e-6, atol=1e-9)
+                np.testing.assert_allclose(found["relative_gains"], 1 - long / short, rtol=1e-6, atol=1e-9)
+
+
+def test_a_model_that_loses_with_context_has_no_share() -> None:
+    losses = np.repeat([[2.0], [3.0]], 100, axis=1)
+    assert context_gains(losses, [8, 16], np.arange(100))["share_of_gain"] is None
+    assert key_tokens(losses, [8, 16], np.arange(100), [8, 16], 0.5)["half_of_gain"] is None
+
+
+def test_key_tokens(measured: Measured) -> None:
+    for name in NAMES:
+        losses, found = measured.losses[name], measured.model(name)["key_tokens"]
+        falls = (losses[0] - losses[2]).tolist()
+        key = [p for p, fall in enumerate(falls) if fall > 0.1]
+        assert found["positions"] == [int(measured.arrays["positions"][p]) for p in key]
+        assert found["share"] == pytest.approx(len(key) / N)
+        assert found["share_of_rises"] == pytest.approx(sum(fall < -0.1 for fall in falls) / N)
+        assert found["nll"] == (pytest.approx(losses[:, key].mean(axis=1).tolist()) if key else None)
+        largest = sorted(falls, reverse=True)
+        halves = [k / N for k in range(1, N + 1) if sum(largest[:k]) >= sum(falls) / 2]
+        assert found["half_of_gain"] == (pytest.approx(halves[0]) if sum(falls) > 0 else None)
+    assert {bool(measured.model(name)["key_tokens"]["positions"]) for name in NAMES} == {True, False}
+
+
+def test_half_of_a_gain_is_carried_by_few_tokens_or_by_half_of_them() -> None:
+    few, all_ = np.zeros((2, 100)), np.zeros((2, 100))
+    few[0, :4], all_[0] = 3.0, 3.0
+    assert [key_tokens(x, [8, 16], np.arange(100), [8, 16], 2.0)["half_of_gain"] for x in (few, all_)] == [0.02, 0.5]
+
+
+def test_losses_that_do_not_depend_on_context_have_no_key_tokens_and_noise_has_as_many_rises() -> None:
+    """As docs/effective-context.md says: noise of 1 nat makes 7.9 % of tokens fall, and as many rise, by 2 nats."""
+    noise = np.random.default_rng(1).normal(3, 1, (2, 100_000))
+    one = np.repeat(noise[:1], 2, axis=0)
+    found = key_tokens(one, [8, 16], np.arange(100_000), [8, 16], 2.0)
+    assert found == {"share": 0, "share_of_rises": 0, "half_of_gain": None, "nll": None, "positions": []}
+    found = key_tokens(noise, [8, 16], np.arange(100_000), [8, 16], 2.0)
+    assert [found["share"], found["share_of_rises"]] == pytest.approx([0.079, 0.079], abs=0.003)
+
+
+def test_differences_are_of_every_two_models(measured: Measured) -> None:
+    pairs = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
+    assert [(found["model"], found["minus"]) for found in measured.results["differences"]] == pairs
+    for found, (a, b) in zip(measured.results["differences"], pairs, strict=True):
+        mean, error = errors(measured.losses[a] - measured.losses[b], measured.blocks)
+        np.testing.assert_allclose(found["nll"], mean, rtol=1e-9)
+        np.testing.assert_allclose(found["nll_standard_error"], error, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(np.array(found["nll"]) - found["low"], 1.96 * np.array(error), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            np.array(found["high"]) - found["nll"], 1.96 * np.array(error), rtol=1e-6, atol=1e-12
+        )
+
+
+def test_groups_have_means_and_ranges(measured: Measured) -> None:
+    assert {found["name"]: found["models"] for found in measured.results["groups"]} == GROUPS
+    x, y = measured.results["groups"]
+    means = np.array([measured.losses[name].mean(axis=1) for name in GROUPS["x"]])
+    np.testing.assert_allclose(x["nll"], means.sum(axis=0) / 3, rtol=1e-9)
+    deviations = ((means - means.mean(axis=0)) ** 2).sum(axis=0)
+    np.testing.assert_allclose(x["nll_standard_error_over_models"], np.sqrt(deviations / 2 / 3), rtol=1e-9)
+    np.testing.assert_allclose(y["nll"], measured.losses["absolute"].mean(axis=1), rtol=1e-9)
+    assert y["nll_standard_error_over_models"] is None
+    for r in map(str, FRACTIONS):
+        lengths = [measured.model(name)["recl"][r] for name in GROUPS["x"]]
+        values = [length["value"] for length in lengths]
+        expected = {"mean": sum(values) / 3, "low": min(values), "high": max(values)}
+        assert x["recl"][r] == expected | {"at_least": any(length["at_least"] for length in lengths)}

@@ -1,0 +1,48 @@
+"""Another text than the run's is read whole, in every command, unless its parts are asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.measure.attention.test_attention_command import written
+from tests.measure.generate.test_generate_command import generated, options
+from tests.measure.perplexity.test_comparison import COUNTS
+from tests.measure.recl.small_recl import recl
+from tests.measure.small_runs import SmallRuns
+from txl_lightning.measure.perplexity.command import run as evaluate
+from txl_lightning.measure.perplexity.options import EvaluateOptions
+
+LINES = "".join(f"line {i}: a square of {i}\n" for i in range(60))
+Split = dict[str, Any]
+
+
+def split_of(command: str, runs: SmallRuns, directory: Path, chosen: Split) -> str:
+    """Return the split that a command says it read."""
+    if command == "attention":
+        return written(runs, "relative", directory, **chosen)[0]["split"]
+    if command == "recl":
+        return recl(directory, runs.checkpoint("relative"), **chosen)["split"]
+    if command == "recl of bytes":
+        return recl(directory, runs.checkpoint("relative"), models=[COUNTS], context_unit="byte", **chosen)["split"]
+    if command == "models":
+        models = [f"txl:{runs.checkpoint('relative')}", COUNTS]
+        splits = [chosen.pop("split")] if "split" in chosen else []
+        return evaluate(EvaluateOptions(models=models, splits=splits, **chosen), directory)[0].split(":")[0]
+    return generated(options(runs, "relative", context=5, position=0, **chosen), directory)["prompt"]["split"]
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [("attention", "valid"), ("recl", "test"), ("recl of bytes", "test"), ("models", "valid"), ("generate", "test")],
+)
+def test_another_text_is_read_whole_and_the_moved_one_by_splits(
+    runs: SmallRuns, tmp_path: Path, command: str, own: str
+) -> None:
+    runs.checkpoint("relative")
+    (tmp_path / "moved.txt").write_bytes((runs.folder / "text.txt").read_bytes())
+    (tmp_path / "other.txt").write_text(LINES)
+    moved, other = ({"data_path": str(tmp_path / name)} for name in ("moved.txt", "other.txt"))
+    assert split_of(command, runs, tmp_path, other) == "whole"
+    assert split_of(command, runs, tmp_path, other | {"split": "test"}) == "test"
+    assert split_of(command, runs, tmp_path, moved) == own

@@ -1,0 +1,343 @@
+"""`txl generate`: sample text from a checkpoint and print it as it is drawn (appendix E)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
+from txl_lightning.data.corpus import WHOLE
+from txl_lightning.data.documents import close_sentences, without_marks
+from txl_lightning.data.ids import map_ids
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
+from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.files import not_special, write_json, write_text
+from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.measure.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
+from txl_lightning.measure.scoring.token_losses import device_of
+from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
+from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses
+from txl_lightning.model.inference.generation import generate as draw
+from txl_lightning.model.inference.segments import SegmentedTransformerXL
+from txl_lightning.model.inference.sliding_window import SlidingWindow
+from txl_lightning.model.transformer_xl import TransformerXL
+from txl_lightning.runs.bfloat16 import autocast, chosen_precision
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
+
+FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
+MOST_SHOWN = 40  # characters of a prompt in a message
+DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
+# Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
+CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+Write = Callable[[str], None]
+
+
+def show(text: str) -> None:
+    """Print text at once; characters that the terminal cannot encode become `?`."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding), end="", flush=True)
+
+
+@options_as_typed()
+def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[str]:
+    """Draw and print the samples, the first one as it is drawn; write `generation.json` and `samples.txt`.
+
+    For ids write `samples.npy` too: [samples, n_tokens], prompt by prompt.
+
+    Args:
+        options: options of the command.
+        directory: folder for the files.
+        write: function that prints a piece of text.
+
+    Returns:
+        No lines: everything is printed already.
+
+    Raises:
+        UserError: an option, the checkpoint or the prompt is not usable.
+    """
+    _check_options(options)
+    trained = open_checkpoint(options)
+    device, precision = device_of(trained.model), chosen_precision(options.precision, options.accelerator)
+    prompts = read_prompts(options, trained)
+    repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
+    seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
+    sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
+    with autocast(precision, device):  # cached inference checks that it is used as it was set up
+        model, context = with_context(trained, options)
+        tokens = draw(model, repeated, **sampling, seed=seeds, **_reading(trained))
+        drawn, times = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
+    continued = _continued(prompts, drawn, trained.vocabulary, options.n_samples)
+    n_after_first = len(drawn) * (options.n_tokens - 1)
+    speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
+    difference = _float32_difference(options, precision, trained, prompts[0], drawn[0])
+    results = {
+        "checkpoint": str(options.checkpoint),
+        "step": trained.step,
+        **({"prompts": continued} if options.prompts or options.prompt_file or len(prompts) > 1 else continued[0]),
+        "options": {**sampling, "n_samples": options.n_samples, "seed": options.seed, "precision": precision},
+        "context": context,
+        "prompt_seconds": round(times[1] - times[0], 4),
+        "tokens_per_second": speed,
+        "float32_difference": difference,
+    }
+    write_json(directory / "generation.json", results, ensure_ascii=False)
+    if trained.vocabulary.level == "ids":
+        np.save(directory / "samples.npy", drawn)
+    parts = [_layout(one, prompt.title) for one, prompt in zip(continued, prompts, strict=True)]
+    write_text(directory / "samples.txt", "\n".join(parts))
+    write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
+    if difference is not None:
+        where = f"the first {difference['tokens']} tokens of sample 1"
+        write(f"{precision}: nll {difference['nll']:+.5f} beside float32 on {where}\n")
+    return []
+
+
+def _check_options(options: GenerateOptions) -> None:
+    names = ("prompt", "prompts", "prompt_file", "prompt_ids", "context")
+    given = [name for name in names if getattr(options, name) is not None] or ["prompt"]
+    chosen = getattr(options, given[-1])
+    require(len(given) == 1 and chosen is not None, given[-1], chosen, f"one of {', '.join(names)} must be given")
+    check_at_least_one(options, "context", "n_tokens", "n_samples", "mem_len")
+    check_sampling(options.top_k, options.top_p, options.temperature)
+    at_a_position = options.position is None or (options.context is not None and options.position >= 0)
+    require(at_a_position, "position", options.position, "must be an integer >= 0, with context=N")
+
+
+def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[GenerativeModel, str]:
+    """Return the model with the context of its samples, and a description of that context."""
+    model, config, mem_len = trained.model, trained.config, options.mem_len
+    if not isinstance(model, TransformerXL):
+        require(mem_len is None, "mem_len", mem_len, f"must be null: {config.model.name} has no such length")
+        return model, "context carried in the recurrent state"
+    n_tokens, segment_len = config.memory.n_tokens, config.evaluation.segment_len
+    if config.memory.mem_len == 0 and mem_len is None and not n_tokens:
+        window = config.data.segment_len + extended_context(config)
+        words = f"context: the last {window} tokens, as in training, recomputed for every token"
+        return SlidingWindow(model, window), words
+    if mem_len is not None:
+        config.evaluation.mem_len = mem_len
+    lengths = clamp_untrained({**evaluation_lengths(config), "ext_len": 0}, config)
+    mem_len = lengths["mem_len"]
+    given = "must be given: the run was evaluated without memory"
+    require(mem_len >= 1 or n_tokens > 0, "mem_len", mem_len, given)
+    words = f"memory of {mem_len:,} tokens"
+    if n_tokens:
+        words = f"{words} and {n_tokens} memory tokens, written after every {segment_len} tokens"
+        return SegmentedTransformerXL(model.with_lengths(**lengths), segment_len), words
+    if can_cache(model):
+        return CachedTransformerXL(model, **lengths), words
+    compressed = f"{lengths['compressed_len']:,} states of {config.memory.rate} tokens each"
+    return model.with_lengths(**lengths), f"{words} and {compressed}"
+
+
+def _reading(trained: TrainedModel) -> dict[str, Any]:
+    """Return how prompts and drawn tokens are read: in which segments, and which token begins a document, if any."""
+    resets = trained.config.memory.reset == "document" and trained.vocabulary.starts_sentences
+    return {
+        "segment_len": trained.config.evaluation.segment_len,
+        "document_start": trained.vocabulary.numbers[SENTENCE] if resets else None,
+        "closed_documents": trained.closed_sentences,
+    }
+
+
+def _float32_difference(
+    options: GenerateOptions, precision: str, trained: TrainedModel, prompt: Prompt, drawn: list[int]
+) -> dict[str, Any] | None:
+    """Return by how much the precision changes the mean loss of the first drawn tokens; None with `32-true`."""
+    if precision == "32-true":
+        return None
+    device = device_of(trained.model)
+    prompt_T = torch.tensor(prompt.tokens, device=device)
+    drawn_N = torch.tensor(drawn[:FLOAT32_TOKENS], device=device)
+    mean = {}
+    for chosen in (precision, "32-true"):
+        with autocast(chosen, device):
+            model, _ = with_context(trained, options)
+            mean[chosen] = continuation_losses(model, prompt_T, drawn_N, **_reading(trained)).mean().item()
+    return {"nll": mean[precision] - mean["32-true"], "tokens": len(drawn_N)}
+
+
+def _write_samples(
+    tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, write: Write
+) -> tuple[list[list[int]], list[float]]:
+    """Draw the samples and write them: the first while it is drawn, the others afterwards.
+
+    Returns:
+        Tokens of every sample, prompt by prompt; times, in seconds, before the first and after every token.
+    """
+    dim, normal = (DIM, NORMAL) if sys.stdout.isatty() else ("", "")
+    drawn: list[list[int]] = [[] for _ in range(len(prompts) * n_samples)]
+    times = [time.perf_counter()]
+    for row, sample in enumerate(drawn):
+        prompt, number = prompts[row // n_samples], row % n_samples + 1
+        decoder = StreamDecoder(vocabulary)
+        before = f"--- {prompt.title}\n{dim}{visible(decoder.feed(prompt.numbers))}{normal}\n"
+        write(f"{before if number == 1 else ''}--- sample {number}\n")
+        if row > 0:
+            write(visible(decoder.feed(sample)))
+        for token_B in tokens:  # in the first row; it has ended in the others
+            times.append(time.perf_counter())
+            for of_row, token in zip(drawn, token_B.tolist(), strict=True):
+                of_row.append(token)
+            write(visible(decoder.feed(sample[-1:])))
+        write(f"{visible(decoder.finish())}\n")
+    write("---\n")
+    return drawn, times
+
+
+def visible(text: str) -> str:
+    """Replace control characters."""
+    return text.translate(CONTROL)
+
+
+def _continued(
+    prompts: list[Prompt], drawn: list[list[int]], vocabulary: Vocabulary, n_samples: int
+) -> list[dict[str, Any]]:
+    """Return the entries `prompt`, `continuation` and `samples` of `generation.json`, for every prompt."""
+    samples = iter(drawn)
+    return [
+        {
+            "prompt": {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers},
+            "continuation": None if prompt.continuation is None else vocabulary.decode(prompt.continuation),
+            "samples": [{"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in islice(samples, n_samples)],
+        }
+        for prompt in prompts
+    ]
+
+
+def _layout(results: dict[str, Any], title: str) -> str:
+    """Format context, true continuation and samples one below the other, as in appendix E."""
+    parts = [(title, results["prompt"]["text"])]
+    if results["continuation"] is not None:
+        parts.append(("true continuation", results["continuation"]))
+    parts += [(f"sample {i}", sample["text"]) for i, sample in enumerate(results["samples"], 1)]
+    return "\n".join(f"=== {name}\n{text}\n" for name, text in parts)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens to continue.
+
+    Args:
+        tokens: tokens, at least one; marked where a document begins, for a run with `memory.reset=document`.
+        title: description, for printing.
+        source: origin of the tokens, as `generation.json` states it.
+        continuation: tokens that follow in the corpus; None for a typed text.
+    """
+
+    tokens: list[int]
+    title: str
+    source: dict[str, Any]
+    continuation: list[int] | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """Token numbers without marks."""
+        return without_marks(np.array(self.tokens)).tolist()
+
+
+def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt]:
+    """Return the tokens to continue, of one prompt or several.
+
+    Raises:
+        UserError: `prompt_file` cannot be read or has no prompt, a prompt has a symbol that is not in the vocabulary,
+            the corpus is not usable, or the position is not in it.
+    """
+    if options.context is not None:
+        return [_context_prompt(options, trained)]
+    vocabulary, closed = trained.vocabulary, trained.closed_sentences
+    if options.prompt_ids is not None:
+        return _prompts_of_ids(options.prompt_ids, len(vocabulary))
+    if options.prompt is not None:
+        return [typed_prompt(options.prompt, vocabulary, closed=closed)]
+    if options.prompts is not None:
+        option, texts = "prompts", options.prompts
+    else:
+        option, texts = "prompt_file", _lines(str(options.prompt_file))
+    require(bool(texts), option, getattr(options, option), "must have at least one prompt")
+    prompts = [typed_prompt(text, vocabulary, option, closed) for text in texts]
+    return [replace(prompt, title=f"{prompt.title}, {number}") for number, prompt in enumerate(prompts, 1)]
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of `prompt_file` that are not empty."""
+    try:
+        return [line for line in not_special(path).read_text(encoding="utf-8").split("\n") if line]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise OptionError("prompt_file", path, f"cannot be read ({reason})") from error
+
+
+def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", closed: bool = False) -> Prompt:
+    """Encode a text; words that are not in the vocabulary become `<unk>`.
+
+    Args:
+        text: the prompt.
+        vocabulary: vocabulary of the checkpoint.
+        option: option that gave it, for errors.
+        closed: put `<S>` at the ends of sentences too. The last one is continued, unless a line break ends it.
+
+    Raises:
+        OptionError: a byte or character is not in the vocabulary, or a word is not and there is no `<unk>`.
+    """
+    shown = f"{text!r:.{MOST_SHOWN}}"
+    try:
+        tokens = vocabulary.of_known_characters().encode(text.encode())
+    except UserError as error:
+        raise OptionError(option, shown, str(error)) from error
+    if closed:
+        tokens, _ = close_sentences(tokens, vocabulary.numbers[SENTENCE])
+    ended = closed or (vocabulary.level == "word" and not vocabulary.starts_sentences)
+    if ended and not text.endswith("\n"):
+        tokens = tokens[:-1]  # drop the end of the line, which the sample continues
+    require(len(tokens) >= 1, option, shown, "must have at least one token of the checkpoint's vocabulary")
+    words = dict.fromkeys(text.split()) if vocabulary.level == "word" else ()
+    unknown = [word for word in words if word not in vocabulary.numbers]
+    named = f" ({', '.join(map(repr, unknown))} read as {vocabulary.symbols[vocabulary.unknown]})" if unknown else ""
+    return Prompt(tokens.tolist(), f"prompt{named}", {"prompt": text, "unknown": unknown})
+
+
+def _prompts_of_ids(given: Any, vocab_size: int) -> list[Prompt]:
+    """Return the ids of a list or of a `.npy` file: of one prompt, or of one in each row.
+
+    Raises:
+        OptionError: these are no ids of the vocabulary, or none at all.
+    """
+    is_file = isinstance(given, str) and given.endswith(".npy")
+    ids = map_ids(Path(given).expanduser(), option="prompt_ids").tolist() if is_file else given
+    rows = ids if isinstance(ids, list) and ids and isinstance(ids[0], list) else [ids]
+    for row in rows:
+        good = isinstance(row, list) and bool(row) and all(isinstance(n, int) and 0 <= n < vocab_size for n in row)
+        require(good, "prompt_ids", given, f"must be a list or a .npy file of ids from 0 to {vocab_size - 1}")
+    return [Prompt(row, f"prompt of {len(row)} ids, {i}", {"prompt_ids": given}) for i, row in enumerate(rows, 1)]
+
+
+def _context_prompt(options: GenerateOptions, trained: TrainedModel) -> Prompt:
+    """Return `context` consecutive tokens of a split, and the tokens that follow."""
+    split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "test")
+    corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
+    tokens, n = corpus.splits[split], options.context or 0
+    allowed = f"must be in 1 … {len(tokens)}, the tokens of {split} in {corpus.name}"
+    require(n <= len(tokens), "context", n, allowed)
+    last = len(tokens) - n
+    position = options.position
+    if position is None:
+        # Leave room for the whole continuation if the split is long enough.
+        position = int(np.random.default_rng(options.seed).integers(max(last - options.n_tokens, 0) + 1))
+    require(position <= last, "position", position, f"must be in 0 … {last} with context={n}")
+    return Prompt(
+        tokens[position : position + n].tolist(),
+        f"context: {n} tokens of {corpus.name} ({split}) from token {position:,} on",
+        {"corpus": corpus.name, "sha256": corpus.checksum, "split": split, "position": position, "context": n},
+        without_marks(tokens[position + n : position + n + options.n_tokens]).tolist(),
+    )

@@ -1,0 +1,161 @@
+"""Use of context by one model: losses by context, gains, key tokens, differences of two models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from txl_lightning.measure.recl.effective_context import Array, EffectiveContext, relative_effective_context_lengths
+from txl_lightning.measure.scoring.standard_errors import NORMAL_95, standard_error
+from txl_lightning.measure.scoring.windows import (
+    Integers,
+    loss_grid,
+    window_reader,
+)
+from txl_lightning.model.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    pass
+
+NEAR = 0.01  # of the loss at the longest context
+
+
+@dataclass(frozen=True)
+class ContextCurve:
+    """Loss of a model by context, and its RECL in a group of one.
+
+    Args:
+        nll: mean loss over the positions at each context, in nats.
+        standard_error: standard error of `nll` over the blocks of positions, in nats.
+        recl: RECL by fraction r of hardest positions.
+        gains: how the loss falls with context, from `context_gains`.
+    """
+
+    nll: list[float]
+    standard_error: list[float]
+    recl: dict[float, EffectiveContext]
+    gains: dict[str, Any]
+
+
+def context_curve(
+    model: LanguageModel,
+    tokens: np.ndarray,
+    positions: Integers,
+    contexts: Sequence[int],
+    trained_len: int | None = None,
+    clamp_len: int | None = None,
+    blocks: Integers | None = None,
+    **recl_options: Any,
+) -> ContextCurve:
+    """Measure a model's loss at several contexts and its RECL on its own.
+
+    The model keeps its training mode and its lengths. Under `torch.distributed` all ranks must call this function.
+
+    Args:
+        model: any language model.
+        tokens: the split, one-dimensional.
+        positions: positions t of the targets, from `position_blocks`.
+        contexts: the grid c_0, c_0 + Δ, ….
+        trained_len: see `window_reader`.
+        clamp_len: see `window_reader`.
+        blocks: block of each position, from `position_blocks`; None for a block per position.
+        recl_options: fractions, threshold, bootstrap and seed of `relative_effective_context_lengths`.
+    """
+    reader = window_reader(model, trained_len, clamp_len)
+    losses_CP = loss_grid(reader, tokens, positions, contexts)
+    nll, error = mean_and_error(losses_CP, blocks)
+    options = {"limits": {"model": reader.limit}, "blocks": blocks, **recl_options}
+    recl = relative_effective_context_lengths({"model": losses_CP}, contexts, **options)["model"]
+    return ContextCurve(nll.tolist(), error.tolist(), recl, context_gains(losses_CP, contexts, blocks))
+
+
+def mean_and_error(losses_CP: Array, blocks: Integers | None = None) -> tuple[Array, Array]:
+    """Return the mean over positions and its standard error over blocks (nan for a single block), both [C]."""
+    units_P = np.arange(losses_CP.shape[1]) if blocks is None else blocks
+    errors = [standard_error(losses_P, units_P)[0] for losses_P in losses_CP]
+    return losses_CP.mean(axis=1), np.array(errors, dtype=np.float64)  # None becomes nan
+
+
+def mean_and_interval(values_CP: Array, blocks: Integers, mean: str, error: str) -> dict[str, list[float]]:
+    """Return the mean over positions and its standard error over blocks, [C], by these names, and `low` and `high`.
+
+    These are the ends of the 95 % interval, 1.96 standard errors on either side.
+    """
+    mean_C, error_C = mean_and_error(values_CP, blocks)
+    ends = {"low": mean_C - NORMAL_95 * error_C, "high": mean_C + NORMAL_95 * error_C}
+    return {name: values_C.tolist() for name, values_C in {mean: mean_C, error: error_C, **ends}.items()}
+
+
+def loss_differences(losses: Mapping[str, Array], blocks: Integers) -> list[dict[str, Any]]:
+    """Return the difference of mean losses of every two models at each context, paired by position, in nats.
+
+    The standard error is over blocks of the differences, which fluctuate less than the losses of either model.
+    """
+    entries = []
+    for name, other in combinations(losses, 2):
+        found = mean_and_interval(losses[name] - losses[other], blocks, "nll", "nll_standard_error")
+        entries.append({"model": name, "minus": other, **found})
+    return entries
+
+
+def context_gains(losses_CP: Array, contexts: Sequence[int], blocks: Integers | None = None) -> dict[str, Any]:
+    """Return how the mean loss f(c) of a model falls with context.
+
+        gain of a doubling    (f(c) - f(2c)) / ln 2, in bits, for every c with c and 2c on the grid
+        near the end          the first c with f(c) <= 1.01 · f(longest context)
+        share of the gain     (f(c_0) - f(c)) / (f(c_0) - f(longest context)); None if nothing is gained
+
+    Args:
+        losses_CP: l(c, t), in nats.
+        contexts: c.
+        blocks: block of each position; None for a block per position.
+    """
+    mean_C = losses_CP.mean(axis=1)
+    place = {c: i for i, c in enumerate(contexts)}
+    doublings = []
+    for c in contexts:
+        if 2 * c in place:
+            gain, error = mean_and_error((losses_CP[place[c]] - losses_CP[place[2 * c]])[None] / np.log(2), blocks)
+            doublings.append({"from": c, "to": 2 * c, "bits": float(gain[0]), "standard_error": float(error[0])})
+    total = float(mean_C[0] - mean_C[-1])
+    return {
+        "doublings": doublings,
+        "within_1_percent": contexts[int(np.argmax(mean_C <= (1 + NEAR) * mean_C[-1]))],
+        "share_of_gain": ((mean_C[0] - mean_C) / total).tolist() if total > 0 else None,
+    }
+
+
+def key_tokens(
+    losses_CP: Array, contexts: Sequence[int], positions: Integers, key_contexts: Sequence[int], key_gain: float
+) -> dict[str, Any]:
+    """Return the key tokens of a model, targets whose loss falls by much between two contexts a < b (Fang et al. 2025).
+
+        key tokens      t with d(t) = l(a, t) - l(b, t) > key_gain
+        share           |{t: d(t) > key_gain}| / P; of rises: |{t: d(t) < -key_gain}| / P
+        half of gain    k / P for the smallest k whose k largest d(t) sum to at least half of sum_t d(t); evenly
+                        spread gains have a half; None if this sum, the total gain, is not above 0
+
+    Fang et al. choose tokens by the losses of one strong model for all models, and demand l(b, t) < 2 nats too.
+
+    Args:
+        losses_CP: l(c, t), in nats.
+        contexts: c.
+        positions: t.
+        key_contexts: a and b, contexts of the grid.
+        key_gain: smallest fall, in nats.
+    """
+    short_P, long_P = (losses_CP[contexts.index(c)] for c in key_contexts)
+    falls_P = short_P - long_P
+    key_P, total = falls_P > key_gain, falls_P.sum()
+    k = int(np.argmax(np.sort(falls_P)[::-1].cumsum() >= total / 2)) + 1
+    return {
+        "share": float(key_P.mean()),
+        "share_of_rises": float((falls_P < -key_gain).mean()),
+        "half_of_gain": k / len(falls_P) if total > 0 else None,
+        "nll": losses_CP[:, key_P].mean(axis=1).tolist() if key_P.any() else None,
+        "positions": positions[key_P].tolist(),
+    }

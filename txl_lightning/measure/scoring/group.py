@@ -1,0 +1,219 @@
+"""Group of models that are compared, and the text they read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from txl_lightning.config.schemas import DataConfig
+from txl_lightning.data.corpus import WHOLE, split_bytes
+from txl_lightning.data.documents import without_marks
+from txl_lightning.errors import OptionError, UserError, require
+from txl_lightning.measure.scoring.huggingface import load_huggingface
+from txl_lightning.measure.scoring.models import (
+    HUGGING_FACE,
+    OPTION,
+    PREFIXES,
+    TRAINED,
+    Member,
+    load_function,
+    load_run,
+)
+from txl_lightning.measure.scoring.option_checks import chosen_device
+from txl_lightning.measure.scoring.tokenized_text import TokenizedText, common_pieces, whole_characters
+from txl_lightning.measure.scoring.windows import Integers
+from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, report_if_changed
+
+
+def references(options: Any) -> list[str]:
+    """Return the references of all models, `checkpoints` first, a pattern such as `run/step*.ckpt` as its files.
+
+    Raises:
+        OptionError: there is none, one is named twice, or a reference has no known prefix.
+    """
+    for model in options.models:
+        require(model.startswith(PREFIXES), OPTION, model, "must begin with txl:, hf: or py:")
+    paths = [file for path in options.checkpoints for file in _files(path)]
+    named = [*(f"{TRAINED}{path}" for path in paths), *options.models]
+    require(bool(named), "checkpoints", "[]", "must name at least one checkpoint")
+    twice = [reference.removeprefix(TRAINED) for reference in named if named.count(reference) > 1]
+    require(not twice, "checkpoints" if options.checkpoints else OPTION, twice[:1], "is named twice")
+    return named
+
+
+def _files(path: str) -> list[str]:
+    """Return the files of a pattern, with numbers in names in their order; a path without files stays as it is."""
+    found = [] if Path(path).is_file() else glob(str(Path(path).expanduser()))
+    return sorted(found, key=lambda name: [(len(n), n) for n in re.findall(r"\d+|\D+", name)]) or [path]
+
+
+def load_group(options: Any) -> list[Member]:
+    """Load all models, in evaluation mode, on the chosen device.
+
+    Args:
+        options: models, checkpoints and names; accelerator, batch_tokens, clamp_len of Transformer-XLs, begin_of_text
+            and dtype of hf: models.
+
+    Raises:
+        OptionError: a model is not usable.
+    """
+    named, device = references(options), chosen_device(options.accelerator)
+    members = []
+    for reference, name in zip(named, options.names or model_names(named), strict=True):
+        if reference.startswith(TRAINED):
+            option = OPTION if reference in options.models else "checkpoints"
+            member = load_run(reference.removeprefix(TRAINED), name, device, options.clamp_len, option)
+        elif reference.startswith(HUGGING_FACE):
+            member = load_huggingface(reference, name, options.begin_of_text, options.dtype)
+        else:
+            member = load_function(reference, name)
+        if hasattr(member.reader.model, "to"):
+            member.reader.model.to(device)
+        members.append(replace(member, reader=replace(member.reader, batch_tokens=options.batch_tokens)))
+    return members
+
+
+def model_names(named: Sequence[str]) -> list[str]:
+    """Return a short name for each reference: that of a run's directory, or the end of a name on the hub."""
+    paths = [reference.removeprefix(TRAINED) for reference in named if reference.startswith(TRAINED)]
+    of_runs = iter(run_names(paths))
+    names = [next(of_runs) if r.startswith(TRAINED) else r.rstrip("/").split(":")[-1].split("/")[-1] for r in named]
+    return names if len(set(names)) == len(names) else list(named)
+
+
+def run_names(paths: list[str]) -> list[str]:
+    """Return the shortest distinct names: `ours/checkpoints/best.ckpt` becomes `ours`, or `ours/best`."""
+    if not paths:
+        return []
+    files = [Path(path).resolve().with_suffix("") for path in paths]
+    parts = [[part for part in file.parts[1:] if part != "checkpoints"] for file in files]
+    for start in range(-2, -max(map(len, parts)) - 1, -1):
+        for stop in (-1, None):
+            names = ["/".join(of_path[start:stop]) for of_path in parts]
+            if len(set(names)) == len(names) and all(names):
+                return names
+    return paths
+
+
+@dataclass(frozen=True)
+class GroupText:
+    """Text of a group.
+
+    Args:
+        corpus: entry `corpus` of `recl.json`: `name`, `sha256` (of the corpus or of the text), and `level`: byte, char,
+            word or token; losses are per unit of it.
+        of_member: tokens of the text, by name of the model.
+        pieces: bounds of the pieces of text that models are compared on, in bytes; None if all have the same tokens.
+    """
+
+    corpus: dict[str, str]
+    of_member: dict[str, TokenizedText]
+    pieces: Integers | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of positions: bytes with `pieces`, tokens without."""
+        first = next(iter(self.of_member.values()))
+        return len(first.tokens) if self.pieces is None else first.n_bytes
+
+
+def group_text(members: Sequence[Member], options: Any) -> GroupText:
+    """Load the text of all members and its tokens.
+
+    Checkpoints bring their corpus. Without any, or with `data_path`, it is that file.
+
+    Raises:
+        UserError: the text cannot be loaded, the members have different corpora, or they have different tokenizers or
+            tokens and contexts are not counted in bytes.
+    """
+    by_bytes, trained = options.context_unit == "byte", [member.trained for member in members if member.trained]
+    if not by_bytes and len(trained) == len(members):
+        return _encoded_corpus(members, trained, options)
+    for member in members:
+        config = None if member.trained is None else member.trained.config
+        resets, ids = config and config.memory.reset == "document", config and config.data.level == "ids"
+        allowed = f"was trained with {'memory.reset=document' if resets else 'data.level=ids'}: "
+        member.require(not (resets or ids), f"{allowed}it can be compared by tokens alone, and with checkpoints alone")
+    name, content = _content(members, trained, options)
+    corpus = {"name": name, "sha256": hashlib.sha256(content).hexdigest()}
+    of_member = {member.name: member.tokenize(content) for member in members}
+    texts = list(of_member.values())
+    for member, text in zip(members, texts, strict=True):
+        if by_bytes:
+            allowed = "cannot be compared in bytes: its tokens do not give back every byte of the text"
+            member.require(text.starts is not None, allowed)
+        else:
+            allowed = f"has another tokenizer than {members[0].path}: compare them with context_unit=byte"
+            member.require(text.agrees_with(texts[0]), allowed)
+    if by_bytes:
+        return GroupText({**corpus, "level": "byte"}, of_member, common_pieces(texts))
+    single_bytes = all(len(text.tokens) == text.n_bytes for text in texts)
+    level = trained[0].vocabulary.level if trained else "byte" if single_bytes else "token"
+    return GroupText({**corpus, "level": level}, of_member)
+
+
+def _encoded_corpus(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> GroupText:
+    """Load the corpus of all members, which are of runs, or the text `data_path`, as each member reads it.
+
+    For a member with `memory.reset=document` the first token of every document is marked. The others get the places
+    where documents begin: those of a marked text, or those that the corpus has. With `documents=ignore` neither is so.
+    """
+    pairs = zip(members, trained, strict=True)
+    whole = options.split == WHOLE
+    corpora = [checkpoint_corpus(of, member.path, options.data_path, member.option, whole) for member, of in pairs]
+    of_member, first, path = {}, corpora[0], members[0].path
+    respects = options.documents == "respect"
+    known = [of.documents.get(options.split, of.sentences.get(options.split, [0])) for of in corpora]
+    documents = np.asarray(max(known, key=len))
+    for member, corpus in zip(members, corpora, strict=True):
+        own, others = corpus.splits[options.split], first.splits[options.split]
+        level, level_of_first = corpus.vocabulary.level, first.vocabulary.level
+        allowed = f"reads {level} tokens, {path} {level_of_first} tokens: use context_unit=byte"
+        member.require(level == level_of_first, allowed)
+        allowed = f"was trained on another corpus ({corpus.name}) than {path} ({first.name})"
+        member.require(corpus.checksum == first.checksum, allowed)
+        allowed = f"was trained with another vocabulary than {path}"
+        member.require(corpus.vocabulary == first.vocabulary, allowed)
+        allowed = f"reads other tokens than {path}: the starts of documents (data.document_start) or sentences "
+        allowed += "(data.sentence_marks) differ and shift the positions"
+        same = np.array_equal(own, others) or np.array_equal(without_marks(own), without_marks(others))
+        member.require(same, allowed)
+        marked = member.trained is not None and member.trained.config.memory.reset == "document"
+        own = without_marks(own) if marked and not respects else own
+        hides = respects and not marked and len(documents) > 1
+        of_member[member.name] = TokenizedText(own, None, len(own), documents if hides else None)
+    return GroupText(first.facts(), of_member)
+
+
+def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options: Any) -> tuple[str, bytes]:
+    """Return the name and the bytes of the text; of UTF-8 text without a character that is cut at either end."""
+    path, configs = options.data_path, [of.config.data for of in trained]
+    require(bool(configs) or path is not None, "data_path", path, "must be a text file: no checkpoint brings a corpus")
+    if path is not None:
+        configs = [replace(configs[0] if configs else DataConfig(), name="file", path=path, level="byte")]
+    try:
+        texts = [split_bytes(config, options.split) for config in configs]
+    except OptionError as error:
+        if path is None:
+            raise UserError(f"{error}; if this corpus has moved, give data_path=") from error
+        raise OptionError("data_path", path, error.allowed) from error
+    name, _, content = texts[0]
+    if path is None:
+        runs = [member for member in members if member.trained]
+        for member, of, (other_name, checksum, other) in zip(runs, trained, texts, strict=True):
+            report_if_changed(of, f"{member.option}={member.path}", other_name, checksum)
+            allowed = f"was trained on another corpus ({other_name}) than {runs[0].path} ({name})"
+            member.require(other == content, allowed)
+    try:
+        content = whole_characters(content).encode()
+    except UserError as error:
+        if any(member.path.startswith(HUGGING_FACE) for member in members):
+            raise OptionError("data_path" if path else OPTION, path or name, str(error)) from error
+    return name, content
