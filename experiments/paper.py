@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from txl_lightning.measure.speed.options import TABLE_9 as TABLE_9
+from txl_lightning.measure.speed import TABLE_9 as TABLE_9
 
 
 @dataclass(frozen=True)

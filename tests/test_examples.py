@@ -20,12 +20,12 @@ from txl_lightning.config.encoding_kinds import KINDS, kind_named
 from txl_lightning.config.lengths import position_limit
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
+from txl_lightning.measure.attention import AttentionOptions
 from txl_lightning.measure.attention.command import run as attention
-from txl_lightning.measure.attention.options import AttentionOptions
+from txl_lightning.measure.generate import GenerateOptions
 from txl_lightning.measure.generate.command import run as generate
-from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 from txl_lightning.measure.recl.command import run as recl
 from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.measure.scoring.windows import window_reader

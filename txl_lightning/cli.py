@@ -1,6 +1,6 @@
 """The command `txl`: one row per command.
 
-A new command is a package with the modules `options` and `command`, a file in `conf/` and a row here.
+A new command is a package with its options and the module `command`, a file in `conf/` and a row here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = (
     Command(
         "recl checkpoints=[A,B,…]",
         package="txl_lightning.measure.recl",
-        options="ReclOptions",
+        options="txl_lightning.measure.recl.options.ReclOptions",
         summary="relative effective context length (RECL) of several models, with gain curves",
         shared_by_ranks=True,
     ),
@@ -55,7 +55,7 @@ ROWS = (
     Command(
         "convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
         package="txl_lightning.runs.convert",
-        options="ConvertOptions",
+        options="txl_lightning.runs.convert.options.ConvertOptions",
         summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
         directory="none",
     ),

@@ -26,16 +26,15 @@ def test_the_measurement_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     options, command, row = blocks(ROOT / "docs/extending.md", "python")
     package = tmp_path / "share"
     package.mkdir()
-    for name, code in {"__init__.py": "", "options.py": options, "command.py": command}.items():
+    for name, code in {"__init__.py": options, "command.py": command}.items():
         (package / name).write_text(code.replace(FOLDER, "share"))
     monkeypatch.syspath_prepend(tmp_path)
     train(tiny_config(tmp_path, "trainer.max_steps=2"), tmp_path / "run")
     import share.command
-    import share.options
 
     # Every job of a multirun gets the contents of the store, and a job's process cannot import this module.
     monkeypatch.setattr(ConfigStore.instance(), "repo", dict(ConfigStore.instance().repo))
-    register_command("share", share.options.ShareOptions)
+    register_command("share", share.ShareOptions)
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/share.yaml").write_text(blocks(ROOT / "docs/extending.md", "yaml")[-1])
     words = [f"checkpoint={tmp_path}/run/checkpoints/best.ckpt", "n_tokens=100", f"hydra.searchpath=[file://{CONF}]"]

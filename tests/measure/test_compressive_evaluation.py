@@ -12,8 +12,8 @@ from tests.measure.small_runs import SmallRuns
 from tests.model.tiny_model import VOCABULARY, random_stream, score_segments, tiny_model
 from txl_lightning.config.schemas import LoggerConfig
 from txl_lightning.errors import OptionError
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity import command as evaluate_command
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 from txl_lightning.measure.recl import command as recl_command
 from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.measure.scoring.windows import context_losses, window_reader

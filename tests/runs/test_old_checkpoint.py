@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from txl_lightning.config.schemas import Config, LoggerConfig
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 from txl_lightning.measure.recl.command import run as recl
 from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.runs.storage import read_file

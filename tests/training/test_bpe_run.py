@@ -15,12 +15,12 @@ from txl_lightning.data.byte_pairs import train_byte_pairs
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
+from txl_lightning.measure.attention import AttentionOptions
 from txl_lightning.measure.attention import command as attention
-from txl_lightning.measure.attention.options import AttentionOptions
+from txl_lightning.measure.generate import GenerateOptions
 from txl_lightning.measure.generate import command as generate
-from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity import command as evaluate
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 from txl_lightning.measure.recl import command as recl
 from txl_lightning.measure.recl.options import ReclOptions
 from txl_lightning.runs.storage import write_checkpoint

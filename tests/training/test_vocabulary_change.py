@@ -11,8 +11,8 @@ from tests.training.small_run import tiny_config
 from txl_lightning.data.byte_pairs import train_byte_pairs
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 from txl_lightning.model import TransformerXL, TransformerXLConfig
 from txl_lightning.runs.storage import write_checkpoint
 from txl_lightning.runs.trained import checkpoint_corpus, load_trained

@@ -21,7 +21,7 @@ class Command:
     Attributes:
         usage: words after `txl`, for the help text; the first is the command's name, and `conf/NAME.yaml` its defaults.
         package: has a module `command` with `run(options, directory) -> list[str]`, the lines to print at the end.
-        options: dataclass of the options: a class of the package's module `options`, or a dotted name.
+        options: dataclass of the options: a class of the package, or a dotted name.
         summary: purpose of the command in one line.
         config: file in `conf/`, if its name is not that of the command.
         directory: `prepared`: the run directory is made and `config.yaml` written into it before the command runs;
@@ -49,7 +49,7 @@ class Command:
     @property
     def schema(self) -> type:
         """Dataclass of the options."""
-        name = self.options if "." in self.options else f"{self.package}.options.{self.options}"
+        name = self.options if "." in self.options else f"{self.package}.{self.options}"
         module, _, class_name = name.rpartition(".")
         return getattr(import_module(module), class_name)
 

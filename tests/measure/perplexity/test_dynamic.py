@@ -17,9 +17,9 @@ from tests.measure.small_runs import SmallRuns
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
+from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.command import run
 from txl_lightning.measure.perplexity.dynamic import DynamicEvaluation, dynamic_evaluation, gradient_rms
-from txl_lightning.measure.perplexity.options import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.scoring.protocols import StateReuse
 from txl_lightning.runs.trained import TrainedModel, load_trained
 

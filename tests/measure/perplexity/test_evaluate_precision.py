@@ -9,9 +9,8 @@ import pytest
 
 from tests.measure.perplexity.scored import result
 from tests.measure.small_runs import SmallRuns
-from txl_lightning.measure.perplexity import command
+from txl_lightning.measure.perplexity import EvaluateOptions, command
 from txl_lightning.measure.perplexity.command import run
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 
 LARGEST = 0.01  # nats; eight bits of mantissa
 

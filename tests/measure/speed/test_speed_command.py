@@ -13,10 +13,9 @@ from tests.measure.small_runs import SmallRuns
 from tests.model.tiny_model import random_stream, tiny_model
 from txl_lightning import TransformerXL, TransformerXLConfig
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.measure.speed import TABLE_9, SpeedOptions, schemes
 from txl_lightning.measure.speed import command as speed_command
-from txl_lightning.measure.speed import schemes
 from txl_lightning.measure.speed.command import run
-from txl_lightning.measure.speed.options import TABLE_9, SpeedOptions
 from txl_lightning.measure.speed.schemes import make_schemes, random_text, vanilla_of
 from txl_lightning.reporting.machine import processor
 

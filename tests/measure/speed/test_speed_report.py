@@ -11,9 +11,8 @@ import torch
 from tests.measure.kept_figures import Figures, bands, curves
 from tests.measure.logged_panels import logged_panels
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.measure.speed import command, schemes
+from txl_lightning.measure.speed import SpeedOptions, command, schemes
 from txl_lightning.measure.speed.command import SCHEMES, write_report
-from txl_lightning.measure.speed.options import SpeedOptions
 from txl_lightning.measure.speed.schemes import TimedScheme
 
 

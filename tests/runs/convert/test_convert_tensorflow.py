@@ -14,8 +14,8 @@ from tests.model.tiny_model import score_segments
 from tests.runs.convert.bundle_writer import write_bundle
 from tests.runs.convert.test_convert_command import Convert
 from txl_lightning.errors import OptionError, UserError
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
-from txl_lightning.measure.perplexity.options import EvaluateOptions
 from txl_lightning.model.checkpoints import from_tensorflow
 from txl_lightning.runs.convert.tensorflow_checkpoint import find_checkpoint, read_vocabulary
 from txl_lightning.runs.trained import load_trained

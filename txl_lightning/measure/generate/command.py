@@ -21,7 +21,7 @@ from txl_lightning.data.ids import map_ids
 from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import not_special, write_json, write_text
-from txl_lightning.measure.generate.options import GenerateOptions
+from txl_lightning.measure.generate import GenerateOptions
 from txl_lightning.measure.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.scoring.token_losses import device_of
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache

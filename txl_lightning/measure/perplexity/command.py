@@ -72,6 +72,7 @@ from txl_lightning.data.corpus import SPLITS, WHOLE, Corpus
 from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import UserError, require
 from txl_lightning.files import write_json
+from txl_lightning.measure.perplexity import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.attention_lengths import (
     AtLength,
     SplitScores,
@@ -92,7 +93,6 @@ from txl_lightning.measure.perplexity.dynamic import (
     dynamic_evaluation,
     dynamic_scores,
 )
-from txl_lightning.measure.perplexity.options import OWN_SPLITS, DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.units import FreshUnits, Units, units_of
 from txl_lightning.measure.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.scoring.protocols import (

@@ -30,7 +30,7 @@ from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import require
 from txl_lightning.files import write_json
-from txl_lightning.measure.perplexity.options import OWN_SPLITS, EvaluateOptions
+from txl_lightning.measure.perplexity import OWN_SPLITS, EvaluateOptions
 from txl_lightning.measure.scoring.group import GroupText, group_text, load_group
 from txl_lightning.measure.scoring.models import Member
 from txl_lightning.measure.scoring.option_checks import check_common_options

@@ -19,8 +19,8 @@ from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.streams import Segment, Streams
 from txl_lightning.errors import require
+from txl_lightning.measure.perplexity import DynamicOptions
 from txl_lightning.measure.perplexity.attention_lengths import SplitScores, difference
-from txl_lightning.measure.perplexity.options import DynamicOptions
 from txl_lightning.measure.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.measure.scoring.standard_errors import NORMAL_95
 from txl_lightning.measure.scoring.token_losses import TokenLosses, device_of, token_losses

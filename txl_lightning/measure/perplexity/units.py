@@ -28,7 +28,7 @@ from txl_lightning.data.ids import id_documents
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
 from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text
-from txl_lightning.measure.perplexity.options import EvaluateOptions
+from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.scoring.protocols import StateReuse
 from txl_lightning.measure.scoring.token_losses import WINDOW_TOKENS, TokenLosses, device_of
 from txl_lightning.runs.trained import TrainedModel

@@ -18,7 +18,7 @@ from txl_lightning.data.benchmarks import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_json, write_text
 from txl_lightning.measure.scoring.option_checks import check_at_least_one, check_common_options, chosen_device
-from txl_lightning.measure.speed.options import TABLE_9, SpeedOptions
+from txl_lightning.measure.speed import TABLE_9, SpeedOptions
 from txl_lightning.measure.speed.schemes import RATIOS, TimedScheme, make_schemes, random_text, vanilla_of
 from txl_lightning.model.inference.cached import can_cache
 from txl_lightning.model.transformer_xl import TransformerXL
