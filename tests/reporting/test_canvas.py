@@ -36,10 +36,10 @@ def test_short_numbers() -> None:
     assert [short(x) for x in (0.5, 999, 1500, 2e6, 3e9)] == ["0.5", "999", "1.5k", "2M", "3G"]
 
 
-def test_more_curves_than_a_report_has_look_different() -> None:
-    seen = [(look["color"], look["marker"], look["linestyle"]) for look in islice(looks(), 109)]
-    assert len(set(seen[:108])) == 108
-    assert seen[108] == seen[0]
+def test_many_curves_look_different() -> None:
+    seen = [(look["color"], look["marker"]) for look in islice(looks(), 43)]
+    assert len(set(seen[:42])) == 42
+    assert seen[42] == seen[0]
 
 
 def test_the_legend_stands_below_the_curves_and_takes_no_height_of_them(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: colour-blind safe
-MARKERS = ("o", "s", "^", "D", "v", "P")
-LINES = ("-", "-.", ":")
+MARKERS = "os^DvPX"  # one more than colours, so that 42 pairs differ
 
 
 def looks() -> Iterator[dict[str, Any]]:
-    """Yield colour, marker and kind of line for one curve after another: 108 that differ, then from the beginning."""
-    for first, line in cycle(product(range(len(MARKERS)), LINES)):
-        filled = {} if line == LINES[0] else {"markerfacecolor": "white"}
-        for colour, marker in zip(COLOURS, MARKERS[first:] + MARKERS[:first], strict=True):
-            yield {"color": colour, "marker": marker, "linestyle": line, **filled}
+    """Yield colour and marker for one curve after another: 42 that differ, then from the beginning."""
+    for colour, marker in zip(cycle(COLOURS), cycle(MARKERS), strict=False):
+        yield {"color": colour, "marker": marker, "linestyle": "-"}
 
 
 def new_figure(width: float = 7.0, height: float = 4.2) -> Figure:
@@ -42,11 +39,12 @@ def line_figure(
     dashed: Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]] | None = None,
     log_x: bool = False,
     dashed_label: str = "",
+    log_y: bool = False,
 ) -> None:
-    """Draw curves as PNG: one colour and marker for each name, one line for each of its seeds.
+    """Draw curves: one colour and marker for each name, one line for each of its seeds.
 
     Args:
-        path: file to write.
+        path: PNG to write; without a suffix PNG and SVG.
         curves: x and y values of the lines, by name.
         x_label: label of the x axis, with its unit.
         y_label: label of the y axis, with its unit.
@@ -54,6 +52,7 @@ def line_figure(
         dashed: further lines by the same names, drawn dashed.
         log_x: draw the x axis in logarithms.
         dashed_label: meaning of the dashed lines, for the legend.
+        log_y: draw the y axis in logarithms.
     """
     figure = new_figure(5.4, 4.6)  # small, so that its letters can be read at the width of a phone
     axes = figure.add_subplot()
@@ -71,9 +70,12 @@ def line_figure(
         axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axes.tick_params(axis="x", labelrotation=45)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    if log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.grid(alpha=0.3)
     figure.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=1 if len(curves) < 4 else 2)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def plain_text(name: str) -> str:
@@ -91,8 +93,10 @@ def save_with_legend(figure: Figure, axes: Axes, stem: Path) -> None:
 
 
 def save_figure(figure: Figure, stem: Path) -> None:
-    """Write `stem.png` and `stem.svg`; equal figures give equal bytes."""
-    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=150)
+    """Write `stem.png` and `stem.svg`, or only the PNG that is named; equal figures give equal bytes."""
+    figure.savefig(stem if stem.suffix == ".png" else stem.with_name(f"{stem.name}.png"), dpi=150)
+    if stem.suffix == ".png":
+        return
     with matplotlib.rc_context({"svg.hashsalt": stem.name}):
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None})
 
