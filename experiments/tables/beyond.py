@@ -68,7 +68,7 @@ def gated_residual(config: Config) -> tuple[str, ...]:
     attention = 5 * D * model.n_head * model.d_head
     of_layer = model.n_layer * (attention + 2 * D * model.d_inner) // layers
     d_inner = (of_layer - attention - 12 * D * D) // (2 * D)
-    return ("model.residual=gru", f"model.n_layer={layers}", f"model.d_inner={d_inner}")
+    return ("beyond=gru_residual", f"model.n_layer={layers}", f"model.d_inner={d_inner}")
 
 
 def through(config: Config, segments: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("clamp_len", -2, {}, "must be -1 "),
     ("init_std", 0.0, {}, "must be a number > 0"),
     *(("terms", terms, {}, "must be letters of abcd, each at most once") for terms in ("abce", "aa", "A")),
-    *((name, "x", {}, "must be one of ") for name in ("tie_projections", "norm", "feed_forward", "residual")),
+    *((name, "x", {}, "must be one of ") for name in ("tie_projections", "norm", "feed_forward")),
     *((name, "x", {}, "must be one of ") for name in ("encoding", "memory_start", "memory_reset", "compression")),
     ("attention_gate", "x", {}, "must be one of "),
     ("compression_loss", "mse", COMPRESSIVE, "must be one of reconstruction, autoencoding, none"),

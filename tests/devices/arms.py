@@ -30,7 +30,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "pre-norm": replace(RELATIVE, pre_norm=True),
     "modern recipe": replace(RELATIVE, pre_norm=True, final_norm=True, norm="rms", feed_forward="swiglu", qk_norm=True),
     "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
-    "gated residual": replace(RELATIVE, residual="gru"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
     "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
     "forget gate": replace(RELATIVE, forget_gate=True),
@@ -67,7 +66,7 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 # Together these run every branch of the models; `make test-all` takes all arms.
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
-    *("rope, QK-norm, interpolation", "modern recipe", "gated residual", "biases per layer", "same length, clamp"),
+    *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp"),
     *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate"),
     *("memory of zeros", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used"),
     *("memory tokens, states", "lstm", "qrnn"),

@@ -20,7 +20,6 @@ ARMS: dict[str, dict[str, Any]] = {
     **ENCODINGS,
     "relative, untied u and v": {"pre_norm": True, "untie_biases": True},
     "relative, modern recipe": MODERN,
-    "relative, gated residual": {"residual": "gru"},
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
     "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
     "relative, forget gate": {"forget_gate": True},

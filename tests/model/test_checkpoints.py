@@ -109,7 +109,6 @@ NOWHERE = [  # options that neither family has, and the beginning of the message
     ({"attention_gate": "head"}, "attention_gate=head: .* has only attention_gate=none"),
     ({"norm": "rms"}, "norm=rms: .* has only norm=layer"),
     ({"feed_forward": "swiglu"}, "feed_forward=swiglu: .* has only feed_forward=relu"),
-    ({"residual": "gru"}, "residual=gru: .* has only residual=sum"),
     ({"final_norm": True}, "final_norm=True: .* has only final_norm=False"),
 ]
 NOT_IN_HUGGINGFACE = [

@@ -32,7 +32,6 @@ def recurrent_model(cell: str, **options: Any) -> RecurrentLanguageModel:
 MODELS = {
     "txl": lambda: tiny_model(mem_len=30),
     "adaptive": lambda: tiny_model(mem_len=30, cutoffs=(3, 7), div_val=2, d_embed=8),
-    "gated residual": lambda: tiny_model(mem_len=30, residual="gru"),
     "lstm": lambda: recurrent_model("lstm", dropout=0.0, hidden_dropout=0.0).eval(),
     "qrnn": lambda: recurrent_model("qrnn", dropout=0.0, hidden_dropout=0.0).eval(),
 }

@@ -24,7 +24,7 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"residual": "gru", "final_norm": True, "qk_norm": True, "attention_gate": "element"}],
+    [{}, {"final_norm": True, "qk_norm": True, "attention_gate": "element"}],
     ids=str,
 )
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])

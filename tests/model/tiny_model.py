@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_lightning import Memory, TransformerXL, TransformerXLConfig
+from txl_lightning import Memory, TransformerXL
 
 VOCABULARY = 11
 SIZES = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 3, "d_inner": 12}
@@ -22,12 +22,12 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_model(**options: object) -> TransformerXL:
+def tiny_model(model_class: type[TransformerXL] = TransformerXL, **options: object) -> Any:
     """A float64 model without dropout, whose parameters are not small."""
-    config = TransformerXLConfig(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
+    config = model_class.config_class(**{**SIZES, "dropout": 0.0, "mem_len": 4, **options})
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = TransformerXL(config).double()
+        model = model_class(config).double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.4 * torch.randn_like(parameter))

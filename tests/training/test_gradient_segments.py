@@ -53,10 +53,9 @@ ARMS: dict[str, dict[str, Any]] = {
     **{name: options for name, options in ENCODINGS.items() if name not in ("absolute", "al_rfou")},
     "same length": {"mem_len": 5, "same_length": True},
     "pre-norm": {"pre_norm": True, "untie_biases": True},
-    "gated residual": {"residual": "gru"},
     "documents": {"memory_reset": "document"},
 }
-FAST = ("relative", "same length", "gated residual", "documents")
+FAST = ("relative", "same length", "documents")
 
 
 @pytest.mark.parametrize("arm", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in ARMS])

@@ -32,7 +32,6 @@ MODELS = {
     "modern": lambda: TransformerXL(
         replace(SIZES, pre_norm=True, norm="rms", final_norm=True, feed_forward="swiglu", qk_norm=True)
     ),
-    "gated residual": lambda: TransformerXL(replace(SIZES, residual="gru")),
     "terms ac": lambda: TransformerXL(replace(SIZES, terms="c")),
     "conv": lambda: TransformerXL(replace(SIZES, compression="conv", compressed_len=4, compression_rate=2)),
     "memory tokens": lambda: TransformerXL(replace(SIZES, n_tokens=3)),

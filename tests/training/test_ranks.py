@@ -32,7 +32,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "documents": ("memory.reset=document", "data.document_start='^line .*5:'", "trainer.precision=64-true"),
     "random half": ("loss=random_half", "trainer.column_chunks=2", "trainer.precision=64-true"),
     "gradient segments": (
-        *("memory.gradient_segments=1", "model.residual=gru", "loss=random_half"),
+        *("memory.gradient_segments=1", "loss=random_half"),
         *("trainer.column_chunks=2", "trainer.precision=64-true", "data.batch_size=9"),
     ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),

@@ -51,7 +51,6 @@ def test_validation_in_mid_epoch_changes_no_later_step(tmp_path: Path, monkeypat
         ("trainer.precision=64-true", r"trainer.precision=64-true: must be 32-true"),
         ("seed=7", r"seed=7: must be 1, as in resume="),
         ("model.pre_norm=true", r"is of another model: pre_norm is False, this model needs True"),
-        ("model.residual=gru", r"is of another model: residual is sum, this model needs gru"),
         ("model.n_layer=3", r"is of another model: n_layer is 2, this model needs 3"),
         ("trainer.max_steps=12", r"trainer.max_steps=12: must be greater than the 12 steps"),
     ],
@@ -224,7 +223,6 @@ ARMS = {
         *("data.level=char", "model.ext_len=4", "memory.start=zeros", "model.untie_biases=true", "optimizer=adamw"),
         "optimizer.warmup_steps=3",
     ],
-    "gated residual": ["model.residual=gru"],
     "two terms": ["model.terms=bd"],
     "forget gate": ["encoding=none", "model.forget_gate=true", "optimizer=muon"],
     "head gate": ["model.attention_gate=head", "model.attention_dropout=0.1", "optimizer=muon"],
@@ -235,7 +233,7 @@ ARMS = {
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "forget gate", "head gate", "gated residual", "adaptive softmax")
+COVERING = ("shaw", "al-rfou", "characters", "forget gate", "head gate", "adaptive softmax")
 COVERING = (*COVERING, "lstm", "qrnn")
 
 

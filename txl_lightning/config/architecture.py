@@ -44,7 +44,6 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
     "norm": _one_of("layer", "rms"),
     "feed_forward": _one_of("relu", "swiglu", "geglu"),
     "attention_gate": _one_of("none", "head", "element"),
-    "residual": _one_of("sum", "gru"),
     "tie_projections": _one_of("all_but_first", "all", "none"),
     "compression": _one_of(*COMPRESSIONS),
     "compression_loss": _one_of("reconstruction", "autoencoding", "none"),
@@ -133,8 +132,6 @@ class TransformerXLConfig(Architecture):
         final_norm: LayerNorm of the last layer's output, as in GPT-2; the paper's code has none, pre-norm or not.
         norm: `layer`, or `rms` for RMSNorm instead of every LayerNorm above.
         feed_forward: `relu` as in the paper, or gated by a SiLU (`swiglu`) or a GELU (`geglu`).
-        residual: `sum`, or `gru` for the gate of GTrXL, with a ReLU behind each sublayer (`layers.ResidualGRU`); such a
-            layer is pre-norm, whatever `pre_norm` says.
         layer_norm_epsilon: added to the variance in LayerNorm (1e-12 in the TensorFlow code) or to the mean square in
             RMSNorm.
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
@@ -186,7 +183,6 @@ class TransformerXLConfig(Architecture):
     final_norm: bool = False
     norm: str = "layer"
     feed_forward: str = "relu"
-    residual: str = "sum"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False

@@ -290,12 +290,14 @@ class Config:
     """Config of one training run.
 
     `loss` is the mean over all positions of a segment (`full`), its last half (`half`), or as many positions drawn
-    without replacement for each step (`random_half`), the same in all streams.
+    without replacement for each step (`random_half`), the same in all streams. `beyond` is empty, or has the name of a
+    variant in `txl_lightning.beyond` and that variant's own options, which `runs.models.architecture` validates.
     """
 
     model: ModelConfig = MISSING
     encoding: EncodingConfig = MISSING
     memory: MemoryConfig = MISSING
+    beyond: dict[str, Any] = field(default_factory=dict)
     data: DataConfig = MISSING
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     optimizer: OptimizerConfig = MISSING
@@ -374,6 +376,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
     "trainer.max_nonfinite_steps": None,
     "model.sink": (False,),
+    "model.residual": ("sum",),  # since 0.4.0 beyond=gru_residual
     "memory.first": (0,),
     "evaluation.first": (None, 0),
 }

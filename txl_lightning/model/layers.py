@@ -1,4 +1,4 @@
-"""Parts of a layer: dropout that is fast on the CPU, norms, feed-forward, residuals, and how parameters are drawn."""
+"""Parts of a layer: dropout that is fast on the CPU, norms, feed-forward, and how parameters are drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from txl_lightning.model.kernels.cpu import has_hooks, is_eager_on_cpu
 
 LEVELS = 1 << 16  # of a random number of dropout
 WEIGHT_STD = 0.02
-UPDATE_BIAS = 2.0  # b_g of a residual gate
 PROJECTION_STD = 0.01
 
 
@@ -136,53 +135,11 @@ class GatedFeedForward(nn.Module):
         return self.dropout(self.down(inner))
 
 
-class ResidualSum(nn.Module):
-    """Residual connection of the paper: x + y."""
-
-    def forward(self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Add the output y of a sublayer to its input x."""
-        return x_BTD + y_BTD
-
-
-class ResidualGRU(nn.Module):
-    """Residual connection of GTrXL (Parisotto et al. 2019, §3.2): a GRU gate, with a ReLU on the sublayer's output y.
-
-        y' = relu(y)
-        r = σ(W_r y' + U_r x)        z = σ(W_z y' + U_z x - b_g)        h = tanh(W_g y' + U_g (r ⊙ x))
-        out = (1 - z) ⊙ x + z ⊙ h
-
-    b_g is trained and starts at 2, so that a new layer nearly returns its input x. 6·D² + D parameters.
-
-    Args:
-        d_model: D.
-    """
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.gates = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z, W_g
-        self.input_gates = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r, U_z
-        self.reset = nn.Linear(d_model, d_model, bias=False)  # U_g
-        self.b_g = nn.Parameter(torch.empty(d_model))
-
-    def forward(self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the gated mean of the input x of a sublayer and a candidate made of x and its output y."""
-        r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
-        of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
-        z = torch.sigmoid(z + of_z - self.b_g)
-        h = torch.tanh(h + self.reset(torch.sigmoid(r + of_r) * x_BTD))
-        return torch.lerp(x_BTD, h.to(x_BTD.dtype), z.to(x_BTD.dtype))
-
-
-def make_residual(config: TransformerXLConfig) -> nn.Module:
-    """Return a residual connection of a sublayer, as `config.residual` says."""
-    return ResidualGRU(config.d_model) if config.residual == "gru" else ResidualSum()
-
-
 def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
     """Draw the parameters of a model in place.
 
     Weights, embeddings, tables, u and v are from N(0, std²), projections of embedding and softmax from
-    N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero, b_g of a GRU gate is 2.
+    N(0, 0.01²), gains of norms from N(1, std²); biases, those of distances included, are zero.
 
     Args:
         model: any model of this package.
@@ -193,7 +150,5 @@ def initialize(model: nn.Module, std: float = WEIGHT_STD) -> None:
             nn.init.normal_(parameter, 1.0, std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
-        elif name.endswith("b_g"):
-            nn.init.constant_(parameter, UPDATE_BIAS)
         else:
             nn.init.normal_(parameter, 0.0, PROJECTION_STD if "projections." in name else std)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,14 +19,7 @@ from txl_lightning.model.embedding import make_embedding, make_softmax
 from txl_lightning.model.encodings import ENCODINGS, LayerPositions
 from txl_lightning.model.kernels import check_kernel
 from txl_lightning.model.language_model import ScoringModel
-from txl_lightning.model.layers import (
-    Dropout,
-    FeedForward,
-    GatedFeedForward,
-    initialize,
-    make_norm,
-    make_residual,
-)
+from txl_lightning.model.layers import Dropout, FeedForward, GatedFeedForward, initialize, make_norm
 from txl_lightning.model.memory import Memory
 from txl_lightning.model.memory_tokens import MemoryTokens
 from txl_lightning.model.positions import (
@@ -39,25 +33,23 @@ from txl_lightning.model.positions import (
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum or gate and a LayerNorm (LN) or RMSNorm after or before it.
+    """Attention and feed-forward, each with a residual sum and a LayerNorm (LN) or RMSNorm after or before it.
 
     post-norm (the paper):  o = LN(h + Attn(h, m)),  h' = LN(o + FF(o))
     pre-norm:               o = h + Attn(LN h, LN m),  h' = o + FF(LN o)
-    GTrXL:                  o = GRU(h, Attn(LN h, LN m)),  h' = GRU(o, FF(LN o)),  see `layers.ResidualGRU`
 
     Args:
-        config: sizes, dropout, the kinds of norm, feed-forward and residual, and the place of the norms.
+        config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.pre_norm = config.pre_norm or config.residual == "gru"
+        self.pre_norm = config.pre_norm
         self.attention = Attention(config)
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.attention_residual, self.feed_forward_residual = make_residual(config), make_residual(config)
 
     def forward(
         self,
@@ -90,11 +82,11 @@ class TransformerXLLayer(nn.Module):
         self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
         """Compute the layer's output from its input and the output of its attention."""
-        hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
+        hidden_BTD = hidden_BTD + self.dropout(attended_BTD)
         if self.pre_norm:
-            return self.feed_forward_residual(hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD)))
+            return hidden_BTD + self.feed_forward(self.feed_forward_norm(hidden_BTD))
         hidden_BTD = self.attention_norm(hidden_BTD)
-        return self.feed_forward_norm(self.feed_forward_residual(hidden_BTD, self.feed_forward(hidden_BTD)))
+        return self.feed_forward_norm(hidden_BTD + self.feed_forward(hidden_BTD))
 
 
 class TransformerXL(ScoringModel, nn.Module):
@@ -110,7 +102,18 @@ class TransformerXL(ScoringModel, nn.Module):
 
     Args:
         config: architecture and the default lengths of memory and attention.
+
+    Attributes:
+        config_class: class of `config`; a variant with further options has its own.
+        state_class: class of its memory.
+        cannot: what a variant of the model cannot do, with the reason in words. Callers ask for `cached inference`,
+            `one-pass windows`, `documents`, `unequal lengths`, `extended context`, `gradient segments`, `generation`,
+            `attention lengths` and `flex`.
     """
+
+    config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
+    state_class: ClassVar[type[Memory]] = Memory
+    cannot: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
@@ -118,7 +121,7 @@ class TransformerXL(ScoringModel, nn.Module):
         self.encoding = ENCODINGS[config.encoding](config)
         self.embedding = make_embedding(config)
         self.dropout = Dropout(config.dropout)
-        layers = [TransformerXLLayer(config) for _ in range(config.n_layer)]
+        layers = [self.make_layer() for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config, self.embedding)
@@ -129,6 +132,10 @@ class TransformerXL(ScoringModel, nn.Module):
         # Last, so that all other parameters are drawn as without them.
         self.memory_tokens = MemoryTokens(config) if config.n_tokens else None
         self.compressor = None if config.compression is None else Compressor(config, self.layers)
+
+    def make_layer(self) -> TransformerXLLayer:
+        """Return a new layer."""
+        return TransformerXLLayer(self.config)
 
     @property
     def takes_lengths(self) -> bool:  # type: ignore[override]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from dataclasses import fields, replace
 from operator import attrgetter
+from types import ModuleType
 from typing import Any, TypeAlias, cast
 
 from torch import Tensor
@@ -26,18 +29,52 @@ LAYER_BYTES = 40_000  # of a layer's modules in Python, measured
 OPTIONS = {**option_names(TransformerXLConfig), VARIABLE: VARIABLE}  # by the name in an error
 
 
+def beyond(name: str) -> ModuleType:
+    """Return a module of `txl_lightning.beyond`, which nothing imports but this function: other papers cost only users.
+
+    Raises:
+        OptionError: there is no such module.
+    """
+    room = "txl_lightning.beyond"
+    found = name.isidentifier() and importlib.util.find_spec(f"{room}.{name}")
+    require(bool(found), "beyond", name, f"is no module of {room} in this version")
+    return importlib.import_module(f"{room}.{name}")
+
+
+def model_class(config: Config) -> type[TransformerXL | RecurrentLanguageModel]:
+    """Return the class of a run's model: the core's, or the variant that the group `beyond` names.
+
+    Raises:
+        OptionError: there is no such variant, or the model is recurrent.
+    """
+    name = str(config.beyond.get("name") or "")
+    recurrent = isinstance(config.model, RecurrentModelConfig)
+    require(not (name and recurrent), "beyond", name, f"must be none: {config.model.name} is no Transformer-XL")
+    if not name:
+        return RecurrentLanguageModel if recurrent else TransformerXL
+    module = beyond(name).__name__
+    variants = [model for model in TransformerXL.__subclasses__() if model.__module__ == module]
+    require(bool(variants), "beyond", name, "is no variant of the model")
+    return variants[-1]
+
+
 def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | RecurrentConfig:
-    """Return the model's own config, made of the groups `model`, `encoding` and `memory`.
+    """Return the model's own config, made of the groups `model`, `encoding`, `memory` and `beyond`.
 
     Raises:
         OptionError: a value is not allowed; the error names the option as typed on the command line.
     """
-    recurrent, memory = isinstance(config.model, RecurrentModelConfig), config.memory
-    kind = RecurrentConfig if recurrent else TransformerXLConfig
-    values = {field: attrgetter(option)(config) for field, option in option_names(kind).items()}
+    memory, kind = config.memory, model_class(config).config_class
+    core = RecurrentConfig if kind is RecurrentConfig else TransformerXLConfig
+    values = {field: attrgetter(option)(config) for field, option in option_names(core).items()}
     values["cutoffs"] = tuple(values["cutoffs"])
+    known, own = {f.name for f in fields(core)}, {name: x for name, x in config.beyond.items() if name != "name"}
+    of_variant = {f.name: f"beyond.{f.name}" for f in fields(kind) if f.name not in known}
+    for name in own:
+        allowed = f"is no option of beyond={config.beyond['name']}, which has {', '.join(of_variant) or 'none'}"
+        require(name in of_variant, f"beyond.{name}", own[name], allowed)
     try:
-        if recurrent:
+        if core is RecurrentConfig:
             carries = f"{config.model.name} always carries its state"
             require(memory.mem_len > 0, "mem_len", memory.mem_len, f"must be > 0: {carries}")
             require(memory.reset == "never", "memory_reset", memory.reset, f"must be never: {carries}")
@@ -46,9 +83,9 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             require(memory.n_tokens == 0, "n_tokens", memory.n_tokens, f"must be 0: {carries}")
         else:
             values |= {"table_len": table_len(config), "forget_len": forget_len(config)}
-        return kind(vocab_size=vocab_size, **values)
+        return kind(vocab_size=vocab_size, **values, **own)
     except OptionError as error:
-        option = OPTIONS.get(error.option, f"model.{error.option}")
+        option = {**OPTIONS, **of_variant}.get(error.option, f"model.{error.option}")
         raise OptionError(option.removesuffix(".name"), error.value, error.allowed) from error
 
 
@@ -62,7 +99,9 @@ def make_model(config: Config, vocab_size: int) -> Model:
 
 
 def _model(sizes: TransformerXLConfig | RecurrentConfig) -> Model:
-    return RecurrentLanguageModel(sizes) if isinstance(sizes, RecurrentConfig) else TransformerXL(sizes)
+    models: list[Any] = [RecurrentLanguageModel, TransformerXL, *TransformerXL.__subclasses__()]
+    of_config: Model = next(model for model in models[::-1] if model.config_class is type(sizes))(sizes)
+    return of_config
 
 
 def shapes(sizes: TransformerXLConfig | RecurrentConfig) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 
 # A resumed run must have the options of the checkpoint's run, but for where the files of the corpus are. An option that
 # an older checkpoint lacks has its default there. `memory.segments` only gives `memory.mem_len` its value.
-FIXED_GROUPS = ("data", "model", "encoding", "memory", "optimizer")
+FIXED_GROUPS = ("data", "model", "encoding", "memory", "beyond", "optimizer")
 FIXED_OPTIONS = ["seed", "loss", "trainer.precision"]
 FREE_OPTIONS = (
     *("data.root", "data.path", "data.tokenizer", "data.names", "data.bytes", "data.cache_dir", "model.name"),

@@ -281,7 +281,8 @@ def arm(config: Config) -> list[str]:
         "forget gate": config.model.forget_gate,
         f"{config.model.attention_gate} gate": config.model.attention_gate != "none",
     }
-    return [*words, *(part for part, is_on in parts.items() if is_on)]
+    beyond = " ".join(f"{name}={value}".removeprefix("name=") for name, value in config.beyond.items())
+    return [*words, *(part for part, is_on in parts.items() if is_on), *filter(None, [beyond])]
 
 
 def run_name(config: Config) -> str:

@@ -34,7 +34,6 @@ EXACT = {
     "forget gate": lambda: attention("none", mem_len=4, forget_gate=True),
     "relative forget gate": lambda: attention("relative", mem_len=0, forget_gate=True),
     "element gate": lambda: attention("relative", mem_len=4, attention_gate="element"),
-    "gated residual": lambda: attention("relative", mem_len=4, residual="gru"),
     "tokens": lambda: attention("relative", mem_len=0, n_tokens=3),
     "tokens, states": lambda: attention("relative", mem_len=4, n_tokens=4, tokens_see_states=True, **ADAPTIVE),
     "tokens, absolute": lambda: attention("al_rfou", mem_len=0, n_tokens=2, write_tokens=False),

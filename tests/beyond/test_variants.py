@@ -1,0 +1,83 @@
+"""Every variant composes, trains with memory and without, resumes bit for bit, and has the same losses on two ranks."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.training.recorded_run import recorded_losses, recorded_runs
+from tests.training.small_run import stored_memory, tiny_config
+from txl_lightning import TransformerXLConfig
+from txl_lightning.config.schemas import CONF, plain
+from txl_lightning.distributed.launch import run_on_all
+from txl_lightning.errors import OptionError
+from txl_lightning.runs.models import model_class
+from txl_lightning.runs.storage import read_file
+from txl_lightning.runs.trained import load_trained
+from txl_lightning.training.run import train
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "gru_residual": (),
+}
+OPTIONS = ("model.dropout=0.2", "optimizer.schedule=constant", "evaluation.max_segments=2", "loss=random_half")
+PARALLEL = (
+    *("trainer.max_steps=20", "data.batch_size=9", "evaluation.batch_size=5", "data.random_start=true"),
+    *("model.dropout=0", "trainer.column_chunks=2", "trainer.precision=64-true"),
+)
+
+
+def test_every_file_of_conf_has_a_variant_and_its_defaults(tmp_path: Path) -> None:
+    assert {path.stem for path in (CONF / "beyond").glob("*.yaml")} == {"none", *VARIANTS}
+    for name in VARIANTS:
+        config = tiny_config(tmp_path, f"beyond={name}").beyond
+        known = {f.name for f in fields(TransformerXLConfig)}
+        own = {f.name: f.default for f in fields(model_class(tiny_config(tmp_path, f"beyond={name}")).config_class)}
+        given = OmegaConf.load(CONF / f"beyond/{name}.yaml")
+        interpolated = {option for option in given if OmegaConf.is_interpolation(given, option)}
+        expected = {option: value for option, value in own.items() if option not in known | interpolated}
+        assert {option: config[option] for option in config if option not in interpolated} == {"name": name} | expected
+
+
+@pytest.mark.parametrize("memory", ["on", "off"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str, memory: str) -> None:
+    options = (f"beyond={variant}", *VARIANTS[variant], f"memory={memory}", *OPTIONS)
+    whole = train(tiny_config(tmp_path, *options, "trainer.max_steps=30"), tmp_path / "whole")
+    first = train(tiny_config(tmp_path, *options, "trainer.max_steps=7"), tmp_path / "second")
+    train(tiny_config(tmp_path, *options, "trainer.max_steps=30", "resume=auto"), tmp_path / "second")
+    assert whole["val/bpc"] < first["val/bpc"] < 8.5
+    checkpoints = [tmp_path / name / "checkpoints/last.ckpt" for name in ("whole", "second")]
+    expected, found = (read_file(path)["state_dict"] for path in checkpoints)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    before, after = (stored_memory(path).state_dict() for path in checkpoints)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert type(load_trained(checkpoints[1]).model).__module__ == f"txl_lightning.beyond.{variant}"
+
+
+def test_losses_do_not_depend_on_the_number_of_ranks_and_chunks(tmp_path: Path) -> None:
+    def job(name: str, W: int) -> tuple[dict[str, Any], str]:
+        options = (f"beyond={name}", *VARIANTS[name], *PARALLEL, f"trainer.devices={W}")
+        return plain(tiny_config(tmp_path, *options)), str(tmp_path / f"{name}{W}")
+
+    recorded_runs(*(job(name, 1) for name in VARIANTS))
+    run_on_all(recorded_runs, *(job(name, 2) for name in VARIANTS), processes=2)
+    for name in VARIANTS:
+        one, two = (recorded_losses(tmp_path / f"{name}{W}") for W in (1, 2))
+        assert len(one) >= 20
+        assert two == [(step, pytest.approx(loss, abs=1e-10)) for step, loss in one], name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("beyond=gru_residual", "model=lstm"), "beyond=gru_residual: must be none: lstm is no Transformer-XL"),
+        (("beyond=gru_residual", "beyond.name=none"), "beyond=none: is no module of txl_lightning.beyond"),
+        (("beyond=gru_residual", "beyond.name=os"), "beyond=os: is no module of txl_lightning.beyond"),
+    ],
+)
+def test_a_name_that_is_no_variant_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        train(tiny_config(tmp_path, *overrides), tmp_path / "run")

@@ -1,0 +1,84 @@
+"""Gated residual of GTrXL (Parisotto et al. 2019, arXiv:1910.06764, §3.2): a GRU gate in place of every residual sum.
+
+o = GRU(h, Attn(LN h, LN m))        h' = GRU(o, FF(LN o))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.config.architecture import TransformerXLConfig
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+
+UPDATE_BIAS = 2.0  # b_g
+
+
+@dataclass(frozen=True)
+class GRUResidualConfig(TransformerXLConfig):
+    """Options of `beyond=gru_residual`: none. The layers are pre-norm, whatever `pre_norm` says."""
+
+
+class GRUGate(nn.Module):
+    """GRU gate of the input x of a sublayer and its output y, with a ReLU on y.
+
+        y' = relu(y)
+        r = σ(W_r y' + U_r x)        z = σ(W_z y' + U_z x - b_g)        h = tanh(W_g y' + U_g (r ⊙ x))
+        out = (1 - z) ⊙ x + z ⊙ h
+
+    b_g is trained and starts at 2, so that a new layer nearly returns its input x. 6·D² + D parameters.
+
+    Args:
+        d_model: D.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z, W_g
+        self.input_gates = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r, U_z
+        self.reset = nn.Linear(d_model, d_model, bias=False)  # U_g
+        self.b_g = nn.Parameter(torch.empty(d_model))
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], y_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return the gated mean of x and a candidate made of x and y."""
+        r, z, h = self.gates(F.relu(y_BTD)).chunk(3, dim=-1)
+        of_r, of_z = self.input_gates(x_BTD).chunk(2, dim=-1)
+        z = torch.sigmoid(z + of_z - self.b_g)
+        h = torch.tanh(h + self.reset(torch.sigmoid(r + of_r) * x_BTD))
+        return torch.lerp(x_BTD, h.to(x_BTD.dtype), z.to(x_BTD.dtype))
+
+
+class GRUResidualLayer(TransformerXLLayer):
+    """Pre-norm layer whose two residual sums are gates."""
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.pre_norm = True
+        self.attention_residual, self.feed_forward_residual = GRUGate(config.d_model), GRUGate(config.d_model)
+
+    def after_attention(
+        self, hidden_BTD: Float[Tensor, "B T D"], attended_BTD: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
+        hidden_BTD = self.attention_residual(hidden_BTD, self.dropout(attended_BTD))
+        return self.feed_forward_residual(hidden_BTD, self.feed_forward(self.feed_forward_norm(hidden_BTD)))
+
+
+class GRUResidualTransformerXL(TransformerXL):
+    """Transformer-XL of `GRUResidualLayer`s."""
+
+    config_class = GRUResidualConfig
+
+    def __init__(self, config: GRUResidualConfig) -> None:
+        super().__init__(config)
+        layers: Any = self.layers
+        for layer in layers:
+            for gate in (layer.attention_residual, layer.feed_forward_residual):
+                nn.init.constant_(gate.b_g, UPDATE_BIAS)
+
+    def make_layer(self) -> GRUResidualLayer:
+        return GRUResidualLayer(self.config)
