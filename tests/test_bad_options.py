@@ -48,8 +48,8 @@ BAD = f"""
 {TRAIN} data.symbols=1000000000                          | data.symbols=1000000000: must be in 2
 {TRAIN} data.level=sentence                              | data.level=sentence
 {TRAIN} data=nosuch                                      | data=nosuch: must be one of
-{TRAIN} data.path=text.txt                               | data.path=text.txt: needs data=file
-{TRAIN} data.fractions=[1,2]                             | data.fractions=[1.0, 2.0]
+{TRAIN} data.path=text.txt                               | data.path=text.txt: no such option, it is of data=file
+{TRAIN} data=file data.path=text.txt data.fractions=[1,2]    | data.fractions=[1.0, 2.0]
 {TRAIN} evaluation.batch_size=1000000000                 | evaluation.batch_size=1000000000
 {TRAIN} evaluation.segment_len=0                         | evaluation.segment_len=0
 {TRAIN} memory.mem_len=-1                                | memory.mem_len=-1

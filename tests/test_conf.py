@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
 from txl_lightning import TransformerXL
 from txl_lightning.cli import COMMANDS, register_all
-from txl_lightning.config.schemas import CONF, Config, typed
+from txl_lightning.config.architecture import RecurrentConfig, TransformerXLConfig, option_names
+from txl_lightning.config.schemas import (
+    CONF,
+    Config,
+    EncodingConfig,
+    MemoryConfig,
+    RecurrentModelConfig,
+    TransformerXLModelConfig,
+    typed,
+)
 from txl_lightning.measure.scoring.protocols import StateReuse
 from txl_lightning.runs.models import make_model
 from txl_lightning.runs.trained import TrainedModel
@@ -224,3 +233,15 @@ def test_an_experiment_of_the_paper_wins_over_the_profile(name: str, profile: st
     assert both.trainer.max_steps == alone.trainer.max_steps
     lengths = {"batch_size", "segment_len", "mem_len", "same_length", "clamp_len"}
     assert {n: getattr(both.evaluation, n) for n in lengths} == {n: getattr(alone.evaluation, n) for n in lengths}
+
+
+@pytest.mark.parametrize("architecture", [TransformerXLConfig, RecurrentConfig])
+def test_the_defaults_of_the_options_are_those_of_the_architecture(architecture: type) -> None:
+    groups = {"encoding": EncodingConfig, "memory": MemoryConfig, "model": RecurrentModelConfig}
+    if architecture is TransformerXLConfig:
+        groups["model"] = TransformerXLModelConfig
+    defaults = {f.name: list(f.default) if f.default == () else f.default for f in fields(architecture)}
+    for name, option in option_names(architecture).items():
+        group, option_name = option.split(".")
+        given = getattr(groups[group](), option_name)
+        assert given in (MISSING, defaults[name]), option

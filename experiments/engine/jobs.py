@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.cli import COMMANDS, register_all
 from txl_lightning.command_line.hydra_app import quoted
-from txl_lightning.config.schemas import CONF, Config, DataConfig, plain, typed
+from txl_lightning.config.schemas import CONF, Config, DataConfig, data_class, plain, typed
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.errors import UserError
 from txl_lightning.files import expand
@@ -184,7 +184,8 @@ def at_hand(config: DataConfig) -> bool:
 
 @cache
 def _at_hand(config: str, downloads: str | None) -> bool:
-    data = DataConfig(**json.loads(config))
+    options = json.loads(config)
+    data = data_class(options["name"])(**options)
     folder = expand(data.root or downloads or f"{data.cache_dir}/downloads") / data.name
     if data.name not in ("python-packages", "python-stdlib", "file") and not folder.is_dir():
         return False

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from txl_lightning import files
-from txl_lightning.config.schemas import DataConfig, EvaluationConfig
+from txl_lightning.config.schemas import DataConfig, EvaluationConfig, data_class
 from txl_lightning.data import benchmarks, reading
 from txl_lightning.data.benchmarks import PUBLISHED
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
@@ -52,7 +52,7 @@ def write(root: Path, files: dict[str, bytes]) -> None:
 
 
 def config_of(root: Path, name: str, level: str = "byte", **options: Any) -> DataConfig:
-    return DataConfig(name=name, level=level, root=str(root), cache_dir=str(root.parent / "cache"), **options)
+    return data_class(name)(name=name, level=level, root=str(root), cache_dir=str(root.parent / "cache"), **options)
 
 
 def load(root: Path, name: str, level: str = "byte", **options: Any) -> Corpus:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data import byte_pairs
 from txl_lightning.data.byte_pairs import pieces, train_byte_pairs
 from txl_lightning.data.corpus import Corpus, load_corpus
@@ -28,7 +28,7 @@ def trained(vocab_size: int = 400) -> Vocabulary:
 def corpus_of(path: Path, content: bytes, **options: object) -> Corpus:
     path.write_bytes(content)
     cache_dir = str(path.parent / "cache")
-    return load_corpus(DataConfig(name="file", level="bpe", path=str(path), cache_dir=cache_dir, **options))
+    return load_corpus(FileData(name="file", level="bpe", path=str(path), cache_dir=cache_dir, **options))
 
 
 def changed(**values: object) -> str:

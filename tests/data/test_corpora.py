@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import DataConfig, FileData, data_class
 from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
@@ -30,7 +30,7 @@ def corpus_of(path: Path, content: bytes | None, **options: object) -> Corpus:
     """Corpus of a file in a folder, where the cache is too."""
     if content is not None:
         path.write_bytes(content)
-    return load_corpus(DataConfig(name="file", path=str(path), cache_dir=str(path.parent / "cache"), **options))
+    return load_corpus(FileData(name="file", path=str(path), cache_dir=str(path.parent / "cache"), **options))
 
 
 def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
@@ -159,8 +159,9 @@ def test_bad_options_and_files_are_named(
     Path("folder").mkdir()
     for name, content in {"text.txt": b"text" * 50, "latin.txt": b"caf\xe9 " * 50, "empty.txt": b""}.items():
         Path(name).write_bytes(content)
+    options = options if "name" in options else {"name": "file", "path": "text.txt", **options}
     with pytest.raises(UserError, match=words):
-        load_corpus(DataConfig(**{"name": "file", "path": "text.txt", "cache_dir": "cache", **options}))
+        load_corpus(data_class(options["name"])(cache_dir="cache", **options))
     assert not list(tmp_path.glob("cache/*"))
 
 
@@ -204,9 +205,9 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(os.urandom(2_000_000))
     program = (
-        "import sys; from txl_lightning.config.schemas import DataConfig\n"
+        "import sys; from txl_lightning.config.schemas import FileData\n"
         "from txl_lightning.data.corpus import load_corpus\n"
-        "c = load_corpus(DataConfig(name='file', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
+        "c = load_corpus(FileData(name='file', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
         "print(sum(len(s) for s in c.splits.values()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "t.txt"), str(tmp_path / "c")]

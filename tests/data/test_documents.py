@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from txl_lightning.config.schemas import CONF, DataConfig, EvaluationConfig
+from txl_lightning.config.schemas import CONF, EvaluationConfig, FileData, Lm1bData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
 from txl_lightning.data.documents import without_marks
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 def corpus_of(path: object, cache: Path, **options: object) -> Corpus:
     least = 1 if options.get("level") in ("word", "char") else None
-    return load_corpus(DataConfig(name="file", path=path, cache_dir=str(cache), min_count=least, **options))
+    return load_corpus(FileData(name="file", path=path, cache_dir=str(cache), min_count=least, **options))
 
 
 def documents_of(corpus: Corpus, split: str) -> list[str]:
@@ -75,7 +75,7 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path: Path, name
     document, first = CASES[name]
     (tmp_path / "text.txt").write_text(forty(document))
     pattern = yaml.safe_load((CONF / f"data/{name}.yaml").read_text())["document_start"]
-    config = DataConfig(
+    config = FileData(
         "file", level, path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "cache"), document_start=pattern
     )
     corpus, plain = load_corpus(config, marked=True), load_corpus(config)
@@ -93,7 +93,7 @@ def test_documents_begin_at_the_lines_that_the_corpus_names(tmp_path: Path, name
 def test_the_sentences_of_lm1b_are_documents(tmp_path: Path) -> None:
     (tmp_path / "lm1b").mkdir()
     (tmp_path / "lm1b/heldout-1.tokens").write_text("the cat sat\na dog\n" * 40)
-    config = DataConfig("lm1b", "word", root=str(tmp_path), prefix=True, cache_dir=str(tmp_path / "cache"))
+    config = Lm1bData("lm1b", "word", root=str(tmp_path), prefix=True, cache_dir=str(tmp_path / "cache"))
     config.batch_size, config.segment_len = 2, 7
     module = StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=7), marked=True)
     assert (module.corpus.splits["valid"] < 0).sum() == len(module.corpus.sentences["valid"]) > 2
@@ -113,7 +113,7 @@ def test_the_sentences_of_lm1b_are_documents(tmp_path: Path) -> None:
 )
 def test_a_text_without_documents_is_refused(tmp_path: Path, pattern: str | None, words: str) -> None:
     (tmp_path / "text.txt").write_text(forty(ENWIK8))
-    config = DataConfig("file", path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "c"), document_start=pattern)
+    config = FileData("file", path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "c"), document_start=pattern)
     config.batch_size, config.segment_len = 2, 8
     with pytest.raises(OptionError, match=words):
         StreamsDataModule(config, EvaluationConfig(batch_size=2, segment_len=8), marked=True)

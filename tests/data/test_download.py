@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import DataConfig, Enwik8Data, data_class
 from txl_lightning.data import download
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.errors import UserError
@@ -85,7 +85,7 @@ def test_a_bad_archive_is_named_and_leaves_nothing(
     serve(monkeypatch, "enwik8", tmp_path / "server/enwik8.zip", content)
     (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match=words):
-        load_corpus(DataConfig(name="enwik8", root=str(tmp_path / "data"), cache_dir=str(tmp_path / "cache")))
+        load_corpus(Enwik8Data(name="enwik8", root=str(tmp_path / "data"), cache_dir=str(tmp_path / "cache")))
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -97,7 +97,7 @@ def test_without_network_or_copy_one_line_names_the_files_and_their_folder(
     level = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "byte"}.get(name, "word")
     words = rf"data={name}: not in .*{name}, and .*; put .* data.root or TXL_DATA"
     with pytest.raises(UserError, match=words) as error:
-        load_corpus(DataConfig(name=name, level=level, cache_dir=str(tmp_path / "cache")))
+        load_corpus(data_class(name)(name=name, level=level, cache_dir=str(tmp_path / "cache")))
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 

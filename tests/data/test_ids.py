@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data import ids as of_ids
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.documents import without_marks
@@ -18,7 +18,7 @@ IDS = np.arange(1000) % 37
 
 def corpus_of(folder: Path, path: Any, marked: bool = False, **options: Any) -> Corpus:
     options = {"level": "ids", **options}
-    config = DataConfig(name="file", path=path, cache_dir=str(folder / "cache"), **options)
+    config = FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options)
     return load_corpus(config, marked=marked)
 
 
@@ -150,6 +150,6 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
             corpus_of(tmp_path, str(tmp_path / name), dtype=dtype)
     with pytest.raises(UserError, match="the valid split is empty"):
         corpus_of(tmp_path, saved(tmp_path, IDS[:4]))
-    config = DataConfig(name="file", level="byte", path=saved(tmp_path, IDS), dtype="uint16")
+    config = FileData(name="file", level="byte", path=saved(tmp_path, IDS), dtype="uint16")
     with pytest.raises(OptionError, match=r"data.dtype=uint16: is for data.level=ids, not byte"):
         load_corpus(config)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.documents import split_documents, start_pattern
 from txl_lightning.data.reading import Part
@@ -28,7 +28,7 @@ SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the quest
 
 
 def corpus_of(path: Any, cache: Path, **options: Any) -> Corpus:
-    return load_corpus(DataConfig(name="file", path=path, cache_dir=str(cache / "cache"), **options))
+    return load_corpus(FileData(name="file", path=path, cache_dir=str(cache / "cache"), **options))
 
 
 def text_of(corpus: Corpus, split: str) -> str:
@@ -257,10 +257,10 @@ def test_what_may_not_be_read_is_named(tmp_path: Path, locked: str) -> None:
     code = f"""
 import os
 import re
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data.own_files import file
 os.setgid(65534), os.setuid(65534)  # the interpreter's files need not be readable to all
-file(DataConfig(name="file", path={str(tmp_path / "texts")!r}, cache_dir="/nowhere"))
+file(FileData(name="file", path={str(tmp_path / "texts")!r}, cache_dir="/nowhere"))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = ended.stderr.strip().splitlines()[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import data_class
 from txl_lightning.data.corpus import Corpus, load_corpus
 
 ROOT = Path(os.environ.get("TXL_DATA", ""))
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif("TXL_DATA" not in os.environ, reason="TXL_DATA i
 def load(tmp_path: Path, needs: str, name: str, level: str, **options: object) -> Corpus:
     if not (ROOT / needs).is_file():
         pytest.skip(f"{needs} is not in TXL_DATA")
-    return load_corpus(DataConfig(name=name, level=level, cache_dir=str(tmp_path), **options))
+    return load_corpus(data_class(name)(name=name, level=level, cache_dir=str(tmp_path), **options))
 
 
 def test_words_of_wikitext_2_are_ordered_by_count(tmp_path: Path) -> None:

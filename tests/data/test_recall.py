@@ -8,7 +8,7 @@ import pytest
 
 from examples import recall_oracle
 from examples.recall_oracle import RecallOracle
-from txl_lightning.config.schemas import CONF, DataConfig
+from txl_lightning.config.schemas import CONF, RecallData
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.data.recall import CHARACTERS, Recall
 from txl_lightning.errors import OptionError
@@ -25,8 +25,8 @@ def numbers(recall: Recall, n_tokens: int, seed: int = 1) -> np.ndarray:
     return np.array([CHARACTERS.index(character) for character in recall.text(n_tokens, seed)])
 
 
-def corpus_options(directory: Path, **options: object) -> DataConfig:
-    return DataConfig(**{"name": "recall", "level": "char", "distance": 12, "cache_dir": str(directory), **options})
+def corpus_options(directory: Path, **options: object) -> RecallData:
+    return RecallData(**{"name": "recall", "level": "char", "distance": 12, "cache_dir": str(directory), **options})
 
 
 def test_a_token_repeats_the_one_a_distance_before_and_no_other() -> None:

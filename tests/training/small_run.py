@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from txl_lightning.config.composition import register_schemas
-from txl_lightning.config.schemas import CONF, Config, OptimizerConfig, TrainerConfig, typed
+from txl_lightning.config.schemas import CONF, Config, FileData, OptimizerConfig, TrainerConfig, typed
 from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.runs.models import Model, State, state_from_dict
 from txl_lightning.runs.storage import read_file
@@ -48,8 +48,8 @@ def tiny_config(directory: Path, *overrides: str) -> Config:
     if not text.exists():
         text.write_text(TEXT)
     config = deepcopy(_composed(overrides))
-    if config.data.path == "TEXT":
-        config.data.path = str(text) if config.data.name == "file" else None
+    if isinstance(config.data, FileData) and config.data.path == "TEXT":
+        config.data.path = str(text)
     if config.data.cache_dir == "CACHE":
         config.data.cache_dir = str(directory / "cache")
     return config
@@ -136,4 +136,5 @@ def _composed(overrides: tuple[str, ...]) -> Config:
 def _groups(overrides: tuple[str, ...]) -> DictConfig:
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=[*TINY, "data.path=TEXT", "data.cache_dir=CACHE", *overrides])
+        path = [] if any(word.startswith("data=") and word != "data=file" for word in overrides) else ["data.path=TEXT"]
+        return compose("config", overrides=[*TINY, *path, "data.cache_dir=CACHE", *overrides])

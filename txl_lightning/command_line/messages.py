@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 from txl_lightning.command_line import Command
 from txl_lightning.command_line.multirun import JobError, MultirunTable
-from txl_lightning.config.schemas import CONF
+from txl_lightning.config.schemas import CONF, OWN_OPTIONS
 from txl_lightning.errors import UserError, require
 
 EXPECTED = (UserError, HydraException, OmegaConfBaseException, YAMLError, OSError)
@@ -216,6 +216,9 @@ def suggestion(key: str, schema: type) -> str:
     for known, use in OF_LIGHTNING if group in ("", "trainer") and "trainer" in get_type_hints(schema) else ():
         if option in known.split():
             return f" (a name of Lightning's; here: {use})"
+    for corpus, kind in OWN_OPTIONS.items() if group == "data" else ():
+        if option in kind.__annotations__:
+            return f", it is of data={corpus}"
     names = []
     for name, kind in get_type_hints(schema).items():
         inner = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()

@@ -6,6 +6,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, OmegaConf
 
 from txl_lightning.config.schemas import (
+    OWN_OPTIONS,
     Config,
     DataConfig,
     EncodingConfig,
@@ -27,6 +28,8 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=Config)
     store.store(group="model", name="recurrent_schema", node=RecurrentModelConfig)
+    for corpus, options in OWN_OPTIONS.items():
+        store.store(group="data", name=f"{corpus}_schema", node=options(seed=II("seed")))
     for group, node in {
         "model": TransformerXLModelConfig,
         "encoding": EncodingConfig,

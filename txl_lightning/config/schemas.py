@@ -5,14 +5,13 @@ from __future__ import annotations
 import operator
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from txl_lightning.config.architecture import Architecture, RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.errors import UserError, check_count, require
 
 PACKAGE = Path(__file__).parents[1]
@@ -29,58 +28,71 @@ COUNTS = (  # at least 1, or null where that has a meaning
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
 
 
-REQUIRED = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "cell", "encoding", "mem_len")  # by every size
-
-
-def _options(group: str, architecture: type) -> Any:
-    """Return a dataclass of the options in a group, with the types and defaults of an architecture's fields."""
-    types, defaults = get_type_hints(architecture), {f.name: f.default for f in fields(architecture)}
-    options = {name: option.split(".") for name, option in option_names(architecture).items()}
-    return make_dataclass(
-        f"{group}_options",
-        [
-            (option, types[name], MISSING if name in REQUIRED else defaults[name])
-            for name, (its_group, option) in options.items()
-            if its_group == group
-        ],
-    )
-
-
-_OfAll: Any = _options("model", Architecture)
-_OfTransformerXL: Any = _options("model", TransformerXLConfig)
-_OfRecurrent: Any = _options("model", RecurrentConfig)
-_OfEncoding: Any = _options("encoding", TransformerXLConfig)
-_OfMemory: Any = _options("memory", TransformerXLConfig)
-
-
 @dataclass
-class ModelConfig(_OfAll):
+class ModelConfig:
     """Group `model`: fields of all models (see `config.architecture`)."""
 
     name: str = MISSING
+    n_layer: int = MISSING
+    d_model: int = MISSING
+    dropout: float = 0.1
+    d_embed: int | None = None
+    cutoffs: list[int] = field(default_factory=list)
+    div_val: int = 1
+    tie_projections: str = "all_but_first"
 
 
 @dataclass
-class TransformerXLModelConfig(_OfTransformerXL, ModelConfig):
+class TransformerXLModelConfig(ModelConfig):
     """Group `model` for a Transformer-XL: sizes and lengths (see `TransformerXLConfig`)."""
 
+    n_head: int = MISSING
+    d_head: int = MISSING
+    d_inner: int = MISSING
+    attention_dropout: float = 0.0
+    pre_norm: bool = False
+    final_norm: bool = False
+    norm: str = "layer"
+    feed_forward: str = "relu"
+    residual: str = "sum"
+    layer_norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+    untie_biases: bool = False
+    qk_norm: bool = False
+    forget_gate: bool = False
+    forget_len: int | None = None
+    attention_gate: str = "none"
+    terms: str = "abcd"
+    same_length: bool = False
+    extra_key: bool = False
+    clamp_len: int = -1
+    ext_len: int = 0
+
 
 @dataclass
-class RecurrentModelConfig(_OfRecurrent, ModelConfig):
+class RecurrentModelConfig(ModelConfig):
     """Group `model` for a recurrent baseline (see `RecurrentConfig`)."""
 
+    cell: str = MISSING
+    hidden_dropout: float = 0.1
+    weight_dropout: float = 0.0
+
 
 @dataclass
-class EncodingConfig(_OfEncoding):
+class EncodingConfig:
     """Group `encoding`: `name` of the encoding of positions, built in or custom (see `encoding_kinds`).
 
     `table_len` null means as many rows as training needs: segment + extended context, and for shaw the memory too.
     `interpolation` divides the positions of rope.
     """
 
+    name: str = MISSING
+    table_len: int | None = None
+    interpolation: float = 1.0
+
 
 @dataclass
-class MemoryConfig(_OfMemory):
+class MemoryConfig:
     """Group `memory`: length of the memory in training (0 for no recurrence), its start and its reset.
 
     `reset=document` hides from every token all that stands before its document (see `DataConfig.document_start`).
@@ -96,8 +108,18 @@ class MemoryConfig(_OfMemory):
     `write_tokens=false`, at the same places. `tokens_see_states` lets them attend to the states of the memory.
     """
 
+    mem_len: int = MISSING
     segments: int | None = None
     gradient_segments: int = 0
+    start: str = "empty"
+    reset: str = "never"
+    compression: str | None = None
+    rate: int = 4
+    compression_loss: str = "reconstruction"
+    compressed_len: int = 0
+    n_tokens: int = 0
+    write_tokens: bool = True
+    tokens_see_states: bool = False
 
 
 @dataclass
@@ -106,24 +128,12 @@ class DataConfig:
 
     `root` is the folder of all corpora. Null means the variable TXL_DATA, which is read when the data is loaded, so
     that a checkpoint finds its corpus on another machine. `prefix` uses a part of a corpus in place of the whole.
-    `newlines` is for enwik8 (`dropped` as in the paper, or `kept`). `seed`, in `conf/` that of the run, orders the
-    sentences of lm1b, and with `random_start` draws where the training streams of other corpora begin; they wrap around
-    the end of the split. For lm1b `sentence_marks` puts `<S>` at the `start` of each sentence, or at `both` ends as the
-    TensorFlow code does; other texts that a model of lm1b reads have the same marks. `path` is the file of `data=file`,
-    a folder, a list of these, or a mapping of train, valid and test to them. Where a vocabulary is made from the text,
+    `seed`, in `conf/` that of the run, orders the sentences of lm1b, and with `random_start` draws where the training
+    streams of other corpora begin; they wrap around the end of the split. Where a vocabulary is made from the text,
     symbols that occur less often in training than `min_count` are `<unk>` (null: 2 for words, 1 for characters). With
-    `memory.reset=document` a document begins with every file, and with every
-    line that the regular expression `document_start` matches (null: with files alone). At level bpe `tokenizer` is a
-    `tokenizer.json`; null trains one with `vocab_size` tokens (null: 8192) on the training split.
-
-    At level ids `path` is a `.npy` or raw `.bin` file of token ids, a folder of `.npy` files, or three paths: train,
-    valid, test. `dtype` is the type of the ids in a `.bin` file; `vocab_size` null is the largest id + 1, or the number
-    of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
-    documents. `bytes` is the number of bytes that all ids stand for, or three, one for each split.
-
-    For `data=recall` a token repeats the one `distance` tokens before with probability `repeats`, else it is one of
-    `symbols`; `distance` may be a list. `block_len` null interleaves the distances, a number is the mean length of
-    blocks with one each. The text has `n_tokens`, drawn with `text_seed`.
+    `memory.reset=document` a document begins with every file, and with every line that the regular expression
+    `document_start` matches (null: with files alone). At level bpe `tokenizer` is a `tokenizer.json`; null trains one
+    with `vocab_size` tokens (null: 8192) on the training split.
     """
 
     name: str = MISSING
@@ -131,27 +141,87 @@ class DataConfig:
     vocab_size: int | None = None
     tokenizer: str | None = None
     min_count: int | None = None
+    root: str | None = None
+    prefix: bool = False
+    seed: int = 1
+    random_start: bool = False
+    document_start: str | None = None
+    cache_dir: str = "~/.cache/txl_lightning"
+    batch_size: int = MISSING
+    segment_len: int = MISSING
+
+
+@dataclass
+class FileData(DataConfig):
+    """Options of `data=file`.
+
+    `path` is a file, a folder, a list of these, or a mapping of train, valid and test to them; what names no splits is
+    cut by `fractions`. For a model of lm1b `sentence_marks` is that of its corpus.
+
+    At level ids `path` is a `.npy` or raw `.bin` file of token ids, a folder of `.npy` files, or three paths: train,
+    valid, test. `dtype` is the type of the ids in a `.bin` file; `vocab_size` null is the largest id + 1, or the number
+    of `names`, a file with a name for every id. `document_start` matches the whole number or name of an id that begins
+    documents. `bytes` is the number of bytes that all ids stand for, or three, one for each split.
+    """
+
+    path: Any = None
+    fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
+    sentence_marks: str = "start"
     dtype: str | None = None
     names: str | None = None
     bytes: Any = None
-    root: str | None = None
-    prefix: bool = False
+
+
+@dataclass
+class Enwik8Data(DataConfig):
+    """Options of `data=enwik8`: `newlines` are dropped as in the paper, or kept."""
+
     newlines: str = "dropped"
+
+
+@dataclass
+class Lm1bData(DataConfig):
+    """Options of `data=lm1b`: `sentence_marks` puts `<S>` at the `start` of each sentence, or at `both` ends.
+
+    Both ends are marked in the TensorFlow code.
+    """
+
     sentence_marks: str = "start"
-    seed: int = 1
-    random_start: bool = False
-    path: Any = None
+
+
+@dataclass
+class RecallData(DataConfig):
+    """Options of `data=recall`: a generated text of `n_tokens`, drawn with `text_seed`.
+
+    A token repeats the one `distance` tokens before with probability `repeats`, else it is one of `symbols`; `distance`
+    may be a list. `block_len` null interleaves the distances, a number is the mean length of blocks with one each.
+    """
+
     distance: Any = None
     repeats: float = 0.9
     symbols: int = 8
     block_len: float | None = None
     n_tokens: int = 400_000
     text_seed: int = 1
-    document_start: str | None = None
-    fractions: list[float] = field(default_factory=lambda: [0.9, 0.05, 0.05])
-    cache_dir: str = "~/.cache/txl_lightning"
-    batch_size: int = MISSING
-    segment_len: int = MISSING
+
+
+OWN_OPTIONS: dict[str, type[DataConfig]] = {  # of a corpus, by `data.name`
+    "file": FileData,
+    "enwik8": Enwik8Data,
+    "lm1b": Lm1bData,
+    "recall": RecallData,
+}
+
+
+def data_class(name: Any) -> type[DataConfig]:
+    """Return the dataclass of the options of a corpus."""
+    return OWN_OPTIONS.get(str(name), DataConfig)
+
+
+def file_data(data: DataConfig, path: Any, level: str) -> FileData:
+    """Return the options that read the files `path` as those of another corpus are read."""
+    shared = {f.name: getattr(data, f.name) for f in fields(FileData) if hasattr(data, f.name)}
+    return FileData(**{**shared, "name": "file", "path": path, "level": level})
 
 
 @dataclass
@@ -362,7 +432,8 @@ def stored(config: Config) -> dict[str, Any]:
         return os.path.abspath(path) if isinstance(path, str) and not path.startswith("~") else path
 
     values = plain(config)
-    return {**values, "data": {**values["data"], **{name: absolute(values["data"][name]) for name in ("path", "root")}}}
+    paths = {name: absolute(values["data"][name]) for name in ("path", "root") if name in values["data"]}
+    return {**values, "data": {**values["data"], **paths}}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -408,9 +479,12 @@ def from_plain(values: Any) -> Config:
         raise UserError("its config lacks one of the groups data, model, trainer")
     values = _without_gone(values)
     if values["data"].get("level") == "word" and "min_count" not in values["data"]:
-        values = {**values, "data": {**values["data"], "min_count": 1}}
+        values["data"]["min_count"] = 1
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
+    config.data = data_class(values["data"].get("name"))
+    others = {f.name for kind in OWN_OPTIONS.values() for f in fields(kind)} - set(config.data)
+    values["data"] = {name: value for name, value in values["data"].items() if name not in others}
     try:
         return typed(OmegaConf.merge(config, _literal(values)))
     except OmegaConfBaseException as error:

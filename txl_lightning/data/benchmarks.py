@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import DataConfig, Enwik8Data, Lm1bData
 from txl_lightning.data import vocabulary
 from txl_lightning.data.download import fetch
 from txl_lightning.data.reading import SPLITS, Format, Part, Parts, by_split, cut_into_splits, mapped
@@ -52,7 +52,7 @@ CUTOFFS: dict[str, tuple[int, ...]] = {
 }
 
 
-def enwik8(config: DataConfig) -> Source:
+def enwik8(config: Enwik8Data) -> Source:
     """First 10^8 bytes of Wikipedia of 2006: 90M, 5M and 5M bytes.
 
     `data.newlines=dropped` reads it as the paper did: without line breaks, 204 symbols. `kept` keeps all bytes, 205
@@ -128,7 +128,7 @@ def ptb(config: DataConfig) -> Source:
     return Source("ptb, characters", parts, vocabulary.characters)
 
 
-def lm1b(config: DataConfig) -> Source:
+def lm1b(config: Lm1bData) -> Source:
     """One Billion Word benchmark: shuffled sentences, each begins with `<S>`.
 
     The vocabulary is `1b_word_vocab.txt` if that file is present, otherwise the words that occur at least three times

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import benchmarks, own_files, sources
 from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
 from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern, without_marks
@@ -41,7 +41,7 @@ LEVELS_OF_OPTIONS = {
 } | dict.fromkeys(("dtype", "names", "bytes"), ("ids",))
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
-CORPORA: dict[str, tuple[tuple[str, ...], Callable[[DataConfig], Source]]] = {
+CORPORA: dict[str, tuple[tuple[str, ...], Callable[[Any], Source]]] = {
     "python-packages": (LEVELS, sources.python_packages),
     "python-stdlib": (LEVELS, sources.python_stdlib),
     "file": ((*LEVELS, "ids"), own_files.file),
@@ -122,13 +122,13 @@ def load_corpus(
             the sizes are not the published ones.
     """
     for name, levels in LEVELS_OF_OPTIONS.items():
-        value, allowed = getattr(config, name), f"is for data.level={' or '.join(levels)}, not {config.level}"
+        value, allowed = getattr(config, name, None), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
     directory = expand(config.cache_dir)
     given = vocabulary
     if config.level == "ids":
-        vocabulary = _vocabulary_of_ids(config, source, checksum, vocabulary)
+        vocabulary = _vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
     elif vocabulary is None and config.level == "bpe":
         vocabulary = _tokenizer(config, source, checksum, directory)
     marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
@@ -170,7 +170,7 @@ def load_corpus(
         cutoffs=source.cutoffs if len(vocabulary) > max(source.cutoffs, default=0) else (),
         sentences=starts if vocabulary.starts_sentences else {},
         documents=starts if (source.documents or marked) and not vocabulary.starts_sentences else {},
-        bytes_per_token=_bytes_per_token(config.bytes, {split: len(tokens) for split, tokens in splits.items()}),
+        bytes_per_token=_bytes_per_token(config, {split: len(tokens) for split, tokens in splits.items()}),
     )
 
 
@@ -197,7 +197,7 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     require(config.name in CORPORA, "data", config.name, allowed)
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
-    source, digest = own_files.whole(config) if whole else source_of(config), hashlib.sha256()
+    source, digest = own_files.whole(cast("FileData", config)) if whole else source_of(config), hashlib.sha256()
     checksum_of = cache(partial(_checksum_once, expand(config.cache_dir) / "fingerprints"))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
@@ -250,7 +250,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Pat
     return Vocabulary.of_tokenizer(description["tokenizer"])
 
 
-def _vocabulary_of_ids(config: DataConfig, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
+def _vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: Vocabulary | None) -> Vocabulary:
     """Return the given vocabulary, or that of the options, after a check that it has all ids; their range is cached.
 
     Raises:
@@ -272,12 +272,13 @@ def _vocabulary_of_ids(config: DataConfig, source: Source, checksum: str, given:
     return vocabulary
 
 
-def _bytes_per_token(given: Any, n_tokens: dict[str, int]) -> dict[str, float]:
+def _bytes_per_token(config: DataConfig, n_tokens: dict[str, int]) -> dict[str, float]:
     """Return bytes by token of every split, from `data.bytes`; empty without.
 
     Raises:
         OptionError: these are neither one nor three numbers.
     """
+    given = getattr(config, "bytes", None)
     if given is None:
         return {}
     listed = given if isinstance(given, list) else [given]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data.documents import Pattern
 from txl_lightning.data.reading import Part, first_bytes, kind_of
 from txl_lightning.data.vocabulary import Vocabulary
@@ -97,7 +97,7 @@ def id_documents(
         yield from (chunks(ids[start:stop]) for start, stop in pairwise([*sorted(starts), len(ids)]))
 
 
-def vocabulary_of_ids(config: DataConfig, largest: int) -> Vocabulary:
+def vocabulary_of_ids(config: FileData, largest: int) -> Vocabulary:
     """Return the vocabulary of `data.vocab_size` ids, else of `data.names`, else up to the largest id.
 
     An id without a name is shown as its number.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import FileData
 from txl_lightning.data.ids import map_ids
 from txl_lightning.data.reading import (
     BOMS_OF_UTF_16,
@@ -48,7 +48,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 Files = dict[str, list[Path]]  # by split, or under "" if they are joined and cut
 
 
-def file(config: DataConfig) -> Source:
+def file(config: FileData) -> Source:
     """Files of the user: text, or token ids at level ids.
 
     `data.path` is a file, a folder, a list of both, or a mapping of splits to these. Files whose names say train, valid
@@ -100,7 +100,7 @@ def file(config: DataConfig) -> Source:
     )
 
 
-def whole(config: DataConfig) -> Source:
+def whole(config: FileData) -> Source:
     """Files of the user, all of them as one split; see `file`."""
     name, files = _files(config.path, config.level == "ids", splits=False)
     parts = [part for paths in files.values() for part in _parts(paths, config)]
@@ -216,19 +216,19 @@ def _files_of_folder(root: Path, ids: bool) -> list[Path]:
     return texts
 
 
-def _parts(paths: Iterable[Path], config: DataConfig) -> list[Part]:
+def _parts(paths: Iterable[Path], config: FileData) -> list[Part]:
     """Return the parts of files: one for each document."""
     return [part for path in paths for part in (_ids if config.level == "ids" else _documents)(path, config)]
 
 
-def _ids(path: Path, config: DataConfig) -> list[Part]:
+def _ids(path: Path, config: FileData) -> list[Part]:
     ids = map_ids(path, config.dtype)  # closed at the next one: a process has few open files
     shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
     require(ids.ndim == 1, "data.path", path, shape)
     return [Part(path, format=ids.dtype.name)] if len(ids) else []
 
 
-def _documents(path: Path, config: DataConfig) -> list[Part]:
+def _documents(path: Path, config: FileData) -> list[Part]:
     """Return the documents of a file of text, or of records.
 
     Raises:
@@ -282,7 +282,7 @@ def _parquet(path: Path) -> Iterator[Any]:
         yield from batch.column(0).to_pylist()
 
 
-def _stored(path: Path, records: Iterator[Any], config: DataConfig) -> list[Part]:
+def _stored(path: Path, records: Iterator[Any], config: FileData) -> list[Part]:
     """Write the texts of records as UTF-8 into `data.cache_dir`, once for each content; return a part for each record.
 
     Raises:

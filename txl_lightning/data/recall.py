@@ -9,7 +9,7 @@ from math import log
 
 import numpy as np
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import RecallData
 from txl_lightning.data.reading import cut_into_splits
 from txl_lightning.data.sources import OPEN_VOCABULARY, Source
 from txl_lightning.errors import UserError, require, require_memory
@@ -109,13 +109,13 @@ class Recall:
         return np.take_along_axis(drawn, last_drawn, axis=0).ravel()[:n_tokens]
 
 
-def configured(config: DataConfig) -> Recall:
+def configured(config: RecallData) -> Recall:
     """Return the text that the options describe."""
     distances = config.distance if isinstance(config.distance, list) else [config.distance]
     return Recall(tuple(distances), config.repeats, config.symbols, config.block_len)
 
 
-def recall(config: DataConfig) -> Source:
+def recall(config: RecallData) -> Source:
     """Text of `Recall`, written once into `data.cache_dir` and cut like a file: 90 %, 5 % and 5 %.
 
     Raises:
@@ -144,4 +144,4 @@ def recall(config: DataConfig) -> Source:
             write_text(path, generated.text(*size_and_seed))
     except OSError as error:
         raise UserError(f"data.cache_dir={config.cache_dir}: cannot store the text: {error}") from error
-    return Source("recall", cut_into_splits([path], config.fractions, "byte"), OPEN_VOCABULARY[config.level])
+    return Source("recall", cut_into_splits([path], [0.9, 0.05, 0.05], "byte"), OPEN_VOCABULARY[config.level])

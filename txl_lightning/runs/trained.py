@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from txl_lightning.config.schemas import Config, DataConfig, check_counts, from_plain
+from txl_lightning.config.schemas import Config, DataConfig, FileData, check_counts, file_data, from_plain
 from txl_lightning.data.corpus import Corpus, corpus_source, load_corpus
 from txl_lightning.data.vocabulary import KEPT_LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, notice, require
@@ -47,7 +47,7 @@ class TrainedModel:
     @property
     def closed_sentences(self) -> bool:
         """Whether `<S>` stands at both ends of a sentence (lm1b as the TensorFlow code reads it)."""
-        return self.vocabulary.starts_sentences and self.config.data.sentence_marks == "both"
+        return self.vocabulary.starts_sentences and getattr(self.config.data, "sentence_marks", "") == "both"
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ def is_other_text(data_path: Any, models: Iterable[TrainedModel]) -> bool:
     return not same
 
 
-def _text(trained: TrainedModel, data_path: Any) -> DataConfig:
-    return replace(trained.config.data, name="file", path=data_path, level=trained.vocabulary.level)
+def _text(trained: TrainedModel, data_path: Any) -> FileData:
+    return file_data(trained.config.data, data_path, trained.vocabulary.level)
 
 
 def _encoded_text(trained: TrainedModel, data_path: Any, whole: bool) -> Corpus:

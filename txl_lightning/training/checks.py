@@ -10,7 +10,6 @@ import torch
 from txl_lightning.config.lengths import encoding_kind
 from txl_lightning.config.schemas import (
     Config,
-    DataConfig,
     MemoryConfig,
     RecurrentModelConfig,
     check_counts,
@@ -83,7 +82,7 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     """Return options, whether their values are allowed, and which are."""
     data, memory, trainer, checkpoint = config.data, config.memory, config.trainer, config.checkpoint
     accelerator, precision, W = trainer.accelerator, trainer.precision, n_processes(trainer)
-    is_file, n_gpus = data.name == "file", torch.cuda.device_count()
+    n_gpus = torch.cuda.device_count()
     kept, chunks = checkpoint.keep_every_n_steps, trainer.column_chunks
     processes = f"trainer.devices={trainer.devices} and trainer.num_nodes={trainer.num_nodes}"
     enough = f"must be at least the {W} processes of {processes}, times trainer.column_chunks={chunks}"
@@ -91,9 +90,6 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     k, recurrent = memory.gradient_segments, isinstance(config.model, RecurrentModelConfig)
     longer = f"must be 0: {config.model.name} stores no states; a longer data.segment_len does the same"
     rules = [
-        ("data.path", is_file or data.path is None, "needs data=file"),
-        ("data.distance", data.name == "recall" or data.distance is None, "needs data=recall"),
-        ("data.fractions", is_file or data.fractions == DataConfig().fractions, "needs data=file"),
         ("data.batch_size", data.batch_size >= W * chunks, enough),
         ("evaluation.batch_size", config.evaluation.batch_size >= W, f"must be at least the {W} processes"),
         ("checkpoint.keep_every_n_steps", checkpoint.enabled or kept is None, "needs checkpoint.enabled=true"),
@@ -165,7 +161,6 @@ def options_without_effect(config: Config) -> list[str]:
     no_tokens = None if memory.n_tokens else "only memory=tokens has memory tokens"
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
     no_weights = None if config.initial_weights else "only initial_weights keeps one"
-    other_corpus = None if data.name == "enwik8" else "it is for data=enwik8"
     # The other corpora have a default in conf/data, which says what their documents are.
     never_reset = "only memory.reset=document reads it" if data.name == "file" and memory.reset == "never" else None
     options = (
@@ -179,7 +174,6 @@ def options_without_effect(config: Config) -> list[str]:
         ("memory.compression_loss", memory.compression_loss, MemoryConfig.compression_loss, no_compression),
         ("memory.write_tokens", memory.write_tokens, MemoryConfig.write_tokens, no_tokens),
         ("memory.tokens_see_states", memory.tokens_see_states, MemoryConfig.tokens_see_states, no_tokens),
-        ("data.newlines", data.newlines, DataConfig.newlines, other_corpus),
         ("data.document_start", data.document_start, None, never_reset),
         ("new_vocabulary", config.new_vocabulary, False, no_weights),
         ("initial_weights", config.initial_weights, None, "resume has weights too" if resumed else None),

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 
 from txl_lightning.config.lengths import extended_context, trained_clamp
-from txl_lightning.config.schemas import Config
+from txl_lightning.config.schemas import Config, RecallData
 from txl_lightning.data.recall import configured
 from txl_lightning.data.streams import Segment
 from txl_lightning.distributed.ranks import Ranks
@@ -236,7 +236,7 @@ class ContextCurves(Callback):
         unit, level, steps = loss_unit(pl_module.level), pl_module.level, [row["steps"] for row in rows]
         curves = {f"{c} tokens": [(steps, [row[unit][i] for row in rows])] for i, c in enumerate(self.contexts)}
         exact = {}
-        if self.data.name == "recall":
+        if isinstance(self.data, RecallData):
             entropies = [loss_metrics(configured(self.data).entropy(c), level)[unit] for c in self.contexts]
             exact = {name: [(steps, [bits] * len(steps))] for name, bits in zip(curves, entropies, strict=True)}
         path, title = self.file.path.with_suffix(".png"), "Loss by context, during training"

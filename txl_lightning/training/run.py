@@ -156,7 +156,7 @@ def build(config: Config, directory: Path, ranks: Ranks, signals: StopSignals) -
         shares = ", ".join(f"{share:.1%} of {split}" for split, share in corpus.unknown.items())
         ranks.report(f"data={config.data.name}: what the vocabulary lacks is <unk>: {shares}")
     if config.data.level == "ids" and given is None and config.data.vocab_size is None:
-        origin = config.data.names or f"the largest id of {corpus.name}, plus one"
+        origin = getattr(config.data, "names", None) or f"the largest id of {corpus.name}, plus one"
         ranks.report(f"data.vocab_size={len(vocabulary)}: {origin}")
     model = _build_model(config, corpus, ranks, resumed or initial)
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -239,7 +239,7 @@ def _kept_vocabulary(config: Config, vocabulary: Vocabulary, ranks: Ranks) -> Vo
     ignored = [
         f"data.{name}"
         for name in ("vocab_size", "tokenizer", "min_count", "names")
-        if getattr(config.data, name) is not None
+        if getattr(config.data, name, None) is not None
     ]
     without = f"; {', '.join(ignored)} without effect" if ignored else ""
     kept = f"its vocabulary of {len(vocabulary):,} tokens is kept (new_vocabulary=true makes one of the text){without}"

@@ -149,7 +149,7 @@ def test_a_key_depends_on_what_changes_the_numbers_and_on_nothing_else(
         after = keys_of([other, reading, timing], corpus)
         return {name for name in before if after[name] != before[name]}
 
-    how = ("logger=csv", "data.path=/moved.txt", "data.cache_dir=/elsewhere", "data.root=/there", "resume=auto")
+    how = ("logger=csv", "data.cache_dir=/elsewhere", "data.root=/there", "resume=auto")
     shown = ("trainer.progress_bar=false", "trainer.progress_file=true", "trainer.log_every_n_steps=7")
     assert changed(*how, *shown, "checkpoint.every_n_steps=7") == set()
     assert changed("optimizer.lr=1e-3") == changed(corpus="y") == {run.name, "read"}

@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from txl_lightning.config.schemas import file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source
 from txl_lightning.data.documents import close_sentences, split_documents, start_pattern, without_marks
 from txl_lightning.data.ids import id_documents
@@ -78,7 +79,7 @@ def units_of(trained: TrainedModel, corpus: Corpus, split: str, options: Evaluat
     """
     vocabulary, data, none = trained.vocabulary, trained.config.data, np.zeros(0, np.int64)
     if options.data_path is not None:
-        data = replace(data, name="file", path=options.data_path, level=vocabulary.level)
+        data = file_data(data, options.data_path, vocabulary.level)
     parts, pattern = corpus_source(data, split == WHOLE)[0].parts[split], start_pattern(data.document_start)
     closing = np.array([vocabulary.numbers[SENTENCE]]) if vocabulary.starts_sentences else none
     read_K, contents = without_marks(corpus.splits[split]), []

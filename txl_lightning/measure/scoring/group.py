@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from txl_lightning.config.schemas import DataConfig
+from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, split_bytes
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError, require
@@ -197,7 +197,7 @@ def _content(members: Sequence[Member], trained: Sequence[TrainedModel], options
     path, configs = options.data_path, [of.config.data for of in trained]
     require(bool(configs) or path is not None, "data_path", path, "must be a text file: no checkpoint brings a corpus")
     if path is not None:
-        configs = [replace(configs[0] if configs else DataConfig(), name="file", path=path, level="byte")]
+        configs = [file_data(configs[0] if configs else DataConfig(), path, "byte")]
     try:
         texts = [split_bytes(config, options.split) for config in configs]
     except OptionError as error:

@@ -20,7 +20,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig, option_names
-from txl_lightning.config.schemas import Config, EncodingConfig, MemoryConfig, TransformerXLModelConfig, stored
+from txl_lightning.config.schemas import (
+    Config,
+    EncodingConfig,
+    FileData,
+    Lm1bData,
+    MemoryConfig,
+    TransformerXLModelConfig,
+    file_data,
+    stored,
+)
 from txl_lightning.data.corpus import load_corpus
 from txl_lightning.data.vocabulary import LEVELS, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
@@ -129,7 +138,10 @@ def _as_in_tensorflow(
     A model of One Billion Word reads `<S>` at both ends of a sentence, as the TensorFlow code does.
     """
     if options.data.name == "lm1b" or (vocabulary is not None and vocabulary.starts_sentences):
-        options = replace(options, data=replace(options.data, sentence_marks="both"))
+        data = options.data
+        if not isinstance(data, (Lm1bData, FileData)):
+            data = file_data(data, None, data.level)
+        options = replace(options, data=replace(data, sentence_marks="both"))
     names = [name for name in EVALUATION_LENGTHS if getattr(options.evaluation, name) is None]
     own = {name: getattr(model.config, name) for name in names}
     segment: dict[str, Any] = {} if segment_len is None else {"segment_len": segment_len}
