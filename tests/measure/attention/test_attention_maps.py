@@ -1,6 +1,7 @@
 """Streaming averages of attention against the same averages taken directly, query by query."""
 
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.attention.maps import (
     AttentionInputs,
+    attention_inputs,
     attention_maps,
     attention_reach,
     centred_logits,
     text_attention,
-    watched,
 )
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.transformer_xl import TransformerXL
@@ -30,48 +31,44 @@ KINDS = {
     "shaw, untied, pre-norm": {"encoding": "shaw", "table_len": 5, "pre_norm": True},
     "absolute": {"encoding": "absolute"},
     "no (d)": {"terms": "abc"},
-    "forget gate": {"forget_gate": True},
-    "forget gate, no encoding": {"encoding": "none", "forget_gate": True},
     "modern recipe": {"pre_norm": True, "final_norm": True, "norm": "rms", "feed_forward": "swiglu", "qk_norm": True},
 }
 SEGMENT, STREAMS = 3, 2
+Logits = Callable[[int, Attention, AttentionInputs], torch.Tensor]
+
+
+def read(model: TransformerXL, streams: OrderedStreams) -> Iterator[tuple[int, Attention, AttentionInputs, list[int]]]:
+    """Yield layer, attention, inputs and the queries that count, of every segment."""
+    memory, n_read, reach = None, 0, attention_reach(model.config, SEGMENT)
+    for segment in (streams[i] for i in range(len(streams))):
+        T, targets = segment.tokens.shape[1], segment.targets.shape[1]
+        seen = min(n_read, model.config.mem_len)
+        counted = [i for i in range(T - targets, T) if seen + i + 1 >= reach]
+        recorded, memory = attention_inputs(model, segment.tokens, memory)
+        for n, (attention, inputs) in enumerate(recorded):
+            yield n, attention, inputs, counted
+        n_read += max(0, T - model.config.ext_len)
 
 
 @torch.no_grad()
-def direct(model: TransformerXL, streams: OrderedStreams, terms: str | None) -> dict[str, np.ndarray]:
+def direct(model: TransformerXL, streams: OrderedStreams, logits: Logits) -> dict[str, np.ndarray]:
     """All queries' weights in memory, one dictionary of distances each; averaged at the end, as the words say."""
-    queries: dict[tuple[int, int], list[tuple[dict[int, float], int, int]]] = {}
-    memory, read, reach = None, 0, attention_reach(model.config, SEGMENT)
-    for segment in (streams[i] for i in range(len(streams))):
-        T, targets = segment.tokens.shape[1], segment.targets.shape[1]
-        caught: list[tuple[int, Attention, AttentionInputs]] = []
-        with watched(model, lambda *seen, caught=caught: caught.append(seen)):
-            _, memory = model(segment.tokens, memory)
-        for n, attention, inputs in caught:
-            weights = attention.logits(*inputs, terms=terms).softmax(-1)
-            M = inputs.memory_BMD.shape[1]
-            for h in range(weights.shape[0]):
-                for b in range(weights.shape[1]):
-                    for i in range(T - targets, T):
-                        in_text = min(read, model.config.mem_len) + i + 1
-                        if in_text >= reach:
-                            row = {M + i - j: float(weights[h, b, i, j]) for j in range(M + i + 1)}
-                            queries.setdefault((n, h), []).append((row, i, in_text))
-        read += max(0, T - model.config.ext_len)
-    averages: dict[str, list] = {"rows": []}
+    queries: dict[tuple[int, int], list[tuple[dict[int, float], int]]] = {}
+    for n, attention, inputs, counted in read(model, streams):
+        weights = logits(n, attention, inputs).softmax(-1)
+        M = inputs.memory_BMD.shape[1]
+        for h, b, i in ((h, b, i) for h in range(weights.shape[0]) for b in range(weights.shape[1]) for i in counted):
+            row = {M + i - j: float(weights[h, b, i, j]) for j in range(M + i + 1)}
+            queries.setdefault((n, h), []).append((row, i))
+    averages: dict[str, list] = {"rows": [], "entropy_bits": [], "mean_distance": [], "in_memory": []}
     for _, of_head in sorted(queries.items()):
-        mean = {d: sum(row.get(d, 0.0) for row, *_ in of_head) / len(of_head) for d in range(40)}
-        near = [mean[d] for d in range(reach)]
+        mean = {d: sum(row.get(d, 0.0) for row, _ in of_head) / len(of_head) for d in range(40)}
+        near = [mean[d] for d in range(attention_reach(model.config, SEGMENT))]
         averages["rows"].append([x / sum(near) for x in near])
-        entropies = [-sum(p * math.log2(p) for p in row.values() if p) for row, *_ in of_head]
-        in_memory = sum(p for row, i, _ in of_head for d, p in row.items() if d > i) / len(of_head)
-        total = sum(mean.values())
-        values = {
-            "beyond": total - sum(near), "entropy_bits": sum(entropies) / len(of_head), "in_memory": in_memory,
-            "in_segment": total - in_memory, "mean_distance": sum(d * p for d, p in mean.items()) / total,
-        }  # fmt: skip
-        for name, value in values.items():
-            averages.setdefault(name, []).append(value)
+        entropies = [-sum(p * math.log2(p) for p in row.values() if p) for row, _ in of_head]
+        averages["entropy_bits"].append(sum(entropies) / len(of_head))
+        averages["in_memory"].append(sum(p for row, i in of_head for d, p in row.items() if d > i) / len(of_head))
+        averages["mean_distance"].append(sum(d * p for d, p in mean.items()))
     return {name: np.array(values) for name, values in averages.items()} | {"queries": np.array(len(of_head))}
 
 
@@ -80,83 +77,59 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
-    shown = "abcd" if model.config.forget_gate else "abd"
-    present = [term for term in shown if term in model.config.logit_terms]
-    centred = [f"{term}_centred" for term in shown] if model.config.active_terms == "abcd" else []
+    present = [term for term in "abd" if term in model.config.logit_terms]
+    centred = [f"{term}_centred" for term in "abd"] if model.config.active_terms == "abcd" else []
     assert list(maps.by_distance) == ["all", *present, *centred]
-    for name, rows in maps.by_distance.items():
-        if name in centred:
-            continue
-        expected = direct(model, streams, None if name == "all" else name)
-        np.testing.assert_allclose(rows, expected.pop("rows"), rtol=0, atol=1e-12)
+    for name in ("all", *present):
+        terms = None if name == "all" else name
+        expected = direct(model, streams, lambda n, attention, inputs, terms=terms: attention.logits(*inputs, terms))
+        np.testing.assert_allclose(maps.by_distance[name], expected.pop("rows"), rtol=0, atol=1e-12)
         if name == "all":
             assert maps.queries == expected.pop("queries")
             assert maps.averages.keys() == expected.keys()
             for average, values in maps.averages.items():
                 np.testing.assert_allclose(values, expected[average], rtol=0, atol=1e-12)
-    if KINDS[kind].get("same_length"):
-        np.testing.assert_allclose(maps.averages["beyond"], 0, atol=1e-12)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "kind", ["relative", "extended context", "shaw, untied, pre-norm", "modern recipe", "forget gate"]
-)
+@pytest.mark.parametrize("kind", ["relative", "extended context", "shaw, untied, pre-norm", "modern recipe"])
 def test_the_centred_split_has_queries_of_mean_zero_and_the_same_sum(kind: str) -> None:
-    """The rows again from queries, keys and distances written out, with the mean over the queries that count."""
+    """The logits again from queries, keys and distances written out, with the mean over the queries that count."""
     model = tiny_model(**KINDS[kind])
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
-    maps, reach = attention_maps(model, streams), attention_reach(model.config, SEGMENT)
-    caught: list[tuple[int, Attention, AttentionInputs, torch.Tensor]] = []
-    memory, read = None, 0
-    for segment in (streams[i] for i in range(len(streams))):
-        T, targets = segment.tokens.shape[1], segment.targets.shape[1]
-        counts = [i >= T - targets and min(read, model.config.mem_len) + i + 1 >= reach for i in range(T)]
-        with watched(model, lambda *seen, counts=counts: caught.append((*seen, torch.tensor(counts)))):
-            _, memory = model(segment.tokens, memory)
-        read += max(0, T - model.config.ext_len)
-    for n in range(model.config.n_layer):
-        of_layer = [seen for seen in caught if seen[0] == n]
-        queries = [attention.project(inputs.hidden_BTD)[0][:, :, counts] for _, attention, inputs, counts in of_layer]
-        mean_HE = torch.cat(queries, dim=2).mean(dim=(1, 2))
-        assert mean_HE.abs().max() > 1e-3
-        rows = {term: torch.zeros(model.config.n_head, reach, dtype=torch.float64) for term in "abd"}
-        for _, attention, inputs, counts in of_layer:
-            q, (k, _) = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
-            r, positions, scale = attention.distance_vectors(inputs.positions), inputs.positions, k.shape[-1] ** -0.5
-            M, (T, K) = inputs.memory_BMD.shape[1], (q.shape[2], k.shape[2])
-            places = [[K - max(0, M + i - j) for j in range(K)] for i in range(T)]  # of distance i - j in K, …, 0
-            r_HTKE = r[:, places]
-            own_v = 0 if positions.v_HE is None else positions.v_HE
-            bias = 0 if positions.bias_HS is None else positions.bias_HS[:, None][..., places] * scale
-            centred = q - mean_HE[:, None, None]
-            parts = {
-                "a": torch.einsum("hbte,hbke->hbtk", centred, k) * scale,
-                "b": torch.einsum("hbte,htke->hbtk", centred, r_HTKE) * scale,
-                "c": torch.einsum("he,hbke->hbk", positions.u_HE + mean_HE, k)[:, :, None] * scale,
-                "d": torch.einsum("he,htke->htk", own_v + mean_HE, r_HTKE)[:, None] * scale + bias,
-            }
-            if attention.forget is not None:
-                gates = attention.forget(torch.cat([inputs.memory_BMD, inputs.hidden_BTD], dim=1)).sigmoid()
-                c_HBK = gates.log().cumsum(dim=1).permute(2, 0, 1)
-                parts["c"] = parts["c"] + (c_HBK[:, :, -1:] - c_HBK)[:, :, None]
-            hidden = inputs.visible.mask_TK != 0
-            whole = attention.logits(*inputs)
-            difference = (sum(parts.values()) - whole).masked_fill(hidden, 0)
-            assert difference.abs().max() < 1e-12
-            for terms in "abcd":
-                ours = centred_logits(attention, inputs, mean_HE, terms)
-                assert (ours - parts[terms]).masked_fill(hidden, 0).abs().max() < 1e-12
-            for term in "abd":
-                weights = parts[term].expand_as(whole).masked_fill(hidden, -torch.inf).softmax(-1)
-                for i in counts.nonzero().flatten().tolist():
-                    for distance in range(reach):
-                        if M + i - distance >= 0:
-                            rows[term][:, distance] += weights[:, :, i, M + i - distance].sum(dim=1)
-        for term, of_heads in rows.items():
-            found = maps.by_distance[f"{term}_centred"].reshape(model.config.n_layer, -1, reach)[n]
-            np.testing.assert_allclose(found, of_heads / of_heads.sum(dim=1, keepdim=True), rtol=0, atol=1e-12)
-            assert abs(found - maps.by_distance[term].reshape(model.config.n_layer, -1, reach)[n]).max() > 1e-4
+    queries: dict[int, list[torch.Tensor]] = {}
+    for n, attention, inputs, counted in read(model, streams):
+        queries.setdefault(n, []).append(attention.project(inputs.hidden_BTD)[0][:, :, counted])
+    means = {n: torch.cat(of_layer, dim=2).mean(dim=(1, 2)) for n, of_layer in queries.items()}
+
+    def parts(n: int, attention: Attention, inputs: AttentionInputs) -> dict[str, torch.Tensor]:
+        q, (k, _) = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
+        r, positions, scale = attention.distance_vectors(inputs.positions), inputs.positions, k.shape[-1] ** -0.5
+        M, (T, K) = inputs.memory_BMD.shape[1], (q.shape[2], k.shape[2])
+        places = [[K - max(0, M + i - j) for j in range(K)] for i in range(T)]  # of distance i - j in K, …, 0
+        r_HTKE, bias = r[:, places], 0 if positions.bias_HS is None else positions.bias_HS[:, None][..., places]
+        centred, own_v = q - means[n][:, None, None], 0 if positions.v_HE is None else positions.v_HE
+        products = {
+            "a": torch.einsum("hbte,hbke->hbtk", centred, k),
+            "b": torch.einsum("hbte,htke->hbtk", centred, r_HTKE),
+            "c": torch.einsum("he,hbke->hbk", positions.u_HE + means[n], k)[:, :, None],
+            "d": torch.einsum("he,htke->htk", own_v + means[n], r_HTKE)[:, None] + bias,
+        }
+        hidden = inputs.visible.mask_TK != 0
+        whole = attention.logits(*inputs)
+        return {term: (x * scale).expand_as(whole).masked_fill(hidden, -torch.inf) for term, x in products.items()}
+
+    for n, attention, inputs, _ in read(model, streams):
+        expected = parts(n, attention, inputs)
+        torch.testing.assert_close(sum(expected.values()), attention.logits(*inputs), rtol=0, atol=1e-12)
+        for term, logits in expected.items():
+            ours = centred_logits(attention, inputs, means[n], term)
+            torch.testing.assert_close(ours, logits, rtol=0, atol=1e-12)
+    maps = attention_maps(model, streams)
+    for term in "abd":
+        expected = direct(model, streams, lambda *seen, term=term: parts(*seen)[term])
+        np.testing.assert_allclose(maps.by_distance[f"{term}_centred"], expected["rows"], rtol=0, atol=1e-12)
+        assert abs(maps.by_distance[f"{term}_centred"] - maps.by_distance[term]).max() > 1e-4
 
 
 def test_no_query_that_sees_less_than_the_others_counts() -> None:
@@ -177,17 +150,16 @@ def test_queries_near_the_start_of_their_document_do_not_count() -> None:
     assert maps.queries == (2 + 3) + (0 + 6 + 0)
     assert maps.by_distance["all"][:, :5].min() > 0
     tokens[1::2] = ~np.abs(tokens[1::2])
-    with pytest.raises(OptionError, match="mem_len=4: must be shorter: no document lets a query see 5 keys"):
+    with pytest.raises(OptionError, match="mem_len=4: must be shorter: no query sees 5 keys"):
         attention_maps(model, OrderedStreams(tokens, STREAMS, SEGMENT))
 
 
 def test_streams_shorter_than_the_memory_are_refused() -> None:
     streams = OrderedStreams(random_stream(1, 28)[0].numpy(), STREAMS, SEGMENT)
-    with pytest.raises(OptionError, match="mem_len=13: must be at most 12: each stream has 13 tokens"):
-        attention_maps(tiny_model(mem_len=13), streams)
     attention_maps(tiny_model(mem_len=6, same_length=True), streams, max_segments=2)
-    with pytest.raises(OptionError, match="mem_len=6: must be at most 5: each stream has 6 tokens"):
-        attention_maps(tiny_model(mem_len=6), streams, max_segments=2)
+    for mem_len, max_segments in ((13, None), (6, 2)):
+        with pytest.raises(OptionError, match=f"mem_len={mem_len}: must be shorter: no query sees {mem_len + 1} keys"):
+            attention_maps(tiny_model(mem_len=mem_len), streams, max_segments)
 
 
 @torch.no_grad()
@@ -201,12 +173,11 @@ def test_a_piece_of_text_has_the_attention_it_has_in_a_stream(options: dict) -> 
     assert ("".join(piece.targets), "".join(piece.context)) == (
         LETTERS.decode(stream[0, 37:40]), LETTERS.decode(stream[0, 36 - C : 36])
     )  # fmt: skip
-    memory, seen = None, []
+    memory = None
     plain = model.with_lengths(ext_len=0)
     for start in range(0, 36, 4) if M else []:
         _, memory = plain(stream[:, start : start + 4], memory)
-    with watched(plain, lambda n, *of_layer: seen.append(of_layer)):
-        plain(stream[:, 36 if M else 35 : 39], memory)
+    seen, _ = attention_inputs(plain, stream[:, 36 if M else 35 : 39], memory)
     assert len(piece.weights) == model.config.n_layer * model.config.n_head
     for head, weights in piece.weights.items():
         n, h = (int(number) - 1 for number in head.split(":"))
@@ -224,7 +195,7 @@ LETTERS = Vocabulary("char", tuple("abcdefghijk"))
     [
         (4, 4, 2, r"text_position=4: must be in 5 … 58, the 60 tokens"),
         (0, 30, 4, r"text_tokens=4: must be in 1 … 3 \(segment_len=4\)"),
-        (60, None, 2, "mem_len=60: must leave room for memory and piece in the 60 tokens"),
+        (60, None, 2, "mem_len=60: must leave room for the memory and 2 tokens in the 60 tokens"),
     ],
 )
 def test_a_piece_that_does_not_fit_is_refused(mem_len: int, position: int | None, n_targets: int, words: str) -> None:

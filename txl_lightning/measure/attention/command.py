@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, font_manager
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
-from txl_lightning.config.schemas import Config, plain
+from txl_lightning.config.schemas import plain
 from txl_lightning.data.corpus import WHOLE
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.errors import OptionError, require
@@ -40,34 +38,21 @@ from txl_lightning.reporting.tables import escape, markdown_table
 from txl_lightning.runs.trained import checkpoint_corpus, is_other_text
 
 OF_RUN = ("batch_size", "segment_len", "mem_len", "same_length", "clamp_len", "max_segments")
-COLUMNS = {
-    "layer": "{layer}",
-    "head": "{head}",
-    "entropy (bits)": "{entropy_bits:.2f}",
-    "mean distance (tokens)": "{mean_distance:.1f}",
-    "in the segment (%)": "{in_segment:.1%}",
-    "in the memory (%)": "{in_memory:.1%}",
-}
-MOST_PRINTED = 3
-SCORES = {"a": "(a) content", "b": "(b) content and position", "c": "(c) forgetting", "d": "(d) position"}
-MOST_LABELLED_HEADS = 48
-LEAST_HEIGHT, MOST_HEIGHT = 3.4, 18.0  # inches
+HEADER = ["layer", "head", "entropy (bits)", "mean distance (tokens)", "in the memory (%)"]
+MOST_PRINTED = 6
+SCORES = {"a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
 MOST_COLUMNS = 256
 MOST_LETTERS = 14
 FONT = "DejaVu Sans Mono"  # part of matplotlib
 SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "<eos>": "↵"}
-# Neither end of a map is white or black: every drawn cell differs from the background.
-GREYS = ListedColormap(colormaps["Greys"](np.linspace(0.05, 0.6, 256)))
-ORANGES = ListedColormap(colormaps["Oranges"](np.linspace(0.45, 1.0, 256)))
-UNSEEN = "#CFE3F5"
 
 
 @options_as_typed()
 def run(options: AttentionOptions, directory: Path) -> list[str]:
-    """Average attention over a split; write `attention.json`, `attention.npz`, tables and figures.
+    """Average attention over a split; write `attention.json`, `attention.npz`, the table and figures.
 
     Returns:
-        Lines to print: the heads with the largest and the smallest mean distance, and notes.
+        Lines to print: the heads with the largest mean distance, and notes.
 
     Raises:
         UserError: an option, the checkpoint or the corpus is not usable.
@@ -76,45 +61,44 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
     check_at_least_one(options, "batch_size", "segment_len", "max_segments")
     trained = open_checkpoint(options)
     config, model = trained.config, trained.model
-    others = ("compression", "n_tokens")
-    if not isinstance(model, TransformerXL) or any(getattr(model.config, name) for name in others):
-        no_others = "without compressed memory or memory tokens"
-        allowed = f"is {config.model.name}; must be a Transformer-XL {no_others}"
-        raise OptionError("checkpoint", options.checkpoint, allowed)
-    lengths = _set_lengths(options, config)
+    if not isinstance(model, TransformerXL) or model.config.compression or model.config.n_tokens:
+        allowed = "must be a Transformer-XL without compressed memory or memory tokens"
+        raise OptionError("checkpoint", options.checkpoint, f"is {config.model.name}; {allowed}")
+    chosen = {name: value for name in OF_RUN if (value := getattr(options, name)) is not None}
+    config.evaluation = evaluation = replace(config.evaluation, **chosen)
+    lengths = clamp_untrained(evaluation_lengths(config), config)
     model = model.with_lengths(**lengths)
     split = options.split or (WHOLE if is_other_text(options.data_path, [trained]) else "valid")
     corpus = checkpoint_corpus(trained, options.checkpoint, options.data_path, whole=split == WHOLE)
-    evaluation = config.evaluation
     streams = evaluation_streams(corpus, split, evaluation, extended_context(config))
 
     # The text first: an error in its options ends the command before the long pass over the split.
     place = (options.text_position, options.text_tokens, evaluation.segment_len)
     text = text_attention(model, corpus.splits[split], corpus.vocabulary, *place)
+    N, H = model.config.n_layer, model.config.n_head
     for head in options.heads or ():
-        allowed = f"must be LAYER:HEAD, layers 1 … {model.config.n_layer} and heads 1 … {model.config.n_head}"
-        require(head in text.weights, "heads", head, allowed)
+        require(head in text.weights, "heads", head, f"must be LAYER:HEAD, layers 1 … {N} and heads 1 … {H}")
     maps = attention_maps(model, streams, options.max_segments if split == WHOLE else evaluation.max_segments)
-    sizes = {"segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size}
-    terms, (n_rows, reach), H = model.config.logit_terms, maps.by_distance[ALL_TERMS].shape, model.config.n_head
-    heads = [
-        {"layer": row // H + 1, "head": row % H + 1, **{name: float(of[row]) for name, of in maps.averages.items()}}
-        for row in range(n_rows)
-    ]
-    farthest = farthest_heads(maps.averages["mean_distance"].reshape(-1, H))
+    averages = {name: of.reshape(N, H).tolist() for name, of in maps.averages.items()}
     results: dict[str, Any] = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
         "corpus": {"name": corpus.name, "sha256": corpus.checksum},
         "split": split,
-        "evaluation": {**lengths, **sizes},
+        "evaluation": {**lengths, "segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size},
         "encoding": model.config.encoding,
-        "terms": terms,
-        "missing_terms": [term for term in SINGLE_TERMS if term not in terms],
-        "distances": reach,
+        "terms": model.config.logit_terms,
+        "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,
-        "heads": heads,
-        "text": {"position": text.position, "targets": len(text.targets), "heads": options.heads or farthest},
+        "heads": [
+            {"layer": n + 1, "head": h + 1, **{name: of[n][h] for name, of in averages.items()}}
+            for n, h in np.ndindex(N, H)
+        ],
+        "text": {
+            "position": text.position,
+            "targets": len(text.targets),
+            "heads": options.heads or farthest_heads(maps.averages["mean_distance"].reshape(N, H)),
+        },
         "seconds": round(time.perf_counter() - started, 2),
     }
     write_json(directory / "attention.json", results, allow_nan=False)
@@ -128,59 +112,52 @@ def farthest_heads(mean_distance_NH: Array) -> list[str]:
     return [f"{n + 1}:{mean_distance_NH[n].argmax() + 1}" for n in sorted({0, (n_layer - 1) // 2, n_layer - 1})]
 
 
-def _set_lengths(options: AttentionOptions, config: Config) -> dict[str, Any]:
-    """Set the given lengths in `config.evaluation` and return the lengths of the model."""
-    given = {name: getattr(options, name) for name in OF_RUN}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    config.evaluation = replace(config.evaluation, **chosen)
-    return clamp_untrained(evaluation_lengths(config), config)
-
-
 def write_report(
     results: dict[str, Any], maps: dict[str, Array], text: TextAttention, options: AttentionOptions, directory: Path
 ) -> list[str]:
-    """Write `attention.md`, `heads.csv`, and as SVG and PNG `by_distance` (Figure 5), `text` (6), `terms` (7)
-    and `terms_centred`.
+    """Write `attention.md`, and as SVG and PNG `by_distance` (Figure 5), `text` (6), `terms` (7) and `terms_centred`.
 
     Args:
         results: contents of `attention.json`.
-        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d, with a forget gate c;
-            centred a_centred, …).
+        maps: contents of `attention.npz`: rows of Figure 5 (`all`) and Figure 7 (a, b, d; centred a_centred, …).
         text: attention of Figure 6.
         options: options of the command; logger `wandb` gets the figures as images, and the table.
         directory: folder for the files.
 
     Returns:
-        Lines to print: the heads with the largest and the smallest mean distance, and notes.
+        Lines to print: the heads with the largest mean distance, and notes.
     """
-    heads, header = results["heads"], list(_cells(results["heads"][0]))
-    with (directory / "heads.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(heads[0]))
-        writer.writeheader()
-        writer.writerows(heads)
-    rows, notes = [list(_cells(head).values()) for head in heads], list(map(escape, _notes(results)))
-    write_text(directory / "attention.md", "\n".join([markdown_table(header, rows), *notes]) + "\n")
-
-    figures = _draw(results, maps, text, directory)
+    heads, notes = results["heads"], list(map(escape, _notes(results)))
+    rows = [_row(head) for head in heads]
+    write_text(directory / "attention.md", "\n".join([markdown_table(HEADER, rows), *notes]) + "\n")
+    titles = _draw(results, maps, text, directory)
     if options.logger.name == "wandb":
         from txl_lightning.reporting.wandb_panels import log_image, log_table, wandb_run
 
         known = {**plain(options), "corpus": results["corpus"]}
         with wandb_run(directory, options.logger, "attention", known) as run:
-            log_table(run, "attention/heads", header, rows)
-            for name, caption in figures.items():
-                log_image(run, f"attention/{name}", directory / f"{name}.png", caption)
-    title = []
-    if len(heads) > 2 * MOST_PRINTED:
-        title = [f"The {MOST_PRINTED} heads with the largest and the smallest mean distance, of {len(heads)}:"]
-        ranked = sorted(heads, key=lambda head: -head["mean_distance"])
-        rows = [list(_cells(head).values()) for head in (*ranked[:MOST_PRINTED], *ranked[-MOST_PRINTED:])]
-    return [*title, *markdown_table(header, rows).splitlines(), "", *notes]
+            log_table(run, "attention/heads", HEADER, rows)
+            for name, title in titles.items():
+                log_image(run, f"attention/{name}", directory / f"{name}.png", title)
+    farthest = sorted(heads, key=lambda head: -head["mean_distance"])[:MOST_PRINTED]
+    shown = markdown_table(HEADER, [_row(head) for head in farthest]).splitlines()
+    return [f"Heads with the largest mean distance, {len(farthest)} of {len(heads)}:", *shown, "", *notes]
 
 
-def _cells(head: dict[str, Any]) -> dict[str, str]:
-    """Return the cells of a head by column."""
-    return {name: cell.format(**head).removesuffix("%") for name, cell in COLUMNS.items()}
+def _row(head: dict[str, Any]) -> list[str]:
+    entropy, distance, share = (head[name] for name in ("entropy_bits", "mean_distance", "in_memory"))
+    return [f"{head['layer']}", f"{head['head']}", f"{entropy:.2f}", f"{distance:.1f}", f"{100 * share:.1f}"]
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    """Describe the averages, and name the terms that the model lacks."""
+    L, lengths = results["distances"], ", ".join(f"{name} {value}" for name, value in results["evaluation"].items())
+    missing = [term for term in SINGLE_TERMS if term not in results["terms"]]
+    return [
+        f"Average over the {results['queries']:,} tokens of {results['corpus']['name']} ({results['split']}) that see "
+        f"all {L} relative positions 0 … −{L - 1}; 0 is the query itself, the last token read ({lengths}).",
+        *(f"Figure 7: the model has no term ({term}) (encoding={results['encoding']})." for term in missing),
+    ]
 
 
 def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, directory: Path) -> dict[str, str]:
@@ -191,29 +168,13 @@ def _draw(results: dict[str, Any], maps: dict[str, Array], text: TextAttention, 
     titles = {"by_distance": f"Where {len(results['heads'])} heads attend: {averaged}"}
     distance_figure(directory / "by_distance", {"": maps[ALL_TERMS]}, n_head, titles["by_distance"])
     titles["text"] = f"Attention on the memory, from token {text.position:,} of {where} on"
-    weights = {"layer {}, head {}".format(*head.split(":")): text.weights[head] for head in results["text"]["heads"]}
-    text_figure(directory / "text", weights, text.targets, text.context, titles["text"])
+    text_figure(directory / "text", text, results["text"]["heads"], titles["text"])
     for stem, suffix, split in (("terms", "", ""), ("terms_centred", CENTRED, ", mean query moved into u and v")):
         panels = {f"softmax of {title}": maps[term + suffix] for term, title in SCORES.items() if term + suffix in maps}
         if panels:
             titles[stem] = f"Single terms of the score{split}: {averaged}"
             distance_figure(directory / stem, panels, n_head, titles[stem])
     return titles
-
-
-def _notes(results: dict[str, Any]) -> list[str]:
-    """Describe the averages, and the terms that the model lacks."""
-    L, lengths = results["distances"], ", ".join(f"{name} {value}" for name, value in results["evaluation"].items())
-    lines = [
-        f"Average over the {results['queries']:,} tokens of {results['corpus']['name']} ({results['split']}) that see "
-        f"all {L} relative positions 0 … −{L - 1}; 0 is the query itself, the last token read ({lengths})."
-    ]
-    beyond = max(head["beyond"] for head in results["heads"])
-    if beyond > 0:
-        left_out = f"Figure 5 leaves out farther tokens, at most {beyond:.1%} of a head's attention"
-        lines.append(f"{left_out}; entropy, distance and shares include them.")
-    given = f"encoding={results['encoding']}, terms={results['terms']!r}"
-    return lines + [f"Figure 7: the model has no term ({term}) ({given})." for term in results["missing_terms"]]
 
 
 def distance_figure(stem: Path, panels: Mapping[str, Array], n_head: int, title: str) -> None:
@@ -227,43 +188,31 @@ def distance_figure(stem: Path, panels: Mapping[str, Array], n_head: int, title:
         n_head: H; a line separates the layers.
         title: title of the figure.
     """
-    n_rows, n_distances = next(iter(panels.values())).shape
-    n_layer = n_rows // n_head
-    few = n_rows <= MOST_LABELLED_HEADS
-    height = 1.2 + len(panels) * (0.5 + (0.145 if few else 0.065) * n_rows)
-    figure = new_figure(5.6, min(MOST_HEIGHT, max(LEAST_HEIGHT, height)))
+    R, L = next(iter(panels.values())).shape
+    layers = range(R // n_head)
+    figure = new_figure(5.6, min(18.0, max(3.4, 1.2 + len(panels) * (0.5 + 0.1 * R))))
     all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    largest = max(float(panel.max()) for panel in panels.values())
-    least = 0.1 / n_distances
-    norm = LogNorm(least, largest)  # from a tenth of uniform attention
-    layers = {(n + 0.5) * n_head - 0.5: f"layer {n + 1}" for n in range(n_layer)}  # names by their centre
+    least = 0.1 / L  # a tenth of uniform attention
+    norm = LogNorm(least, max(float(panel.max()) for panel in panels.values()))
     for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
         # The oldest token is on the left, the query itself on the right, in reading order.
-        extent = (-n_distances + 0.5, 0.5, n_rows - 0.5, -0.5)
+        extent = (-L + 0.5, 0.5, R - 0.5, -0.5)
         shown = np.maximum(rows[:, ::-1], least)
         image = axes.imshow(shown, norm=norm, aspect="auto", interpolation="nearest", extent=extent)
         axes.set_title(name, fontsize=10)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}".replace("-", "−")))
-        for n in range(1, n_layer):
-            axes.axhline(n * n_head - 0.5, color="white", linewidth=1.2)
-        if few:
-            axes.set_yticks(range(n_rows), [str(row % n_head + 1) for row in range(n_rows)], minor=True)
-        axes.set_yticks(list(layers), list(layers.values()))
+        axes.set_yticks([(n + 0.5) * n_head - 0.5 for n in layers], [f"layer {n + 1}" for n in layers])
         axes.set_ylabel(f"heads 1 … {n_head} of each layer", fontsize=9)
-        axes.tick_params(axis="y", which="major", length=0, pad=16 if few else 3, labelsize=8.5)
-        axes.tick_params(axis="y", which="minor", length=1.5, pad=2, labelsize=6.5)
+        for n in layers[1:]:
+            axes.axhline(n * n_head - 0.5, color="white", linewidth=1.2)
     all_axes[-1].set_xlabel("relative position j − i (tokens)")
     bar = figure.colorbar(image, ax=list(all_axes), pad=0.02, extend="min", location="bottom", aspect=40)
-    bar.set_label(f"mean attention (share of 1); white line: evenly spread, 1/{n_distances}", fontsize=9)
-    bar.ax.axvline(1 / n_distances, color="white", linewidth=1.6)
+    bar.set_label(f"mean attention (share of 1); white line: evenly spread, 1/{L}", fontsize=9)
+    bar.ax.axvline(1 / L, color="white", linewidth=1.6)
     figure.suptitle(textwrap.fill(title, 56), fontsize=11)
     save_figure(figure, stem)
 
 
-def text_figure(
-    stem: Path, weights: Mapping[str, Array], targets: Sequence[str], context: Sequence[str], title: str
-) -> None:
+def text_figure(stem: Path, text: TextAttention, heads: list[str], title: str) -> None:
     """Draw Figure 6, a panel for each head, as SVG and PNG: rows are targets, columns tokens of the memory.
 
     The tokens that a target attends to most (`most_attended`) are orange. Only the nearest 256 tokens of a longer
@@ -271,45 +220,37 @@ def text_figure(
 
     Args:
         stem: path of the files without suffix.
-        weights: attention by name of the head, [Q, C]; 0 where a target does not see a token.
-        targets: Q symbols.
-        context: C symbols, the oldest first.
+        text: attention on the tokens before the piece; 0 where a target does not see a token.
+        heads: heads to draw, as `LAYER:HEAD`.
         title: title of the figure.
     """
-    columns = [printable(symbol) for symbol in context[-MOST_COLUMNS:]]
-    rows = [printable(symbol) for symbol in targets]
+    columns = [printable(symbol) for symbol in text.context[-MOST_COLUMNS:]]
+    rows = [printable(symbol) for symbol in text.targets]
     letters, longest = max(map(len, columns)), max(map(len, rows))
     # Panels with few columns must still be wide enough for their titles.
     width = max(6.5, len(columns) * (0.085 if letters == 1 else 0.115)) + 0.075 * longest + 0.5
-    height = len(weights) * (0.115 * len(rows) + 0.55 + 0.075 * letters) + 2.4
-    figure = new_figure(width, height)
-    all_axes = figure.subplots(len(weights), 1, squeeze=False)[:, 0]
-    largest = max(float(of_head.max()) for of_head in weights.values()) or 1.0  # 0: no target sees a token
+    figure = new_figure(width, len(heads) * (0.115 * len(rows) + 0.55 + 0.075 * letters) + 1.8)
+    largest = max(float(text.weights[head].max()) for head in heads) or 1.0  # 0: no target sees a token
     least = largest / 1e3
-    norm = LogNorm(least, largest)
-    images: list[Any] = []
-    for axes, (name, of_head) in zip(all_axes, weights.items(), strict=True):
-        is_marked = most_attended(of_head)[:, -len(columns) :]
-        seen = np.ma.masked_equal(of_head[:, -len(columns) :], 0)
-        for hidden, colours in ((is_marked, GREYS), (~is_marked, ORANGES)):
-            shaded = np.ma.masked_where(hidden, np.ma.maximum(seen, least))
-            images.append(axes.imshow(shaded, norm=norm, cmap=colours, aspect="auto", interpolation="nearest"))
-        axes.set_facecolor(UNSEEN)
-        axes.set_title(name, fontsize=10, loc="left")
+    for axes, head in zip(figure.subplots(len(heads), 1, squeeze=False)[:, 0], heads, strict=True):
+        marked, seen = (of[:, -len(columns) :] for of in (most_attended(text.weights[head]), text.weights[head]))
+        for hidden, colours in ((marked | (seen == 0), "Greys"), (~marked, "Oranges")):
+            shaded = np.ma.masked_where(hidden, np.maximum(seen, least))
+            image = axes.imshow(
+                shaded, norm=LogNorm(least, largest), cmap=colours, aspect="auto", interpolation="nearest"
+            )
+        axes.set_title("layer {}, head {}".format(*head.split(":")), fontsize=10, loc="left")
         axes.set_xticks(range(len(columns)), columns, rotation=0 if letters == 1 else 90)
         axes.set_yticks(range(len(rows)), rows)
         axes.tick_params(length=0, pad=2)
         for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
             label.set(fontfamily=FONT, fontsize=6.5, parse_math=False)
         axes.set_ylabel("target (token to predict)", fontsize=9)
-    all_axes[-1].set_xlabel("token of the memory, oldest on the left")
-    for image, label in ((images[1], "attention of the marked"), (images[0], "attention of the others")):
-        bar = figure.colorbar(image, ax=list(all_axes), pad=0.01, aspect=60, extend="min", location="bottom")
-        bar.set_label(f"{label} (share of 1)", fontsize=9)
-    meanings = [Patch(color=ORANGES(0.5), label="the 20 % of the memory that the target attends to most")]
-    if any((of_head == 0).any() for of_head in weights.values()):
-        meanings.append(Patch(color=UNSEEN, label="farther than the target sees"))
-    figure.legend(handles=meanings, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    axes.set_xlabel("token of the memory, oldest on the left")
+    bar = figure.colorbar(image, ax=figure.axes, pad=0.01, aspect=60, extend="min", location="bottom")
+    bar.set_label("attention (share of 1); others in the same shade of grey", fontsize=9)
+    meaning = Patch(color=colormaps["Oranges"](0.7), label="the 20 % of the memory that the target attends to most")
+    figure.legend(handles=[meaning], loc="outside lower center", frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, stem)
 
@@ -318,7 +259,6 @@ def printable(symbol: str) -> str:
     """Return a token in glyphs of the font: signs for white space, escapes for what has no glyph, long words cut."""
     if symbol in SIGNS:
         return SIGNS[symbol]
-    font = font_manager.get_font(font_manager.findfont(FONT))
-    has_glyph = font.get_char_index
+    has_glyph = font_manager.get_font(font_manager.findfont(FONT)).get_char_index
     word = "".join(SIGNS.get(c) or (c if c.isprintable() and has_glyph(ord(c)) else ascii(c)[1:-1]) for c in symbol)
     return word if len(word) <= MOST_LETTERS else word[: MOST_LETTERS - 1] + "…"

@@ -1,20 +1,18 @@
-"""Attention by relative position, averaged over a split (Figures 5 and 7).
+"""Attention by relative position, averaged over a split (Figures 5 and 7), and on a piece of text (Figure 6).
 
-The model runs as in any evaluation. Hooks record the inputs of its attention modules, from which the scores of all
+The model runs as in any evaluation. The inputs of its attention modules are recorded, from which the scores of all
 terms and of single terms are computed again. Only sums over queries are kept.
 
 Single terms are not unique: a constant m added to q and taken from u and v changes no score, but moves weight between
 (a) and (c), and between (b) and (d). The centred split chooses m so that the mean query of each head is zero:
 
     (a) (q_i - m)·k_j    (c) (u + m)·k_j    (b) (q_i - m)·r_{i-j}    (d) (v + m)·r_{i-j},    m = mean of q_i
-
-Forgetting, D_ij of `model.forget_gate`, is a part of (c) in both splits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -40,11 +38,11 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 ALL_TERMS = "all"
 SINGLE_TERMS = "abd"  # u·k does not depend on the query: the paper shows no softmax of (c) alone
+CENTRED = "_centred"  # end of the names of single terms of the centred split
 
 Array = NDArray[np.float64]
 MARKED_SHARE = 0.2  # of the context, for each target
 DEFAULT_TARGETS = 24
-CENTRED = "_centred"  # end of the names of single terms of the centred split
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,10 @@ class AttentionMaps:
     """Averages over queries, one row per head, layer by layer (R = N·H rows).
 
     Args:
-        by_distance: for `all` terms, each shown term and, of an encoding with all four terms, each shown term of the
+        by_distance: for `all` terms, each single term and, of an encoding with all four terms, each single term of the
             centred split (`a_centred`), [R, L]: share of attention at the distances 0, …, L - 1; every row sums to 1.
         averages: by name, [R]. entropy_bits: mean of -Σ_j P_ij log2 P_ij. mean_distance: mean of Σ_j P_ij (i - j), in
-            tokens, over all distances. in_segment, in_memory: shares of attention on the query's own segment and on
-            the memory. beyond: share at distances >= L, which are not in the rows.
+            tokens. in_memory: share of attention on the memory. All distances count, also those beyond L.
         queries: number of queries averaged.
     """
 
@@ -65,9 +62,31 @@ class AttentionMaps:
     queries: int
 
 
-def shown_terms(config: TransformerXLConfig) -> str:
-    """Return the terms whose softmax alone is shown, where the model has them: with a forget gate also (c)."""
-    return "abcd" if config.forget_gate else SINGLE_TERMS
+class AttentionInputs(NamedTuple):
+    """Inputs of `Attention.forward` and `Attention.logits`."""
+
+    hidden_BTD: Tensor
+    memory_BMD: Tensor
+    positions: LayerPositions
+    visible: VisibleKeys
+
+
+@torch.no_grad()
+def attention_inputs(
+    model: TransformerXL, tokens_BT: Tensor, memory: Memory | None = None
+) -> tuple[list[tuple[Attention, AttentionInputs]], Memory]:
+    """Run the model; return the attention module of every layer with its inputs, and the next memory."""
+    found: list[tuple[Attention, AttentionInputs]] = []
+
+    def record(attention: Any, inputs: tuple[Any, ...]) -> None:
+        found.append((attention, AttentionInputs(*inputs)))
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, Attention):
+                hooks.enter_context(module.register_forward_pre_hook(record))
+        _, memory = model(tokens_BT, memory)
+    return found, memory
 
 
 def attention_reach(config: TransformerXLConfig, segment_len: int) -> int:
@@ -100,122 +119,78 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     """
     config, device = model.config, next(model.parameters()).device
     reach = attention_reach(config, streams.segment_len)
-    n_segments = min(len(streams), max_segments or len(streams))
-    n_streams = len(streams[0].targets)
-    longest = min(streams.n_targets // n_streams, n_segments * streams.segment_len)
-    most = longest - (reach - config.mem_len)
-    allowed = f"must be at most {most}: each stream has {longest} tokens to read (set by batch_size and max_segments)"
-    require(config.mem_len == 0 or reach <= longest, "mem_len", config.mem_len, allowed)
-    shown = shown_terms(config)
-    names = [ALL_TERMS, *(term for term in shown if term in config.logit_terms)]
-    centres = set(config.active_terms) == set("abcd")
-    names += [term + CENTRED for term in shown if centres]
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
+    names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.logit_terms)]
+    mean_NHE, entropy_NH, in_memory_NH, queries = zeros(config.d_head), zeros(), zeros(), 0
+    if set(config.active_terms) == set("abcd"):
+        names += [term + CENTRED for term in SINGLE_TERMS]
+        for n, attention, inputs, counts_BT in _counted_queries(model, streams, max_segments, reach):
+            q_HBTE, _ = attention.project(inputs.hidden_BTD)
+            assert q_HBTE is not None
+            mean_NHE[n] += (q_HBTE * counts_BT[:, :, None]).sum(dim=(1, 2), dtype=torch.float64)
+            queries += int(counts_BT.sum()) if n == 0 else 0
+        mean_NHE /= max(1, queries)
+    queries = 0
     sums_NHS = {name: zeros(config.mem_len + streams.segment_len + config.ext_len) for name in names}
-    entropy_NH, in_memory_NH, mean_NHE = zeros(), zeros(), zeros(config.d_head)
-
-    def read(add: Callable[[int, Attention, AttentionInputs, int, Tensor], None]) -> int:
-        """Call `add` for every layer and segment, with the first query that may count and a mask of those that do.
-
-        Returns the number of queries that count.
-        """
-        memory, n_read, first, counted = None, 0, 0, 0
-
-        def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-            nonlocal counted
-            visible_TK = inputs.visible.mask_TK[..., first:, :] == 0
-            enough_BT = (visible_TK.sum(dim=-1) >= reach).expand(len(inputs.hidden_BTD), -1)
-            counted += int(enough_BT.sum()) if n == 0 else 0
-            add(n, attention, inputs, first, enough_BT)
-
-        with watched(model, see):
-            for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
-                tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
-                T = tokens_BT.shape[1]
-                # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
-                first = min(T, max(T - n_targets, reach - 1 - min(n_read, config.mem_len)))
-                _, memory = model(tokens_BT, memory)
-                n_read += max(0, T - config.ext_len)
-        return counted
-
-    def add_queries(n: int, attention: Attention, inputs: AttentionInputs, first: int, enough_BT: Tensor) -> None:
-        q_HBTE, _ = attention.project(inputs.hidden_BTD)
-        assert q_HBTE is not None
-        mean_NHE[n] += (q_HBTE[:, :, first:] * enough_BT[:, :, None]).sum(dim=(1, 2), dtype=torch.float64)
-
-    def add_weights(n: int, attention: Attention, inputs: AttentionInputs, first: int, enough_BT: Tensor) -> None:
+    for n, attention, inputs, counts_BT in _counted_queries(model, streams, max_segments, reach):
+        queries += int(counts_BT.sum()) if n == 0 else 0
         n_memory = inputs.memory_BMD.shape[1]
         for name in names:
-            if name == ALL_TERMS:
-                weights_HBTK = attention.probabilities(*inputs)
-            elif name.endswith(CENTRED):
-                weights_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED)).softmax(-1)
+            if name.endswith(CENTRED):
+                logits_HBTK = centred_logits(attention, inputs, mean_NHE[n], name.removesuffix(CENTRED))
             else:
-                weights_HBTK = attention.logits(*inputs, terms=name).softmax(-1)
-            weights_HBTK = weights_HBTK[:, :, first:] * enough_BT[:, :, None]
+                logits_HBTK = attention.logits(*inputs, terms=None if name == ALL_TERMS else name)
+            weights_HBTK = logits_HBTK.softmax(-1) * counts_BT[:, :, None]
             weights_HTK = weights_HBTK.sum(dim=1, dtype=torch.float64)
-            of_distance_HS = with_distances(weights_HTK, n_memory + first).sum(dim=1)
+            of_distance_HS = with_distances(weights_HTK, n_memory).sum(dim=1)
             sums_NHS[name][n, :, : of_distance_HS.shape[1]] += of_distance_HS
             if name == ALL_TERMS:
                 entropy_NH[n] += torch.special.entr(weights_HBTK).sum(dim=(1, 2, 3), dtype=torch.float64)
                 in_memory_NH[n] += weights_HTK[:, :, :n_memory].sum(dim=(1, 2))
-
-    if centres:
-        mean_NHE /= max(1, read(add_queries))
-    queries = read(add_weights)
-    allowed = f"must be shorter: no document lets a query see {reach} keys"
-    require(queries > 0, "mem_len" if config.mem_len else "segment_len", config.mem_len or reach, allowed)
+    length = config.mem_len or streams.segment_len
+    allowed = f"must be shorter: no query sees {reach} keys in streams and documents of this length"
+    require(queries > 0, "mem_len" if config.mem_len else "segment_len", length, allowed)
 
     def mean(sums_NH: Tensor) -> Array:
         return sums_NH.flatten(0, 1).cpu().numpy() / queries
 
-    means, in_memory = {name: mean(sums) for name, sums in sums_NHS.items()}, mean(in_memory_NH)
-    within, all_terms = {name: rows[:, :reach] for name, rows in means.items()}, means[ALL_TERMS]
+    means = {name: mean(sums) for name, sums in sums_NHS.items()}
     averages = {
         "entropy_bits": mean(entropy_NH) / np.log(2),
-        "mean_distance": all_terms @ np.arange(all_terms.shape[1]),
-        "in_segment": 1 - in_memory,
-        "in_memory": in_memory,
-        "beyond": all_terms[:, reach:].sum(axis=1),
+        "mean_distance": means[ALL_TERMS] @ np.arange(means[ALL_TERMS].shape[1]),
+        "in_memory": mean(in_memory_NH),
     }
-    by_distance = {name: rows / rows.sum(axis=1, keepdims=True) for name, rows in within.items()}
+    by_distance = {name: rows[:, :reach] / rows[:, :reach].sum(axis=1, keepdims=True) for name, rows in means.items()}
     return AttentionMaps(by_distance, averages, queries)
 
 
-class AttentionInputs(NamedTuple):
-    """Inputs of `Attention.forward` and `Attention.logits`."""
-
-    hidden_BTD: Tensor
-    memory_BMD: Tensor
-    positions: LayerPositions
-    visible: VisibleKeys
-
-
-@contextmanager
-def watched(model: TransformerXL, see: Callable[[int, Attention, AttentionInputs], None]) -> Iterator[None]:
-    """Call `see` with layer n, its attention module and the module's inputs, whenever the model runs in the block."""
-
-    def hook(n: int, attention: Attention, inputs: tuple[Any, ...]) -> None:
-        see(n, attention, AttentionInputs(*inputs))
-
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    with ExitStack() as hooks:
-        for n, attention in enumerate(attentions):
-            hooks.enter_context(attention.register_forward_pre_hook(partial(hook, n)))
-        yield
+def _counted_queries(
+    model: TransformerXL, streams: Streams, max_segments: int | None, reach: int
+) -> Iterator[tuple[int, Attention, AttentionInputs, Tensor]]:
+    """Yield layer, attention module, inputs and a mask [B, T] of the queries that see `reach` keys, by segment."""
+    memory, n_read, config, device = None, 0, model.config, next(model.parameters()).device
+    n_segments = min(len(streams), max_segments or len(streams))
+    for index in tqdm(range(n_segments), desc="attention", unit="segment", disable=None, leave=False):
+        tokens_BT, n_targets = streams[index].tokens.to(device), streams[index].targets.shape[1]
+        B, T = tokens_BT.shape
+        recorded, memory = attention_inputs(model, tokens_BT, memory)
+        # Query i sees the filled memory and i + 1 tokens of its segment; extended context has no targets.
+        first = max(T - n_targets, reach - 1 - min(n_read, config.mem_len))
+        n_read += max(0, T - config.ext_len)
+        for n, (attention, inputs) in enumerate(recorded):
+            counts_BT = ((inputs.visible.mask_TK == 0).sum(dim=-1) >= reach).expand(B, -1).clone()
+            counts_BT[:, :first] = False
+            yield n, attention, inputs, counts_BT
 
 
 def centred_logits(attention: Attention, inputs: AttentionInputs, mean_HE: Tensor, terms: str) -> Tensor:
     """Return the logits of some terms, [H, B, T, K], with `mean_HE` taken from every query and added to u and v."""
     q_HBTE, kv_PHBKE = attention.project(inputs.hidden_BTD, inputs.memory_BMD)
     assert q_HBTE is not None
-    mean_HE = mean_HE.to(q_HBTE.dtype)
-    u_HE, v_HE = (
-        mean_HE if bias is None else bias + mean_HE for bias in (inputs.positions.u_HE, inputs.positions.v_HE)
-    )
-    positions = inputs.positions._replace(u_HE=u_HE, v_HE=v_HE).of_terms(terms)
-    forget_HBK = attention.forget_logits(inputs.memory_BMD, inputs.hidden_BTD)
-    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms, forget_HBK)
+    mean_HE, given = mean_HE.to(q_HBTE.dtype), inputs.positions
+    u_HE, v_HE = (mean_HE if bias is None else bias + mean_HE for bias in (given.u_HE, given.v_HE))
+    positions = given._replace(u_HE=u_HE, v_HE=v_HE).of_terms(terms)
+    factors = attention.factors(q_HBTE - mean_HE[:, None, None], kv_PHBKE, positions, inputs.visible, terms)
     return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
 
@@ -251,7 +226,6 @@ class TextAttention:
     context: list[str]
 
 
-@torch.no_grad()
 def text_attention(
     model: TransformerXL,
     tokens: np.ndarray,
@@ -279,15 +253,13 @@ def text_attention(
     """
     config, device = model.config, next(model.parameters()).device
     longest = segment_len if config.mem_len else segment_len - 1
-    require(longest >= 1, "segment_len", segment_len, "must be >= 2 without memory: a target needs context")
     if n_targets is None:
         n_targets = min(DEFAULT_TARGETS, longest if config.mem_len else (segment_len + 1) // 2)
-    allowed = f"must be in 1 … {longest} (segment_len={segment_len})"
-    require(1 <= n_targets <= longest, "text_tokens", n_targets, allowed)
+    require(1 <= n_targets <= longest, "text_tokens", n_targets, f"must be in 1 … {longest} ({segment_len=})")
     n_context = config.mem_len or segment_len - n_targets
     first, last = n_context + 1, len(tokens) - n_targets
-    allowed = f"must leave room for memory and piece in the {len(tokens)} tokens of the split"
-    require(first <= last, "mem_len" if config.mem_len else "segment_len", config.mem_len or segment_len, allowed)
+    allowed = f"must leave room for the memory and {n_targets} tokens in the {len(tokens)} tokens of the split"
+    require(first <= last, "mem_len", config.mem_len, allowed)
     position = min(max(first, len(tokens) // 2), last) if position is None else position
     allowed = f"must be in {first} … {last}, the {len(tokens)} tokens of the split minus memory and piece"
     require(first <= position <= last, "text_position", position, allowed)
@@ -298,20 +270,15 @@ def text_attention(
     if config.mem_len:
         farthest = max(0, start - (config.n_layer + 1) * config.mem_len)
         boundaries = {farthest, *range(start, farthest, -segment_len), start + n_targets}
-    *earlier, piece = (torch.from_numpy(tokens[a:b].astype(np.int64)) for a, b in pairwise(sorted(boundaries)))
     memory: Memory | None = None
-    for segment_T in earlier:
-        _, memory = view(segment_T[None].to(device), memory)
-
-    weights: dict[str, Array] = {}
-
-    def see(n: int, attention: Attention, inputs: AttentionInputs) -> None:
-        weights_HTK = attention.probabilities(*inputs)[:, 0]
-        weights_HQC = weights_HTK[:, -n_targets:, :n_context].double().cpu().numpy()
-        weights.update({f"{n + 1}:{h}": weights_QC for h, weights_QC in enumerate(weights_HQC, 1)})
-
-    with watched(view, see):
-        view(piece[None].to(device), memory)
+    for begin, end in pairwise(sorted(boundaries)):
+        segment_1T = torch.from_numpy(tokens[begin:end].astype(np.int64))[None].to(device)
+        recorded, memory = attention_inputs(view, segment_1T, memory)  # those of the piece remain
+    weights = {}
+    with torch.no_grad():
+        for n, (attention, inputs) in enumerate(recorded, 1):
+            of_piece_HQC = attention.probabilities(*inputs)[:, 0, -n_targets:, :n_context].double().cpu().numpy()
+            weights.update({f"{n}:{h}": weights_QC for h, weights_QC in enumerate(of_piece_HQC, 1)})
     targets, context = tokens[position : position + n_targets], tokens[start - n_context : start]
     return TextAttention(position, weights, _symbols(vocabulary, targets), _symbols(vocabulary, context))
 
