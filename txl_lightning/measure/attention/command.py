@@ -233,7 +233,7 @@ def text_figure(stem: Path, text: TextAttention, heads: list[str], title: str) -
     largest = max(float(text.weights[head].max()) for head in heads) or 1.0  # 0: no target sees a token
     least = largest / 1e3
     for axes, head in zip(figure.subplots(len(heads), 1, squeeze=False)[:, 0], heads, strict=True):
-        marked, seen = (of[:, -len(columns) :] for of in (most_attended(text.weights[head]), text.weights[head]))
+        seen, marked = text.weights[head][:, -len(columns) :], most_attended(text.weights[head])[:, -len(columns) :]
         for hidden, colours in ((marked | (seen == 0), "Greys"), (~marked, "Oranges")):
             shaded = np.ma.masked_where(hidden, np.maximum(seen, least))
             image = axes.imshow(
