@@ -1,4 +1,4 @@
-"""Files of the user: which of them are splits, which are text, and the records of JSON lines, CSV and Parquet."""
+"""Files of the user: which of them are splits, and what they hold: text, records of text, or token ids."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import io
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,21 +17,24 @@ from typing import Any
 import numpy as np
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data.ids import map_ids
-from txl_lightning.data.reading import (
-    BOMS_OF_UTF_16,
+from txl_lightning.data.sources import (
+    ALIGNMENT,
+    COMPRESSIONS,
     HEAD_BYTES,
     SPLITS,
     WHOLE,
     Part,
-    cut_into_splits,
+    Source,
+    cache_key,
+    cached,
+    cut_file,
     cut_parts,
     first_bytes,
-    kind_of,
     mapped,
+    open_vocabulary,
 )
-from txl_lightning.data.sources import ALIGNMENT, Source, open_vocabulary
-from txl_lightning.errors import OptionError, UserError, notice, require
+from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.errors import OptionError, notice, require
 from txl_lightning.files import expand, file_checksum, not_special
 
 SPLIT_NAMES = {
@@ -45,10 +46,22 @@ HINT = "name the splits: 'data.path={train:PATH,valid:PATH,test:PATH}', without 
 TEXT_COLUMN = "text"
 RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")  # by name: these formats are text too
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+FIRST_BYTES = {
+    "compressed": tuple(COMPRESSIONS),
+    "Parquet": (b"PAR1",),
+    "NumPy": (b"\x93NUMPY",),
+    "an archive": (b"PK\x03\x04", b"PK\x05\x06", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\x07", b"\x04\x22\x4d\x18"),
+    "binary": (b"%PDF-", b"{\\rtf", b"\x7fELF", b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"%!PS"),
+}
+BOMS_OF_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+RAW_DTYPES = ("uint16", "uint32", "int32")
+TEXT_OF_IDS = b"0123456789 \t\r\n,;[]-"  # of which numbers in JSON or a text consist
+NOT_RAW = re.compile(r"\.(txt|jsonl?|[ct]sv|pkl|pickle|pth?|npz|parquet|safetensors)")
+IDS_AT_ONCE = 1 << 22
 Files = dict[str, list[Path]]  # by split, or under "" if they are joined and cut
 
 
-def file(config: FileData) -> Source:
+def file(config: FileData, whole: bool = False) -> Source:
     """Files of the user: text, or token ids at level ids.
 
     `data.path` is a file, a folder, a list of both, or a mapping of splits to these. Files whose names say train, valid
@@ -61,95 +74,82 @@ def file(config: FileData) -> Source:
     but a line break at the end of a record. In a vocabulary with `<S>`, that of a model of lm1b, every line is a
     sentence as in lm1b.
 
+    Args:
+        config: group `data`.
+        whole: all files are one split, `WHOLE`.
+
     Raises:
         OptionError: a path cannot be used: missing, empty, not readable, no text, or partly splits.
     """
-    fractions = list(config.fractions)
+    fractions, ids = list(config.fractions), config.level == "ids"
     good = len(fractions) == 3 and min(fractions) > 0 and abs(sum(fractions) - 1) < 1e-6
     require(good, "data.fractions", fractions, "must be three positive numbers (train, valid, test) with sum 1")
-    name, files = _files(config.path, config.level == "ids")
-    parts = {split: _parts(paths, config) for split, paths in files.items()}
+    name, files = _files(config.path, ids, not whole)
+    of_file = _ids if ids else _documents
+    parts = {split: [part for path in paths for part in of_file(path, config)] for split, paths in files.items()}
     for split, found in parts.items():
         of_split = f" in {', '.join(path.name for path in files[split])}" if split else ""
-        have = "ids: it is empty, or a folder without .npy files" if config.level == "ids" else "text: it is empty"
+        have = "ids: it is empty, or a folder without .npy files" if ids else "text: it is empty"
         require(bool(found), "data.path", config.path, f"must have {have}{of_split}")
-    joined = parts.pop("", None) or parts["train"]
-    missing = [split for split in SPLITS if split not in parts]
-    if missing:
-        shares = [
-            share * (split in missing or split == "train") for split, share in zip(SPLITS, fractions, strict=True)
-        ]
-        whole = joined == [Part(joined[0].path, alignment=joined[0].alignment)] and len(missing) == 3
-        if whole and config.level != "ids":
-            cut = cut_into_splits([joined[0].path], fractions, joined[0].alignment)  # not unpacked to know its size
+    if whole:
+        parts = {WHOLE: [part for of_split in parts.values() for part in of_split]}
+    elif missing := [split for split in SPLITS if split not in files]:
+        joined = parts.pop("", None) or parts["train"]
+        if len(missing) == 3 and not ids and joined == [plain := Part(joined[0].path, alignment=joined[0].alignment)]:
+            cut = cut_file(plain.path, fractions, plain.alignment)
         else:
-            cut = cut_parts(joined, [_size(part) for part in joined], [share / sum(shares) for share in shares])
+            shares = np.array([n * (split in (*missing, "train")) for split, n in zip(SPLITS, fractions, strict=True)])
+            cut = cut_parts(joined, list(map(_size, joined)), (shares / shares.sum()).tolist())
         parts |= {split: cut[split] for split in {"train", *missing}}
-        if len({part.path for part in joined}) > 1 or (len(missing) < 3 and "train" in files):
-            unit = "ids" if config.level == "ids" else "bytes"
+        if len({part.path for part in joined}) > 1 or "" not in files:
             sizes = ", ".join(f"{split} {sum(map(_size, parts[split])):,}" for split in SPLITS)
             verb = "joined and cut" if "" in files else f"{' and '.join(missing)} cut from the end of train"
-            notice(f"data.path={name}: {verb}, {unit} of each split: {sizes}")
+            notice(f"data.path={name}: {verb}, {'ids' if ids else 'bytes'} of each split: {sizes}")
+    parts = {split: parts[split] for split in (SPLITS if not whole else (WHOLE,))}
     closed = config.sentence_marks == "both"
-    return Source(
-        name,
-        {split: parts[split] for split in SPLITS},
-        open_vocabulary(config),
-        closed_sentences=closed,
-        documents=True,
-    )
-
-
-def whole(config: FileData) -> Source:
-    """Files of the user, all of them as one split; see `file`."""
-    name, files = _files(config.path, config.level == "ids", splits=False)
-    parts = [part for paths in files.values() for part in _parts(paths, config)]
-    require(bool(parts), "data.path", config.path, "must not be empty")
-    closed = config.sentence_marks == "both"
-    return Source(name, {WHOLE: parts}, open_vocabulary(config), closed_sentences=closed, documents=True)
+    return Source(name, parts, open_vocabulary(config), closed_sentences=closed, documents=True)
 
 
 def _size(part: Part) -> int:
     """Return the number of bytes or ids of a part; its start and stop are not fractions."""
-    if part.stop is None and part.alignment == "byte" and part.format != "plain":
-        return len(map_ids(part.path, part.format)) - int(part.start)
-    if part.stop is None:
-        with mapped(part.path) as text:
-            return len(text) - int(part.start)
-    return int(part.stop) - int(part.start)
+    if part.stop is not None:
+        return int(part.stop - part.start)
+    if part.format != "plain":
+        return len(ids_of(part))
+    with mapped(part.path) as text:
+        return len(text) - int(part.start)
 
 
 def _files(given: Any, ids: bool, splits: bool = True) -> tuple[str, Files]:
-    """Return a name for the files of `data.path`, and the files that are not empty, by split or joined."""
+    """Return a name for the files of `data.path`, and those that are not empty, by split, or joined if `splits` is off.
+
+    Three paths at level ids are train, valid and test.
+    """
     allowed = "must be a file, a folder, a list of these or a mapping of train, valid and test to them (data.path=PATH)"
+    if ids and isinstance(given, list) and len(given) == 3:
+        given = dict(zip(SPLITS, given, strict=True))
     if isinstance(given, Mapping):
         require("train" in given and set(given) <= set(SPLITS), "data.path", dict(given), allowed)
-        named = {split: _files(path, ids) for split, path in given.items()}
-        flat = {split: sorted({path for of in files.values() for path in of}) for split, (_, files) in named.items()}
-        return named["train"][0], flat
+        named = {split: _files(path, ids, splits=False) for split, path in given.items()}
+        return named["train"][0], {split: files[""] for split, (_, files) in named.items()}
     listed = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
     require(bool(listed) and all(isinstance(path, str) and path for path in listed), "data.path", given, allowed)
     try:
         roots = [not_special(path) for path in listed]
-        of_roots = [_files_of_folder(root, ids) if root.is_dir() else [root] for root in roots]
-        filled = {path: path.stat().st_size for paths in of_roots for path in paths if path.stat().st_size}
-        for path in filled:
+        found = {path for root in roots for path in (_files_of_folder(root, ids) if root.is_dir() else [root])}
+        sizes = {path: size for path in sorted(found) if (size := path.stat().st_size)}
+        for path in sizes:
             path.open("rb").close()
     except OSError as error:
         which = f"{error.filename} " if str(error.filename) != given else ""
         raise OptionError("data.path", given, f"{which}cannot be read ({error.strerror})") from error
+    require(bool(sizes), "data.path", given, "must not be empty" if not ids else "must have ids: it is empty")
     name = roots[0].name or roots[0].resolve().name
-    if ids and len(roots) == 3:
-        return f"{name} and 2 more", dict(
-            zip(SPLITS, [[p for p in paths if p in filled] for paths in of_roots], strict=True)
-        )
-    require(bool(filled), "data.path", given, "must not be empty" if not ids else "must have ids: it is empty")
-    if len(roots) > 1 and len(filled) > 1:
-        name += f" and {len(filled) - 1} more"
-    if len(filled) == 1 or not splits:
-        return name, {"": sorted(filled)}
+    name += f" and {len(sizes) - 1} more" if len(roots) > 1 and len(sizes) > 1 else ""
+    if len(sizes) == 1 or not splits:
+        return name, {"": list(sizes)}
     base = roots[0] if len(roots) == 1 else Path(os.path.commonpath([root.absolute().parent for root in roots]))
-    return name, _by_name(filled, base.absolute(), given, len(roots) == 1)
+    return name, _by_name(sizes, base.absolute(), given, len(roots) == 1)
 
 
 def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool) -> Files:
@@ -162,25 +162,20 @@ def _by_name(sizes: Mapping[Path, int], base: Path, given: Any, is_folder: bool)
         OptionError: some files of a list are splits and others are not.
     """
     found: Files = {}
-    for path in sorted(sizes):
-        says = [
-            split for split, name in SPLIT_NAMES.items() if _says(path.absolute().relative_to(base).as_posix(), name)
-        ]
+    for path in sizes:
+        name = path.absolute().relative_to(base).as_posix()
+        words = SPLIT_NAMES.items()
+        says = [split for split, word in words if re.search(rf"(?<![a-z])(?:{word})(?![a-z])", name, re.IGNORECASE)]
         found.setdefault(says[0] if len(says) == 1 else "", []).append(path)
     others = found.pop("", [])
-    held_out = any(split in found for split in ("valid", "test"))
     larger = sum(map(sizes.__getitem__, others)) > sum(sizes.values()) / 2
-    if not held_out or (is_folder and (larger or "train" not in found)):
-        return {"": sorted(sizes)}
+    if not {"valid", "test"} & set(found) or (is_folder and (larger or "train" not in found)):
+        return {"": list(sizes)}
     mixed = f"has files that are splits and {others[0].name}, which is none; {HINT}" if others else HINT
     require(is_folder or ("train" in found and not others), "data.path", given, mixed)
     if others:
         notice(f"data.path={given}: the names of {_few(others)} say no split; left out")
     return found
-
-
-def _says(name: str, word: str) -> bool:
-    return bool(re.search(rf"(?<![a-z])(?:{word})(?![a-z])", name, re.IGNORECASE))
 
 
 def _few(paths: list[Path]) -> str:
@@ -206,26 +201,25 @@ def _files_of_folder(root: Path, ids: bool) -> list[Path]:
         files += [Path(folder, name) for name in names if not name.startswith(".")]
     if ids:
         npy = [path for path in files if path.suffix == ".npy"]
-        return npy or (files if len(files) == 1 else [p for p in files if p.suffix == ".bin"])
-    texts: list[Path] = []
-    others: list[Path] = []
-    for path in sorted(path for path in files if path.is_file()):
-        (texts if kind_of(first_bytes(path)) in ("text", "compressed", "Parquet") else others).append(path)
-    if others:
+        return npy or (files if len(files) == 1 else [path for path in files if path.suffix == ".bin"])
+    files = sorted(path for path in files if path.is_file())
+    texts = [path for path in files if kind_of(first_bytes(path)) in ("text", "compressed", "Parquet")]
+    if others := [path for path in files if path not in set(texts)]:
         notice(f"data.path={root}: {_few(others)}: no text; left out")
     return texts
 
 
-def _parts(paths: Iterable[Path], config: FileData) -> list[Part]:
-    """Return the parts of files: one for each document."""
-    return [part for path in paths for part in (_ids if config.level == "ids" else _documents)(path, config)]
+def kind_of(head: bytes) -> str:
+    """Return what a file is by its first bytes: text, compressed, Parquet, NumPy, an archive or binary.
 
-
-def _ids(path: Path, config: FileData) -> list[Part]:
-    ids = map_ids(path, config.dtype)  # closed at the next one: a process has few open files
-    shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
-    require(ids.ndim == 1, "data.path", path, shape)
-    return [Part(path, format=ids.dtype.name)] if len(ids) else []
+    Binary is also what holds a byte 0 and is not UTF-16 with its mark.
+    """
+    for kind, firsts in FIRST_BYTES.items():
+        if head.startswith(firsts):
+            return kind
+    if head[257:262] == b"ustar":
+        return "an archive"
+    return "binary" if b"\0" in head and not head.startswith(BOMS_OF_UTF_16) else "text"
 
 
 def _documents(path: Path, config: FileData) -> list[Part]:
@@ -234,10 +228,8 @@ def _documents(path: Path, config: FileData) -> list[Part]:
     Raises:
         OptionError: it is neither.
     """
-    name = path.name
-    while name.endswith(COMPRESSED):
-        name = name.rpartition(".")[0]
-    suffix = Path(name).suffix.lower()
+    suffix = next(suffix for suffix in [*reversed(path.suffixes), ""] if suffix not in COMPRESSED).lower()
+    alignment = ALIGNMENT[config.level]
     with mapped(path) as text:
         kind = kind_of(head := bytes(text[:HEAD_BYTES]))
         require(kind != "NumPy", "data.level", config.level, f"must be ids for {path}: it holds an array, no text")
@@ -245,13 +237,23 @@ def _documents(path: Path, config: FileData) -> list[Part]:
             notice(f"data.path={path}: not a text; its bytes are read as they are")
         elif kind not in ("text", "Parquet"):
             raise OptionError("data.path", path, f"must be a text, not {kind}{'; unpack it' * (kind == 'an archive')}")
+        table = suffix in RECORDS and (suffix not in (".csv", ".tsv") or TEXT_COLUMN in _header(head, suffix))
         if kind == "Parquet":
-            return _stored(path, _parquet(path), config)
-        if head.startswith(BOMS_OF_UTF_16):
-            return _stored(path, (text[:].decode("utf-16") for _ in range(1)), config)
-        if suffix in RECORDS and (suffix not in (".csv", ".tsv") or TEXT_COLUMN in _header(head, suffix)):
-            return _stored(path, _records(text[:], suffix), config)
-    return [Part(path, len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8), alignment=ALIGNMENT[config.level])]
+            records = _parquet(path)
+        elif head.startswith(BOMS_OF_UTF_16):
+            records = (text[:].decode("utf-16") for _ in range(1))
+        elif table:
+            records = _records(text[:], suffix)
+        else:
+            return [Part(path, len(codecs.BOM_UTF8) * head.startswith(codecs.BOM_UTF8), alignment=alignment)]
+        directory, key = expand(config.cache_dir), cache_key(file_checksum(path), "records")
+        try:
+            arrays, _ = cached(directory, key, lambda folder: _store(records, folder))
+        except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+            allowed = f"must have a text in the column {TEXT_COLUMN} of every record ({type(error).__name__}: {error})"
+            raise OptionError("data.path", path, allowed.replace("\n", " ")) from error
+    whole, ends = Part(directory / key / "text.uint8", alignment=alignment), arrays["ends"].tolist()
+    return [replace(whole, start=start, stop=stop) for start, stop in pairwise(ends) if stop > start]
 
 
 def _header(head: bytes, suffix: str) -> list[str]:
@@ -282,31 +284,97 @@ def _parquet(path: Path) -> Iterator[Any]:
         yield from batch.column(0).to_pylist()
 
 
-def _stored(path: Path, records: Iterator[Any], config: FileData) -> list[Part]:
-    """Write the texts of records as UTF-8 into `data.cache_dir`, once for each content; return a part for each record.
+def _store(records: Iterator[Any], folder: Path) -> dict[str, Any]:
+    """Write the texts of records as UTF-8, and where each one ends."""
+    ends = [0]
+    with (folder / "text.uint8").open("wb") as file:
+        for record in records:
+            ends.append(ends[-1] + file.write(f"{record.removesuffix(chr(10))}\n".encode()))
+    if len(ends) == 1:
+        raise LookupError("there is none")
+    np.array(ends).tofile(folder / "ends.int64")
+    return {}
+
+
+def _ids(path: Path, config: FileData) -> list[Part]:
+    ids = map_ids(path, config.dtype)  # closed at the next one: a process has few open files
+    shape = f"must have one dimension, not the shape {ids.shape}: save ids.ravel()"
+    require(ids.ndim == 1, "data.path", path, shape)
+    return [Part(path, format=ids.dtype.name)] if len(ids) else []
+
+
+def map_ids(path: Path, dtype: str | None = None, option: str = "data.path") -> np.ndarray:
+    """Return the ids of a file, memory-mapped.
+
+    Args:
+        path: a `.npy` file, or a raw one.
+        dtype: type of the ids in a raw file.
+        option: option that gave the path, for errors.
 
     Raises:
-        OptionError: a record has no text, or the file cannot be read.
-        UserError: the cache cannot be written.
+        OptionError: the file cannot be read, or has other contents than integers.
     """
-    folder = expand(config.cache_dir) / "records" / file_checksum(path)[:32]
-    if not folder.is_dir():
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                unfinished, starts = Path(scratch, "unfinished"), [0]
-                unfinished.mkdir()
-                with (unfinished / "text").open("wb") as file:
-                    for record in records:
-                        starts.append(starts[-1] + file.write(f"{record.removesuffix(chr(10))}\n".encode()))
-                np.save(unfinished / "starts.npy", np.array(starts[:-1]))
-                with suppress(OSError):  # another process was faster
-                    unfinished.rename(folder)
-        except OSError as error:
-            raise UserError(f"data.cache_dir={config.cache_dir}: cannot store the text: {error}") from error
-        except (ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
-            allowed = f"must have a text in the column {TEXT_COLUMN} of every record ({type(error).__name__}: {error})"
-            raise OptionError("data.path", path, allowed.replace("\n", " ")) from error
-    starts, size = np.load(folder / "starts.npy").tolist(), (folder / "text").stat().st_size
-    whole = Part(folder / "text", alignment=ALIGNMENT[config.level])
-    return [replace(whole, start=start, stop=stop) for start, stop in pairwise([*starts, size]) if stop > start]
+    try:
+        kind = kind_of(head := first_bytes(path))
+        if is_npy := path.suffix == ".npy" or kind == "NumPy":
+            ids = np.load(path, mmap_mode="r")
+        else:
+            held = "digits of a text" if not head.translate(None, TEXT_OF_IDS) else kind
+            raw = held in ("text", "binary") and not NOT_RAW.fullmatch(path.suffix)
+            allowed = f"must be a .npy file or raw ids, not {held}: save it with numpy.save"
+            require(raw or not head, option, path, allowed)
+            allowed = f"must be {', '.join(RAW_DTYPES)} for {path.name}: only a .npy file states the type of its ids"
+            require(dtype in RAW_DTYPES, "data.dtype", dtype, allowed)
+            ids = np.memmap(path, str(dtype), mode="r")
+    except OptionError:
+        raise
+    except (OSError, ValueError, EOFError) as error:
+        raise OptionError(option, path, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    found = getattr(ids, "dtype", None)  # none of a .npz file
+    require(found is not None and found.kind in "iu", option, path, f"must hold an array of integers, not {found}")
+    return ids
+
+
+def ids_of(part: Part) -> np.ndarray:
+    """Return the ids of a part of a file, memory-mapped."""
+    return map_ids(part.path, part.format)[part.start : part.stop]
+
+
+def chunks_of_ids(ids: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield an array in pieces that fit into memory."""
+    return (ids[start : start + IDS_AT_ONCE] for start in range(0, len(ids), IDS_AT_ONCE))
+
+
+def id_range(parts: Iterable[Part]) -> dict[str, int]:
+    """Read all ids once; return their number, the smallest and the largest."""
+    chunks = [(len(ids), int(ids.min()), int(ids.max())) for part in parts for ids in chunks_of_ids(ids_of(part))]
+    counts, lowest, highest = zip(*chunks, strict=True)
+    return {"number": sum(counts), "smallest": min(lowest), "largest": max(highest)}
+
+
+def vocabulary_of_ids(config: FileData, largest: int) -> Vocabulary:
+    """Return the vocabulary of `data.vocab_size` ids, else of `data.names`, else up to the largest id.
+
+    An id without a name is shown as its number.
+
+    Raises:
+        OptionError: `data.names` cannot be read, or `data.vocab_size` is not possible.
+    """
+    names = {} if config.names is None else _names(config.names)
+    least = 1 + max(names, default=0)
+    size = config.vocab_size if config.vocab_size is not None else least if names else largest + 1
+    named = f", for all names of {config.names}," if names else ""
+    require(least <= size < 2**31, "data.vocab_size", size, f"must be an integer >= {least}{named} and below 2^31")
+    return Vocabulary("ids", tuple(names.get(number, str(number)) for number in range(size)))
+
+
+def _names(file: str) -> dict[int, str]:
+    """Return the names in a text file, one in each line, or in the `vocab.json` of a tokenizer, by id."""
+    try:
+        path = not_special(file)
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return dict(enumerate(text.removesuffix("\n").split("\n")))
+        return {int(number): str(name) for name, number in json.loads(text).items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise OptionError("data.names", file, f"must have a name in each line, or be a vocab.json ({error})") from error

@@ -1,54 +1,88 @@
-"""Sources of text: description of a corpus before it is encoded, Python source that is installed."""
+"""Text of a corpus before it is encoded: parts of files by split, read in chunks, and folders that are prepared once."""
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import gzip
 import hashlib
+import json
+import lzma
+import mmap
 import os
+import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig
 from txl_lightning.data import vocabulary
-from txl_lightning.data.reading import SPLITS, Alignment, Part, Parts
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary, cut_after
 from txl_lightning.errors import UserError, notice, require
+from txl_lightning.files import sync_folder, write_json
 
+SPLITS = ("train", "valid", "test")
+WHOLE = "whole"  # the only split of a text that is not cut
+CHUNK_BYTES = 1 << 22
+HEAD_BYTES = 1 << 13  # that tell the kind of a file
+PREPARATION_VERSION = 5
 PACKAGES = {"sympy": "1.14.0", "networkx": "3.6.1"}  # as in `constraints.txt`; torch needs both
 PACKAGES_CHECKSUM = "9cf24e9700e0a49d0fd0ec4c3e620ab30311cf772b9846100a968ff394086b9f"
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
-MakeVocabulary = Callable[..., Vocabulary]  # of chunks of bytes
-OPEN_VOCABULARY: dict[str, MakeVocabulary] = {
-    "byte": vocabulary.all_bytes,
-    "char": vocabulary.characters_and_unknown,
-    "word": vocabulary.words,
-    "bpe": vocabulary.all_bytes,  # the alphabet; `load_corpus` trains or reads the tokenizer
-    "ids": vocabulary.all_bytes,  # not used: `load_corpus` reads names or the largest id
-}
-MIN_COUNTS = {"word": 2, "char": 1}  # unless `data.min_count` is given: rarer ones are <unk>, which is so trained
+Alignment = Literal["byte", "char", "line"]
 ALIGNMENT: dict[str, Alignment] = {"byte": "byte", "char": "char", "word": "line", "bpe": "char"}
+MakeVocabulary = Callable[..., Vocabulary]  # of chunks of bytes
 
 
-def open_vocabulary(config: DataConfig) -> MakeVocabulary:
-    """Return what makes the vocabulary of a text that has no published one.
+def _open_zstd(file: Any) -> Any:
+    import pyarrow  # comes with `datasets`; few need it
 
-    Raises:
-        OptionError: `data.min_count` is not possible.
+    return pyarrow.CompressedInputStream(file, "zstd")
+
+
+# First bytes of compressed files, and what unpacks them.
+COMPRESSIONS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b\x08": gzip.open,
+    b"BZh91AY&SY": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": _open_zstd,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive part of one file.
+
+    Args:
+        path: path of the file; a compressed file is unpacked while it is read.
+        start: first byte, or id; a float is a fraction of the file.
+        stop: byte or id after the last; a float is a fraction of the file, None is the end of the file.
+        alignment: unit that is never cut; a cut moves forward to the next UTF-8 character or line. A line without a
+            line break at the end of the file gets one.
+        format: `numbers` and `spaced` are the output of the original's scripts for enwik8 (a number for every byte,
+            `10` written as a line break) and text8 (spaces between characters, `_` for a space). For ids their type.
     """
-    make, least = OPEN_VOCABULARY[config.level], config.min_count
-    if config.level not in MIN_COUNTS:
-        return make
-    least = MIN_COUNTS[config.level] if least is None else least
-    require(least >= 1, "data.min_count", least, "must be an integer >= 1")
-    return make if least == 1 else partial(make, min_count=least)
+
+    path: Path
+    start: int | float = 0
+    stop: int | float | None = None
+    alignment: Alignment = "byte"
+    format: str = "plain"
+
+
+Parts = dict[str, list[Part]]  # by split
 
 
 @dataclass(frozen=True)
@@ -109,6 +143,119 @@ class Source:
     checksum: str | None = None
 
 
+def open_vocabulary(config: DataConfig) -> MakeVocabulary:
+    """Return what makes the vocabulary of a text that has no published one.
+
+    Symbols rarer than `data.min_count`, by default words that occur once, are `<unk>`, which is so trained. At levels
+    bpe and ids another vocabulary is used.
+
+    Raises:
+        OptionError: `data.min_count` is not possible.
+    """
+    default = {"word": 2, "char": 1}.get(config.level)
+    if default is None:
+        return vocabulary.all_bytes
+    least = default if config.min_count is None else config.min_count
+    require(least >= 1, "data.min_count", least, "must be an integer >= 1")
+    make = vocabulary.words if config.level == "word" else vocabulary.characters_and_unknown
+    return partial(make, min_count=least)
+
+
+def by_split(parts: Iterable[Part]) -> Parts:
+    """Assign one part to each split, in the order train, valid, test."""
+    return {split: [part] for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def cut_file(path: Path, fractions: Sequence[float], alignment: Alignment) -> Parts:
+    """Cut a file into consecutive splits by fractions with sum 1; it is not unpacked to know its size."""
+    shares = np.cumsum(fractions)[:-1].tolist()
+    return by_split(Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None]))
+
+
+def cut_parts(parts: Sequence[Part], sizes: Sequence[int], fractions: Sequence[float]) -> Parts:
+    """Cut parts of these sizes, one after the other, into splits by fractions; a cut part continues in the next one."""
+    ends = np.cumsum(sizes).tolist()
+    cuts = [0, *(int(share * ends[-1]) for share in np.cumsum(fractions)[:-1].tolist()), ends[-1]]
+    splits: Parts = {split: [] for split in SPLITS}
+    for split, (start, stop) in zip(SPLITS, pairwise(cuts), strict=True):
+        for part, first, end in zip(parts, [0, *ends], ends, strict=False):
+            if max(start, first) < min(stop, end):
+                last = part.start + stop - first if stop < end else part.stop
+                splits[split].append(replace(part, start=part.start + max(start - first, 0), stop=last))
+    return splits
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[mmap.mmap | bytes]:
+    """Yield the bytes of a file, memory-mapped; a compressed file is unpacked into a temporary one."""
+    try:
+        head = first_bytes(path)
+        unpack = next((way for first, way in COMPRESSIONS.items() if head.startswith(first)), None)
+        with path.open("rb") as given, tempfile.TemporaryFile() if unpack else given as file:
+            if unpack:
+                with unpack(given) as unpacked:
+                    shutil.copyfileobj(unpacked, file, CHUNK_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            yield mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+    except (OSError, lzma.LZMAError, zlib.error, EOFError, ImportError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file as they are, which tell its kind.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+
+
+def read(parts: Iterable[Part]) -> Iterator[bytes]:
+    """Yield the bytes of all parts in order, in chunks.
+
+    Raises:
+        UserError: a file cannot be read, or does not have its part's `format`.
+    """
+    for part in parts:
+        last = b"\n"
+        with mapped(part.path) as text:
+            start, stop = _cut(text, part.start, part.alignment), _cut(text, part.stop, part.alignment)
+            chunks = (text[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES))
+            for chunk in _undo_preparation(chunks, part):
+                last = chunk or last
+                yield chunk
+        if part.alignment == "line" and not last.endswith(b"\n"):
+            yield b"\n"  # otherwise the next part would continue the line
+
+
+def _cut(text: mmap.mmap | bytes, position: int | float | None, alignment: Alignment) -> int:
+    """Return the byte position of a cut, moved forward to the start of a character or line."""
+    size = len(text)
+    start = size if position is None else int(position * size) if isinstance(position, float) else min(position, size)
+    if start == len(codecs.BOM_UTF8) and text[:start] == codecs.BOM_UTF8:
+        return start
+    if alignment == "line" and start > 0:
+        return text.find(b"\n", start - 1) + 1 or size
+    while alignment == "char" and start < size and text[start] & 0xC0 == 0x80:
+        start += 1
+    return start
+
+
+def _undo_preparation(chunks: Iterator[bytes], part: Part) -> Iterator[bytes]:
+    """Yield the bytes as they were before the original's preparation script."""
+    if part.format == "plain":
+        yield from chunks
+    elif part.format == "spaced":
+        yield from (chunk.replace(b" ", b"").replace(b"_", b" ") for chunk in chunks)
+    else:
+        try:
+            for chunk in cut_after(chunks, b" \n"):
+                yield bytes(map(int, chunk.replace(b"\n", b" 10 ").split()))
+        except ValueError as error:
+            raise UserError(f"{part.path}: must hold numbers from 0 to 255 ({error})") from error
+
+
 def python_stdlib(config: DataConfig) -> Source:
     """Source files of the running Python's standard library, without its tests (see `_python_files`)."""
     version = ".".join(map(str, sys.version_info[:3]))
@@ -123,12 +270,12 @@ def python_packages(config: DataConfig) -> Source:
     """
     versions, roots = {}, {}
     for package in PACKAGES:
-        found = find_spec(package)  # does not import it
-        installed = [distribution.version for distribution in metadata.distributions(name=package)]
-        if not installed or found is None or found.origin is None:
-            raise UserError(f"data={config.name}: {package} is not installed; use data=file data.path=…")
-        root = Path(found.origin).parent
-        versions[package], roots[root] = installed[0], root.parent
+        try:
+            installed = metadata.distribution(package)  # does not import it
+        except metadata.PackageNotFoundError as error:
+            raise UserError(f"data={config.name}: {package} is not installed; use data=file data.path=…") from error
+        root = Path(str(installed.locate_file(package)))
+        versions[package], roots[root] = installed.version, root.parent
     known, name = (" + ".join(f"{package} {of[package]}" for package in PACKAGES) for of in (PACKAGES, versions))
     if name != known:
         notice(f"data={config.name}: this text is {name}; losses of {known} cannot be compared with it")
@@ -157,5 +304,47 @@ def _python_files(name: str, roots: Mapping[Path, Path], config: DataConfig) -> 
         raise UserError(f"data={config.name}: there are no source files under {root}; use data=file data.path=…")
     ends = np.cumsum([path.stat().st_size for path in paths])
     cuts = [0, *np.searchsorted(ends, [0.9 * ends[-1], 0.95 * ends[-1]]).tolist(), len(paths)]
-    parts = {split: [Part(p) for p in paths[a:b]] for split, a, b in zip(SPLITS, cuts, cuts[1:], strict=False)}
+    parts = {split: [Part(p) for p in paths[a:b]] for split, (a, b) in zip(SPLITS, pairwise(cuts), strict=True)}
     return Source(name, parts, open_vocabulary(config), documents=True)
+
+
+def cache_key(*parts: object) -> str:
+    """Return a folder name that changes with the inputs of a preparation and with `PREPARATION_VERSION`."""
+    return hashlib.sha256(json.dumps([PREPARATION_VERSION, *map(str, parts)]).encode()).hexdigest()[:32]
+
+
+def cached(
+    directory: Path, key: str, prepare: Callable[[Path], dict[str, Any]]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
+
+    The folder gets its name only when it is complete and on disk, so it is either whole or absent. If two processes
+    prepare it at the same time, the first to finish wins and the other one uses that result.
+
+    Args:
+        directory: folder of all preparations.
+        key: see `cache_key`.
+        prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
+
+    Raises:
+        UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
+    """
+    folder = directory / key
+    try:
+        if not folder.is_dir():
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=directory) as scratch:
+                unfinished = Path(scratch, "unfinished")
+                unfinished.mkdir()
+                write_json(unfinished / "description.json", prepare(unfinished))
+                for path in unfinished.iterdir():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+                with suppress(OSError):  # another process was faster
+                    unfinished.rename(folder)
+            sync_folder(directory)
+        description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
+    arrays = (path for path in folder.iterdir() if path.suffix != ".json")
+    return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in arrays}, description

@@ -1,20 +1,21 @@
-"""Vocabulary: symbols and their token numbers, how they are counted, encoding and decoding, also token by token."""
+"""Vocabulary: symbols and their token numbers, counted in a text or by byte-level BPE; encoding and decoding."""
 
 from __future__ import annotations
 
 import codecs
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any, Literal, get_args
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from txl_lightning.data.byte_pairs import BytePairs
-from txl_lightning.data.reading import cut_after, decoded
-from txl_lightning.errors import UserError
+from txl_lightning.errors import OptionError, UserError
 
 Level = Literal["byte", "char", "word", "bpe", "ids"]
 LEVELS: tuple[Level, ...] = ("byte", "char", "word", "bpe")  # of texts
@@ -27,6 +28,19 @@ LEAST_COUNT_OF_LM1B = 3
 # Count of <unk> in WikiText-103, which its list of word counts lacks.
 UNKNOWN_IN_WIKITEXT_103 = 441_959
 PADDING = "madeupword"
+# Share of rare words and mean bytes of a word: beyond these white space does not divide a text of enough words.
+MOST_UNKNOWN, LONGEST_WORD, ENOUGH_WORDS = 0.5, 30, 10_000
+N_BYTES = 256
+LEAST_COUNT = 2  # a pair that occurs once is not merged
+LONGEST_PIECE = 1 << 16
+PIECES_AT_ONCE = 1 << 10
+LINE_START = re.compile(rb"(?<=\n)(?=\S)")
+# Bytes that are not UTF-8, as Python's `surrogateescape` decodes them.
+NOT_UTF_8 = re.compile("([\udc80-\udcff]+)")
+# Byte-level tokenizers write a byte as the character of its number if that is printable, others as these from 256 on.
+PRINTABLE = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+OTHERS = [byte for byte in range(N_BYTES) if byte not in PRINTABLE]
+BYTE_OF_CHARACTER = {chr(byte if byte in PRINTABLE else N_BYTES + OTHERS.index(byte)): byte for byte in range(N_BYTES)}
 
 
 @dataclass(frozen=True)
@@ -54,11 +68,6 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.symbols) or 256
-
-    @classmethod
-    def of_characters(cls, text: str) -> Vocabulary:
-        """Return the vocabulary of `<unk>` and all characters of a training text, by code point."""
-        return characters_and_unknown([text.encode()])
 
     @classmethod
     def of_tokenizer(cls, tokenizer: str) -> Vocabulary:
@@ -304,15 +313,36 @@ def characters_and_unknown(chunks: Iterable[bytes], min_count: int = 1) -> Vocab
     return Vocabulary("char", (UNKNOWN, *sorted(symbol for symbol, count in counts.items() if count >= min_count)))
 
 
-def words(chunks: Iterable[bytes], min_count: int = 1) -> Vocabulary:
-    """Return the vocabulary of `<eos>` and the words that occur so often, most frequent first, ties by appearance.
+def words(chunks: Iterable[bytes], min_count: int | None = None) -> Vocabulary:
+    """Return the vocabulary of `<eos>` and the words of a text, most frequent first, ties by appearance.
 
-    Case is kept. `<unk>` is placed by its count, with those of rarer words; if there are none, it is the last entry.
+    Case is kept. `<unk>` is placed by its count, with those of rarer words than `min_count`; if there are none, it is
+    the last entry.
+
+    Args:
+        chunks: text.
+        min_count: for a text of the user, whose words are checked; None for a published one, which keeps all words.
+
+    Raises:
+        UserError: white space does not divide the user's text: its words are longer than those of any language, or
+            most are rare.
     """
-    counts = _counted(text.split() for text in _lines(chunks))
-    rare = [word for word, count in counts.items() if count < min_count and word not in (UNKNOWN, END_OF_LINE)]
-    counts[UNKNOWN] += sum(counts.pop(word) for word in rare)
-    return Vocabulary("word", (END_OF_LINE, *(word for word, _ in counts.most_common() if word != END_OF_LINE)))
+    own = min_count is not None
+    counts = _counted(words_of_lines(text, END_OF_LINE) if own else text.split() for text in _lines(chunks))
+    n_lines = counts.pop(END_OF_LINE, 0)
+    if own:
+        n_words, n_bytes = max(1, counts.total()), sum((1 + len(word.encode())) * n for word, n in counts.items())
+        rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
+        n_rare = sum(map(counts.pop, rare))
+        counts[UNKNOWN] += n_rare
+        reason = f"a word has {n_bytes / n_words:.0f} bytes on average" if n_bytes > LONGEST_WORD * n_words else ""
+        told = n_words >= ENOUGH_WORDS or n_words < 1.5 * n_lines  # a short text of sentences has many rare words too
+        if told and n_rare > MOST_UNKNOWN * n_words:
+            reason = f"{n_rare:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
+        if reason:
+            raise UserError(f"data.level=word: {reason}; use data.level=bpe, char or byte")
+    counts[UNKNOWN] += 0
+    return Vocabulary("word", (END_OF_LINE, *(word for word, _ in counts.most_common())))
 
 
 def words_of_sentences(chunks: Iterable[bytes]) -> Vocabulary:
@@ -346,6 +376,31 @@ def words_of_list(chunks: Iterable[bytes]) -> Vocabulary:
     return Vocabulary("word", symbols)
 
 
+def cut_after(chunks: Iterable[bytes], separators: bytes) -> Iterator[bytes]:
+    """Yield the same bytes in chunks that end with one of the separators (except perhaps the last chunk)."""
+    rest: list[bytes] = []
+    for chunk in chunks:
+        end = 1 + max(chunk.rfind(separators[i : i + 1]) for i in range(len(separators)))
+        if end:
+            yield b"".join([*rest, chunk[:end]])
+            rest = []
+        rest.append(chunk[end:])
+    if last := b"".join(rest):
+        yield last
+
+
+def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Decode UTF-8 from chunks that may end inside a character.
+
+    Raises:
+        UserError: the bytes are not UTF-8.
+    """
+    try:
+        yield from codecs.iterdecode(chunks, "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text ({error.reason}): use data.level=byte, or convert the file") from error
+
+
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield the text in chunks of whole lines."""
     return decoded(cut_after(chunks, b"\n"))
@@ -354,3 +409,118 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 def _counted(chunks: Iterable[Iterable[Any]]) -> Counter[Any]:
     """Count the members of all chunks, in the order of their first appearance."""
     return Counter(chain.from_iterable(chunks))
+
+
+class BytePairs:
+    """Tokens of any bytes by a byte-level tokenizer.
+
+    Text is encoded piece by piece (see `pieces`), so that tokens do not depend on how a file is read. Bytes that are
+    not UTF-8 become one token each.
+
+    Args:
+        tokenizer: contents of a `tokenizer.json`.
+
+    Attributes:
+        contents: bytes of every token, by number.
+
+    Raises:
+        UserError: it is not a byte-level tokenizer with a token for every byte and all numbers from 0 on.
+    """
+
+    def __init__(self, tokenizer: str) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_str(tokenizer)
+            description = json.loads(tokenizer)
+            found = {int(token["id"]): str(token["content"]).encode() for token in description["added_tokens"]}
+            for text, number in dict(description["model"]["vocab"]).items():
+                if number not in found:
+                    found[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
+            self.contents = tuple(found[number] for number in range(len(found)))
+            numbers = {content: number for number, content in enumerate(self.contents)}
+            self._of_byte = np.array([numbers[bytes([byte])] for byte in range(N_BYTES)])
+        except Exception as error:  # the library raises a plain Exception for a file that it cannot read
+            raise UserError(f"is not a tokenizer.json of a byte-level tokenizer, like GPT-2's ({error!r})") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Yield the token numbers of a text in chunks, which may end anywhere.
+
+        Raises:
+            UserError: the tokens do not give back the text, since the tokenizer changes it (normalizer, added spaces).
+        """
+        texts = pieces(chunks)
+        while held := list(islice(texts, PIECES_AT_ONCE)):
+            yield self._encode(held)
+
+    def _encode(self, texts: list[bytes]) -> np.ndarray:
+        parts = [part for text in texts for part in runs(text)]
+        valid = [part for part in parts if isinstance(part, str)]
+        encodings = iter(self._tokenizer.encode_batch_fast(valid, add_special_tokens=False))
+        tokens = np.concatenate(
+            [next(encodings).ids if isinstance(part, str) else self._of_byte[list(part)] for part in parts]
+        ).astype(np.int64)
+        if b"".join(self.contents[token] for token in tokens.tolist()) != b"".join(texts):
+            raise UserError("the tokenizer changes the text: it must have no normalizer and add no spaces")
+        return tokens
+
+
+def train_byte_pairs(chunks: Iterable[bytes], vocab_size: int) -> str:
+    """Train byte-level BPE on a text and return its `tokenizer.json`: 256 bytes and `vocab_size` - 256 merges.
+
+    The regular expression of GPT-2 cuts the text into words, which no merge crosses. Bytes that are not UTF-8 are left
+    out. Equal texts give equal merges.
+
+    Raises:
+        OptionError: the text has fewer merges.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=LEAST_COUNT,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[],
+        show_progress=False,
+    )
+    valid = (part for piece in pieces(chunks) for part in runs(piece) if isinstance(part, str))
+    tokenizer.train_from_iterator(valid, trainer)
+    if tokenizer.get_vocab_size() < vocab_size:
+        allowed = f"must be in {N_BYTES} … {tokenizer.get_vocab_size()}"
+        allowed += f": no other pair of tokens occurs {LEAST_COUNT} times in the training split"
+        raise OptionError("data.vocab_size", vocab_size, allowed)
+    return str(tokenizer.to_str())
+
+
+def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Cut a text before every line that does not begin with white space; a function of the text, not of its chunks.
+
+    A longer piece than `LONGEST_PIECE` bytes is cut before the last space in these bytes, or after them without one.
+    """
+    rest = b""
+    for chunk in chunks:
+        *complete, rest = LINE_START.split(rest + chunk)
+        for piece in complete:
+            yield from _shorter(piece)
+        *complete, rest = _shorter(rest)
+        yield from complete
+    if rest:
+        yield rest
+
+
+def _shorter(piece: bytes) -> Iterator[bytes]:
+    start = 0
+    while len(piece) - start > LONGEST_PIECE:
+        space = piece.rfind(b" ", start + 1, start + LONGEST_PIECE)
+        end = space if space > 0 else start + LONGEST_PIECE
+        yield piece[start:end]
+        start = end
+    yield piece[start:]
+
+
+def runs(piece: bytes) -> Iterator[str | bytes]:
+    """Yield the parts of a text that are UTF-8 as str, and the bytes between them as bytes."""
+    for part in NOT_UTF_8.split(piece.decode("utf-8", errors="surrogateescape")):
+        if part:
+            yield part.encode("utf-8", errors="surrogateescape") if NOT_UTF_8.match(part) else part
