@@ -12,10 +12,10 @@ import torch
 
 from txl_lightning import files
 from txl_lightning.config.schemas import DataConfig, EvaluationConfig, data_class
-from txl_lightning.data import benchmarks, reading
-from txl_lightning.data.benchmarks import PUBLISHED
+from txl_lightning.data import published_corpora, sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
+from txl_lightning.data.published_corpora import PUBLISHED
 from txl_lightning.data.sources import Published
 from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import OptionError, UserError
@@ -28,7 +28,7 @@ EACH_10 = dict.fromkeys(SPLITS, 10)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder without a network; published sizes are those of the texts that these tests write."""
     monkeypatch.delenv("TXL_DATA", raising=False)
-    monkeypatch.setattr(benchmarks, "CHARACTERS", SIZES)
+    monkeypatch.setattr(published_corpora, "CHARACTERS", SIZES)
     published = {
         "enwik8, newlines kept": Published(5, SIZES),
         "enwik8, newlines dropped": Published(4),
@@ -40,7 +40,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     for name, sizes in published.items():
         monkeypatch.setitem(PUBLISHED, name, sizes)
-    monkeypatch.setattr(benchmarks, "fetch", lambda name, folder: None)
+    monkeypatch.setattr(published_corpora, "fetch", lambda name, folder: None)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -137,7 +137,7 @@ def test_a_corpus_has_the_same_tokens_in_every_layout(
     options: dict[str, Any],
     chunk_bytes: int,
 ) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", chunk_bytes)
     write(root, layout)
     options = {"level": LEVELS.get(name, "word"), **options}
     config = config_of(root, name, **options)
@@ -229,7 +229,7 @@ def test_wikipedia_2015_may_be_packed(root: Path, level: str, packed: bool) -> N
 
 @pytest.mark.parametrize("level", ["byte", pytest.param("word", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 1 << 15)
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 1 << 15)
     monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 15)
     path = root / "text.txt"
     peaks = []

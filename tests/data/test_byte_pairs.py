@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data import byte_pairs
-from txl_lightning.data.byte_pairs import pieces, train_byte_pairs
+from txl_lightning.data import vocabulary as vocabulary_module
 from txl_lightning.data.corpus import Corpus, load_corpus
-from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary
+from txl_lightning.data.vocabulary import StreamDecoder, Vocabulary, characters_and_unknown, pieces, train_byte_pairs
 from txl_lightning.errors import UserError
 
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}, größer als {i}\n" for i in range(300))
@@ -51,7 +50,7 @@ def test_decoding_gives_back_any_bytes(content: bytes) -> None:
 @given(st.lists(st.binary(max_size=40) | LIKE_TEXT), st.integers(5, 60))
 def test_tokens_do_not_depend_on_how_the_text_is_read(chunks: list[bytes], longest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(byte_pairs, "LONGEST_PIECE", longest)
+        patch.setattr(vocabulary_module, "LONGEST_PIECE", longest)
         whole = list(pieces([b"".join(chunks)]))
         assert list(pieces(chunks)) == whole
         assert all(0 < len(piece) <= longest for piece in whole)
@@ -59,7 +58,7 @@ def test_tokens_do_not_depend_on_how_the_text_is_read(chunks: list[bytes], longe
 
 
 def test_bytes_are_counted_only_where_they_are_known() -> None:
-    characters = Vocabulary.of_characters("aé€")
+    characters = characters_and_unknown(["aé€".encode()])
     assert characters.count_bytes(characters.encode("é€a".encode())) == 6
     assert characters.count_bytes(characters.encode(b"ax")) is None
     assert Vocabulary("word", ("<eos>", "<unk>")).count_bytes(np.array([0])) is None

@@ -196,7 +196,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def full_disk(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(corpus_module, "write_json", full_disk)
+    monkeypatch.setattr(sources, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
         corpus_of(tmp_path / "t.txt", b"text " * 50)
     assert list((tmp_path / "cache").iterdir()) == []

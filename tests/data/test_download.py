@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from txl_lightning.config.schemas import DataConfig, Enwik8Data, data_class
-from txl_lightning.data import download
+from txl_lightning.data import published_corpora as download
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.errors import UserError
 

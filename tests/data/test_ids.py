@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from txl_lightning.config.schemas import FileData
-from txl_lightning.data import ids as of_ids
+from txl_lightning.data import own_files
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError
@@ -44,7 +44,7 @@ def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, d
     assert corpus.name == "notes.npy"
 
 
-@pytest.mark.parametrize("dtype", of_ids.RAW_DTYPES)
+@pytest.mark.parametrize("dtype", own_files.RAW_DTYPES)
 def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path: Path, dtype: str) -> None:
     IDS.astype(dtype).tofile(tmp_path / "notes.bin")
     corpus = corpus_of(tmp_path, str(tmp_path / "notes.bin"), dtype=dtype, vocab_size=50)
@@ -69,7 +69,7 @@ def test_bytes_of_the_whole_are_shared_evenly(tmp_path: Path) -> None:
 
 
 def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_ids, "IDS_AT_ONCE", 64)  # several chunks in a document
+    monkeypatch.setattr(own_files, "IDS_AT_ONCE", 64)  # several chunks in a document
     for number, part in enumerate(np.split(IDS, [100, 250, 470, 700])):
         saved(tmp_path, part.astype("u2" if number % 2 else "i8"), f"pieces/{number}.npy")
     saved(tmp_path, np.zeros(0, np.int64), "pieces/empty.npy")

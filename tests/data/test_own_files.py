@@ -21,7 +21,7 @@ import pytest
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.documents import split_documents, start_pattern
-from txl_lightning.data.reading import Part
+from txl_lightning.data.sources import Part
 from txl_lightning.errors import OptionError, UserError
 
 SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the question\n" * 9, "test": "to sleep\n" * 9}

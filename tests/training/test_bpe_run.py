@@ -11,9 +11,8 @@ import pytest
 
 from tests.training.small_run import tiny_config
 from txl_lightning.config.schemas import LoggerConfig
-from txl_lightning.data.byte_pairs import train_byte_pairs
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary, train_byte_pairs
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.attention import AttentionOptions
 from txl_lightning.measure.attention import command as attention

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.training.small_run import tiny_config
-from txl_lightning.data.byte_pairs import train_byte_pairs
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown, train_byte_pairs
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run as evaluate
@@ -64,7 +63,7 @@ def test_bytes_are_known_to_byte_pairs_and_characters_are_not() -> None:
     assert all(torch.equal(tables[0][pairs.numbers[chr(byte)]], tables[1][byte]) for byte in range(256))
     assert (describe_change(Vocabulary("byte"), pairs, after) or "").startswith("256 of 260 tokens are known")
     with pytest.raises(UserError, match="was trained at level char"):
-        keep_known_tokens(before.state_dict(), Vocabulary.of_characters("ab"), pairs, after)
+        keep_known_tokens(before.state_dict(), characters_and_unknown([b"ab"]), pairs, after)
 
 
 def test_a_run_starts_from_weights_of_another_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,21 +13,24 @@ from typing import Any, cast
 import numpy as np
 
 from txl_lightning.config.schemas import DataConfig, FileData
-from txl_lightning.data import benchmarks, own_files, sources
-from txl_lightning.data.byte_pairs import N_BYTES, train_byte_pairs
-from txl_lightning.data.documents import Pattern, close_sentences, mark, split_documents, start_pattern, without_marks
-from txl_lightning.data.ids import id_documents, id_range, ids_of, vocabulary_of_ids
-from txl_lightning.data.reading import SPLITS, WHOLE, Part, read
+from txl_lightning.data import own_files, published_corpora, sources
+from txl_lightning.data.documents import (
+    Pattern,
+    close_sentences,
+    id_documents,
+    mark,
+    split_documents,
+    start_pattern,
+    without_marks,
+)
+from txl_lightning.data.own_files import id_range, ids_of, vocabulary_of_ids
 from txl_lightning.data.recall import recall
-from txl_lightning.data.sources import Source
-from txl_lightning.data.vocabulary import LEVELS, SENTENCE, Vocabulary
+from txl_lightning.data.sources import SPLITS, WHOLE, Source, cache_key, cached, read
+from txl_lightning.data.vocabulary import LEVELS, N_BYTES, SENTENCE, Vocabulary, train_byte_pairs
 from txl_lightning.errors import OptionError, UserError, notice, require
-from txl_lightning.files import expand, file_checksum, not_special, sync_folder, write_json, write_text
+from txl_lightning.files import expand, file_checksum, not_special, write_text
 
 BPE_VOCAB_SIZE = 8192  # unless `data.vocab_size` is given
-PREPARATION_VERSION = 4
-MOST_UNKNOWN, LONGEST_WORD = 0.5, 30  # share of words, mean bytes: beyond these white space does not divide the text
-ENOUGH_WORDS = 10_000
 FEW_IDS = 1 << 16  # a vocabulary of this size needs no further ids
 GONE = {"python-3.11": "is in version 0.3.0 only: score another text with data_path, train with data=python-packages"}
 LARGE_FILE_BYTES = 1 << 24  # from this size on the checksum of a file is kept
@@ -46,13 +46,13 @@ CORPORA: dict[str, tuple[tuple[str, ...], Callable[[Any], Source]]] = {
     "python-stdlib": (LEVELS, sources.python_stdlib),
     "file": ((*LEVELS, "ids"), own_files.file),
     "recall": (("byte", "char"), recall),
-    "enwik8": (("byte",), benchmarks.enwik8),
-    "text8": (("char",), benchmarks.text8),
-    "wikitext-103": (("word",), benchmarks.wikitext),
-    "wikitext-2": (("word",), benchmarks.wikitext),
-    "lm1b": (("word",), benchmarks.lm1b),
-    "ptb": (("word", "char"), benchmarks.ptb),
-    "wikipedia-2015": (LEVELS, benchmarks.wikipedia_2015),
+    "enwik8": (("byte",), published_corpora.enwik8),
+    "text8": (("char",), published_corpora.text8),
+    "wikitext-103": (("word",), published_corpora.wikitext),
+    "wikitext-2": (("word",), published_corpora.wikitext),
+    "lm1b": (("word",), published_corpora.lm1b),
+    "ptb": (("word", "char"), published_corpora.ptb),
+    "wikipedia-2015": (LEVELS, published_corpora.wikipedia_2015),
 }
 
 
@@ -125,32 +125,25 @@ def load_corpus(
         value, allowed = getattr(config, name, None), f"is for data.level={' or '.join(levels)}, not {config.level}"
         require(value is None or config.level in levels, f"data.{name}", value, allowed)
     source, checksum = corpus_source(config, whole)
-    directory = expand(config.cache_dir)
-    given = vocabulary
-    if config.level == "ids":
-        vocabulary = _vocabulary_of_ids(cast("FileData", config), source, checksum, vocabulary)
-    elif vocabulary is None and config.level == "bpe":
-        vocabulary = _tokenizer(config, source, checksum, directory)
-    marks = " closed sentences" * source.closed_sentences + " documents" * source.documents
-    made = source.vocabulary  # a function, or a partial one with `data.min_count`
-    is_open = getattr(made, "func", made) in sources.OPEN_VOCABULARY.values()
+    make, given = source.vocabulary, vocabulary
     allowed = f"must be null or 1 for data={config.name}, whose vocabulary is published"
-    require(is_open or config.min_count in (None, 1), "data.min_count", config.min_count, allowed)
-    least = f" {made.keywords}" if isinstance(made, partial) else ""
-    key = cache_key(checksum, f"{getattr(made, 'func', made).__name__} {marks}{least}", source.published)
-    if vocabulary is not None:
-        sentences = " of sentences" if source.documents and vocabulary.starts_sentences else ""
-        key = cache_key(checksum, f"given vocabulary{sentences}{marks}", vocabulary)
-    if pattern := start_pattern(config.document_start) if marked else None:
-        key = cache_key(key, "marked", config.document_start)
+    require(config.min_count in (None, 1) or isinstance(make, partial), "data.min_count", config.min_count, allowed)
+    if config.level == "ids":
+        vocabulary = _vocabulary_of_ids(cast("FileData", config), source, checksum, given)
+    elif config.level == "bpe" and given is None:
+        vocabulary = _tokenizer(config, source, checksum)
     one_file = all(len(parts) == 1 for parts in source.parts.values())
+    description: dict[str, Any] = {}
     if vocabulary is not None and config.level == "ids" and one_file and not marked:
-        description: dict[str, Any] = {}
         splits = {split: ids_of(part) for split, (part,) in source.parts.items()}  # never copied, however large
         starts = {split: np.zeros(1, np.int64) for split in splits}
     else:
+        made = getattr(make, "func", make).__name__, getattr(make, "keywords", {}), source.published
+        documents = config.document_start if marked else marked
+        key = cache_key(checksum, vocabulary or made, source.closed_sentences, source.documents, documents)
+        pattern = start_pattern(config.document_start) if marked else None
         try:
-            arrays, description = cached(directory, key, partial(_prepare, source, vocabulary, pattern))
+            arrays, description = cached(expand(config.cache_dir), key, partial(_prepare, source, vocabulary, pattern))
         except UserError as error:
             raise UserError(f"{source.name}: {error}") from error
         vocabulary = Vocabulary.from_state_dict(description["vocabulary"])
@@ -197,7 +190,7 @@ def corpus_source(config: DataConfig, whole: bool = False) -> tuple[Source, str]
     require(config.name in CORPORA, "data", config.name, allowed)
     levels, source_of = CORPORA[config.name]
     require(config.level in levels, "data.level", config.level, f"must be {' or '.join(levels)} for data={config.name}")
-    source, digest = own_files.whole(cast("FileData", config)) if whole else source_of(config), hashlib.sha256()
+    source, digest = own_files.file(cast("FileData", config), whole) if whole else source_of(config), hashlib.sha256()
     checksum_of = cache(partial(_checksum_once, expand(config.cache_dir) / "fingerprints"))
     try:
         for name, parts in {**source.parts, "vocabulary": source.listed}.items():
@@ -227,7 +220,7 @@ def _checksum_once(known: Path, path: Path) -> str:
     return stored.read_text()
 
 
-def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Path) -> Vocabulary:
+def _tokenizer(config: DataConfig, source: Source, checksum: str) -> Vocabulary:
     """Read `data.tokenizer`, or train `data.vocab_size` tokens on the training split and cache the tokenizer.
 
     Raises:
@@ -246,7 +239,7 @@ def _tokenizer(config: DataConfig, source: Source, checksum: str, directory: Pat
     def train(_: Path) -> dict[str, Any]:
         return {"tokenizer": train_byte_pairs(read(source.parts["train"]), size)}
 
-    _, description = cached(directory, cache_key(checksum, "byte pairs", size), train)
+    _, description = cached(expand(config.cache_dir), cache_key(checksum, "byte pairs", size), train)
     return Vocabulary.of_tokenizer(description["tokenizer"])
 
 
@@ -257,18 +250,15 @@ def _vocabulary_of_ids(config: FileData, source: Source, checksum: str, given: V
         OptionError: an id is negative or too large.
     """
     parts = [part for of_split in source.parts.values() for part in of_split]
-    key = cache_key(checksum, "range of ids")
-    _, found = cached(expand(config.cache_dir), key, lambda _: id_range(parts))
-    require(found["smallest"] >= 0, "data.path", config.path, f"has the negative id {found['smallest']}")
+    _, found = cached(expand(config.cache_dir), cache_key(checksum, "range of ids"), lambda _: id_range(parts))
+    smallest, largest, n_ids = found["smallest"], found["largest"], found["number"]
+    require(smallest >= 0, "data.path", config.path, f"has the negative id {smallest}")
     if given is None and config.vocab_size is None:  # such ids may be halves or pairs of others
-        n_ids = sum(len(ids_of(part)) for part in parts)
-        allowed = f"must be given: the largest of {n_ids} ids is {found['largest']}. Is data.dtype right?"
-        require(found["largest"] < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
-    vocabulary = given or vocabulary_of_ids(config, found["largest"])
-    allowed = (
-        f"has the id {found['largest']}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
-    )
-    require(found["largest"] < len(vocabulary), "data.path", config.path, allowed)
+        allowed = f"must be given: the largest of {n_ids} ids is {largest}. Is data.dtype right?"
+        require(largest < max(n_ids, FEW_IDS), "data.vocab_size", None, allowed)
+    vocabulary = given or vocabulary_of_ids(config, largest)
+    allowed = f"has the id {largest}, the vocabulary (data.vocab_size) only ids from 0 to {len(vocabulary) - 1}"
+    require(largest < len(vocabulary), "data.path", config.path, allowed)
     return vocabulary
 
 
@@ -294,10 +284,8 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
 
     With a pattern the first tokens of documents are marked.
     """
-    if given is None:
-        encoder = vocabulary = source.vocabulary(read(source.listed or source.parts["train"]))
-    else:
-        encoder, vocabulary = given if given.lenient else given.of_known_characters(), given
+    vocabulary = source.vocabulary(read(source.listed or source.parts["train"])) if given is None else given
+    encoder = vocabulary.of_known_characters() if given is not None and not given.lenient else vocabulary
     apart = (source.documents or pattern) and not encoder.starts_sentences
     counts: dict[str, int] = {}
     unknown: dict[str, float] = {}
@@ -307,53 +295,25 @@ def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, 
         else:
             documents = split_documents(parts, pattern) if apart else [read(parts)]
             tokens = map(encoder.encode_chunks, documents)
-        counts[split], n_unknown = _write_split(
-            encoder, tokens, folder, split, source.closed_sentences, pattern is not None
-        )
+        path, marked = folder / split, pattern is not None
+        counts[split], n_unknown = _write_split(encoder, tokens, path, source.closed_sentences, marked)
         if not counts[split]:
             cut = "cuts are at the ends of lines, and it has too few" if encoder.level == "word" else "it is too short"
             other = ": use data.level=bpe or char" if encoder.level == "word" else ""
             raise UserError(f"the {split} split is empty: {cut}{other}")
         if encoder.unknown >= 0:
             unknown[split] = n_unknown / counts[split]
-        if split in ("train", WHOLE) and encoder.level == "word" and not source.published:
-            _check_words(parts, counts[split], n_unknown, given is None)
     if source.published and given is None:
         source.published.check(len(vocabulary), counts)
-    return {"vocabulary": vocabulary.state_dict(), "tokens": counts, "unknown": unknown}
-
-
-def _check_words(parts: Iterable[Part], n_tokens: int, n_unknown: int, own: bool) -> None:
-    """Refuse a text that white space does not divide into words.
-
-    Raises:
-        UserError: words are longer than those of any language, or most of them are rare.
-    """
-    sizes = np.array([(len(chunk), chunk.count(b"\n")) for chunk in read(parts)]).sum(axis=0)
-    n_bytes, n_lines = sizes.tolist()
-    n_words = max(1, n_tokens - n_lines)
-    told = n_words >= ENOUGH_WORDS or n_words < 1.5 * n_lines  # a short text of sentences has many rare words too
-    reason = f"a word has {n_bytes / n_words:.0f} bytes on average" if n_bytes > LONGEST_WORD * n_words else ""
-    if own and told and n_unknown > MOST_UNKNOWN * n_words:
-        reason = f"{n_unknown:,} of {n_words:,} training words are <unk>, as rarer than data.min_count"
-    if reason:
-        raise UserError(f"data.level=word: {reason}; use data.level=bpe, char or byte")
+    return {"vocabulary": vocabulary.state_dict(), "unknown": unknown}
 
 
 def _write_split(
-    vocabulary: Vocabulary,
-    documents: Iterable[Iterable[np.ndarray]],
-    folder: Path,
-    split: str,
-    closed: bool,
-    marked: bool,
+    vocabulary: Vocabulary, documents: Iterable[Iterable[np.ndarray]], path: Path, closed: bool, marked: bool
 ) -> tuple[int, int]:
     """Write chunks of tokens and the positions where sentences or documents begin; count tokens and `<unk>`."""
     dtype, n_tokens, n_unknown = np.dtype(np.int32) if marked else vocabulary.dtype, 0, 0
-    with (
-        (folder / f"{split}.{dtype.name}").open("xb") as tokens,
-        (folder / f"{split}.starts.int64").open("xb") as starts,
-    ):
+    with open(f"{path}.{dtype.name}", "xb") as tokens, open(f"{path}.starts.int64", "xb") as starts:
         for document in documents:
             first = n_tokens
             for chunk in document:
@@ -368,45 +328,3 @@ def _write_split(
                 n_tokens += len(chunk)
                 n_unknown += int(np.count_nonzero(chunk == vocabulary.unknown)) if vocabulary.unknown >= 0 else 0
     return n_tokens, n_unknown
-
-
-def cache_key(*parts: object) -> str:
-    """Return a folder name that changes with the inputs of a preparation and with `PREPARATION_VERSION`."""
-    return hashlib.sha256(json.dumps([PREPARATION_VERSION, *map(str, parts)]).encode()).hexdigest()[:32]
-
-
-def cached(
-    directory: Path, key: str, prepare: Callable[[Path], dict[str, Any]]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the memory-mapped arrays and the description in `directory/key`; prepare them first if missing.
-
-    The folder gets its name only when it is complete and on disk, so it is either whole or absent. If two processes
-    prepare it at the same time, the first to finish wins and the other one uses that result.
-
-    Args:
-        directory: folder of all preparations.
-        key: see `cache_key`.
-        prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
-
-    Raises:
-        UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
-    """
-    folder = directory / key
-    try:
-        if not folder.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=directory) as scratch:
-                unfinished = Path(scratch, "unfinished")
-                unfinished.mkdir()
-                write_json(unfinished / "description.json", prepare(unfinished))
-                for path in unfinished.iterdir():
-                    with path.open("rb") as file:
-                        os.fsync(file.fileno())
-                with suppress(OSError):  # another process was faster
-                    unfinished.rename(folder)
-            sync_folder(directory)
-        description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
-    arrays = (path for path in folder.iterdir() if path.suffix != ".json")
-    return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in arrays}, description

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_lightning.data.reading import Part, read
+from txl_lightning.data.own_files import chunks_of_ids, ids_of
+from txl_lightning.data.sources import Part, read
+from txl_lightning.data.vocabulary import Vocabulary
 from txl_lightning.errors import OptionError
 
 Pattern = re.Pattern[bytes]
@@ -49,6 +51,21 @@ def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[
             lines = {int(np.searchsorted(of_plain, match.start())) for match in pattern.finditer(plain)}
             starts = {0, *(int(ends[line - 1]) + 1 for line in lines if line)}
             yield from ([text[start:stop]] for start, stop in pairwise([*sorted(starts), len(text)]))
+
+
+def id_documents(
+    parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None
+) -> Iterator[Iterator[np.ndarray]]:
+    """Yield the ids of every document in chunks.
+
+    A document begins with every part, and with every id whose number or name is a match of the pattern.
+    """
+    named = ((number, text.encode()) for number, name in enumerate(vocabulary.symbols) for text in (name, str(number)))
+    first = [number for number, text in named if pattern and pattern.fullmatch(text)]
+    for part in parts:
+        ids = ids_of(part)
+        starts = {0, *(np.flatnonzero(np.isin(ids, first)).tolist() if first else ())}
+        yield from (chunks_of_ids(ids[start:stop]) for start, stop in pairwise([*sorted(starts), len(ids)]))
 
 
 def mark(tokens: np.ndarray, places: Any) -> NDArray[np.int32]:

@@ -316,7 +316,7 @@ def map_ids(path: Path, dtype: str | None = None, option: str = "data.path") -> 
     """
     try:
         kind = kind_of(head := first_bytes(path))
-        if is_npy := path.suffix == ".npy" or kind == "NumPy":
+        if path.suffix == ".npy" or kind == "NumPy":
             ids = np.load(path, mmap_mode="r")
         else:
             held = "digits of a text" if not head.translate(None, TEXT_OF_IDS) else kind

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
-from hashlib import sha256
 from math import log
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from txl_lightning.config.schemas import RecallData
-from txl_lightning.data.reading import cut_into_splits
-from txl_lightning.data.sources import OPEN_VOCABULARY, Source
-from txl_lightning.errors import UserError, require, require_memory
-from txl_lightning.files import expand, write_text
+from txl_lightning.data.sources import Source, cache_key, cached, cut_file, open_vocabulary
+from txl_lightning.errors import require, require_memory
+from txl_lightning.files import expand
 
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation
 
@@ -136,12 +136,11 @@ def recall(config: RecallData) -> Source:
     require(2 <= V <= most, "data.symbols", V, f"must be in 2 … {most} with {K} of data.distance")
     require(config.n_tokens >= 1, "data.n_tokens", config.n_tokens, "must be an integer >= 1")
     require_memory(16 * config.n_tokens, "data.n_tokens", config.n_tokens)
-    key = sha256(repr((generated, *size_and_seed)).encode()).hexdigest()[:16]
-    path = expand(config.cache_dir) / f"recall-{key}.txt"
-    try:
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, generated.text(*size_and_seed))
-    except OSError as error:
-        raise UserError(f"data.cache_dir={config.cache_dir}: cannot store the text: {error}") from error
-    return Source("recall", cut_into_splits([path], [0.9, 0.05, 0.05], "byte"), OPEN_VOCABULARY[config.level])
+    directory, key = expand(config.cache_dir), cache_key("recall", generated, size_and_seed)
+
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "text.uint8").write_text(generated.text(*size_and_seed))
+        return {}
+
+    cached(directory, key, write)
+    return Source("recall", cut_file(directory / key / "text.uint8"), open_vocabulary(config))

@@ -1,4 +1,4 @@
-"""Text of a corpus before it is encoded: parts of files by split, read in chunks, and folders that are prepared once."""
+"""Text before it is encoded: parts of files by split, read in chunks, and folders that are prepared once."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from txl_lightning.errors import UserError, notice, require
 from txl_lightning.files import sync_folder, write_json
 
 SPLITS = ("train", "valid", "test")
+FRACTIONS = (0.9, 0.05, 0.05)
 WHOLE = "whole"  # the only split of a text that is not cut
 CHUNK_BYTES = 1 << 22
 HEAD_BYTES = 1 << 13  # that tell the kind of a file
@@ -166,7 +167,7 @@ def by_split(parts: Iterable[Part]) -> Parts:
     return {split: [part] for split, part in zip(SPLITS, parts, strict=True)}
 
 
-def cut_file(path: Path, fractions: Sequence[float], alignment: Alignment) -> Parts:
+def cut_file(path: Path, fractions: Sequence[float] = FRACTIONS, alignment: Alignment = "byte") -> Parts:
     """Cut a file into consecutive splits by fractions with sum 1; it is not unpacked to know its size."""
     shares = np.cumsum(fractions)[:-1].tolist()
     return by_split(Part(path, start, stop, alignment) for start, stop in pairwise([0, *shares, None]))

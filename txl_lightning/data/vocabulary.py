@@ -327,10 +327,10 @@ def words(chunks: Iterable[bytes], min_count: int | None = None) -> Vocabulary:
         UserError: white space does not divide the user's text: its words are longer than those of any language, or
             most are rare.
     """
-    own = min_count is not None
-    counts = _counted(words_of_lines(text, END_OF_LINE) if own else text.split() for text in _lines(chunks))
+    published = min_count is None
+    counts = _counted(text.split() if published else words_of_lines(text, END_OF_LINE) for text in _lines(chunks))
     n_lines = counts.pop(END_OF_LINE, 0)
-    if own:
+    if min_count is not None:
         n_words, n_bytes = max(1, counts.total()), sum((1 + len(word.encode())) * n for word, n in counts.items())
         rare = [word for word, count in counts.items() if count < min_count and word != UNKNOWN]
         n_rare = sum(map(counts.pop, rare))

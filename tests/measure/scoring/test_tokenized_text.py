@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary, characters_and_unknown
 from txl_lightning.errors import UserError
 from txl_lightning.measure.scoring.tokenized_text import (
     TokenizedText,
@@ -55,13 +55,13 @@ def test_tokenizers_agree_if_they_cut_the_text_alike() -> None:
 def test_the_tokens_of_a_run_have_the_bytes_of_its_vocabulary() -> None:
     content = "aéa\n".encode()
     assert with_vocabulary(Vocabulary("byte"), content).starts.tolist() == [0, 1, 2, 3, 4]
-    assert with_vocabulary(Vocabulary.of_characters("aé\n"), content).starts.tolist() == [0, 1, 3, 4]
+    assert with_vocabulary(characters_and_unknown(["aé\n".encode()]), content).starts.tolist() == [0, 1, 3, 4]
     assert with_vocabulary(Vocabulary("byte", ("a",)), b"aa\n").starts is None  # drops line breaks
     assert with_vocabulary(Vocabulary("word", ("<eos>", "a")), b"a a\n").starts is None
     sentences = with_vocabulary(Vocabulary("word", ("<S>", "<UNK>", "a")), b"a\na a\n", closed=True)
     assert sentences.tokens.tolist() == [0, 2, 0, 0, 2, 2, 0]
     with pytest.raises(UserError, match="'b' is not among"):
-        with_vocabulary(Vocabulary.of_characters("a"), b"b")
+        with_vocabulary(characters_and_unknown([b"a"]), b"b")
 
 
 def test_a_character_cut_at_either_end_is_left_out() -> None:

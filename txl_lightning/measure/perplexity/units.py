@@ -24,8 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.config.schemas import file_data
 from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source
-from txl_lightning.data.documents import close_sentences, split_documents, start_pattern, without_marks
-from txl_lightning.data.ids import id_documents
+from txl_lightning.data.documents import close_sentences, id_documents, split_documents, start_pattern, without_marks
 from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
 from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.config.schemas import plain
-from txl_lightning.data.benchmarks import CUTOFFS, PUBLISHED
+from txl_lightning.data.published_corpora import CUTOFFS, PUBLISHED
 from txl_lightning.errors import OptionError, require
 from txl_lightning.files import write_json, write_text
 from txl_lightning.measure.scoring.option_checks import check_at_least_one, check_common_options, chosen_device
