@@ -111,12 +111,12 @@ def changed(name: str, recipe: str | None, changes: Callable[..., tuple[str, ...
 AS_LARGE = partial(sized, lacks=1)
 ROPE, ALIBI, NONE = (Arm(True, name, variant=Variant("equal parameters", AS_LARGE, name)) for name in LATER_ENCODINGS)
 ROPE_OFF, NONE_OFF = (Arm(False, name, variant=Variant("equal parameters", AS_LARGE)) for name in ("rope", "none"))
-GATE = ("model.forget_gate=true",)
+GATE = ("beyond=forget_gate",)
 FORGET = changed("forget gate", "forget_gate", sized, given=GATE)
 FORGET_ALONE = Arm(True, "none", variant=Variant("forget gate", partial(AS_LARGE, given=GATE), "forget_gate_alone"))
-HEAD_GATE = changed("gate of every head", "head_gate", sized, given=("model.attention_gate=head",))
+HEAD_GATE = changed("gate of every head", "head_gate", sized, given=("beyond=attention_gate",))
 ELEMENT_GATE = changed(
-    "gate of every element", "element_gate", sized, given=("model.attention_gate=element",), lacks=-1
+    "gate of every element", "element_gate", sized, given=("beyond=attention_gate", "beyond.gates=element"), lacks=-1
 )
 GATED_RESIDUAL = changed("gated residual", "gated_residual", gated_residual)
 POOLED = changed("memory compressed by pooling", None, compressed, compression="mean")

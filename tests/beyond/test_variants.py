@@ -20,6 +20,8 @@ from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
 VARIANTS: dict[str, tuple[str, ...]] = {
+    "attention_gate": (),
+    "forget_gate": ("encoding=none",),
     "gru_residual": (),
 }
 OPTIONS = ("model.dropout=0.2", "optimizer.schedule=constant", "evaluation.max_segments=2", "loss=random_half")

@@ -23,7 +23,6 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     *(("terms", terms, {}, "must be letters of abcd, each at most once") for terms in ("abce", "aa", "A")),
     *((name, "x", {}, "must be one of ") for name in ("tie_projections", "norm", "feed_forward")),
     *((name, "x", {}, "must be one of ") for name in ("encoding", "memory_start", "memory_reset", "compression")),
-    ("attention_gate", "x", {}, "must be one of "),
     ("compression_loss", "mse", COMPRESSIVE, "must be one of reconstruction, autoencoding, none"),
     ("cell", "gru", {}, "must be one of lstm, qrnn"),
     *(("cutoffs", cutoffs, {}, "must be ascending integers >= 1") for cutoffs in ((5, 5), (0, 5))),
@@ -46,7 +45,6 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     ("ext_len", 2, {"n_tokens": 3}, "must be 0 with n_tokens: memory tokens are written once, at a segment's end"),
     ("memory_reset", "document", {"n_tokens": 3}, "must be never with n_tokens: memory tokens are written once"),
     ("compression", "conv", {**COMPRESSIVE, "n_tokens": 3}, "must be null with n_tokens"),
-    ("forget_gate", True, {"n_tokens": 3}, "must be false with n_tokens, which attend to later tokens"),
     *(("table_len", None, {"encoding": name}, "must be given for") for name in ("shaw", "al_rfou")),
 ]
 

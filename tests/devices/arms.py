@@ -32,12 +32,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "post-norm, rms, geglu": replace(RELATIVE, norm="rms", feed_forward="geglu"),
     "QK-norm": replace(RELATIVE, qk_norm=True),
     "rope, QK-norm, interpolation": replace(RELATIVE, encoding="rope", qk_norm=True, interpolation=4.0),
-    "forget gate": replace(RELATIVE, forget_gate=True),
-    "forget gate, no encoding": replace(RELATIVE, encoding="none", forget_gate=True, pre_norm=True),
-    "forget gate, no memory": replace(RELATIVE, encoding="none", forget_gate=True, mem_len=0),
-    "head gate": replace(RELATIVE, attention_gate="head"),
-    "element gate, no memory": replace(RELATIVE, attention_gate="element", mem_len=0),
-    "rope, pre-norm, element gate": replace(RELATIVE, encoding="rope", pre_norm=True, attention_gate="element"),
     "biases per layer": replace(RELATIVE, untie_biases=True),
     "same length, clamp": replace(RELATIVE, same_length=True, clamp_len=5),
     "extended context": replace(RELATIVE, ext_len=2),
@@ -53,9 +47,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
     "compressive, autoencoding": replace(
         RELATIVE, compression="conv", compression_rate=2, compressed_len=3, compression_loss="autoencoding"
     ),
-    "compressive, forget gate": replace(
-        RELATIVE, compression="most_used", compression_rate=2, compressed_len=3, forget_gate=True
-    ),
     "memory tokens": replace(RELATIVE, n_tokens=3, mem_len=0),
     "memory tokens, states": replace(RELATIVE, n_tokens=3, tokens_see_states=True),
     "memory tokens, read places": replace(RELATIVE, n_tokens=3, mem_len=0, write_tokens=False, encoding="shaw"),
@@ -67,7 +58,6 @@ ARMS: dict[str, TransformerXLConfig | RecurrentConfig] = {
 ALWAYS = (
     *("relative, memory", "shaw, memory", "absolute, no memory", "al_rfou, memory", "alibi, memory", "terms cd"),
     *("rope, QK-norm, interpolation", "modern recipe", "biases per layer", "same length, clamp"),
-    *("forget gate, no encoding", "head gate", "rope, pre-norm, element gate"),
     *("memory of zeros", "adaptive embedding", "documents", "compressive, conv", "compressive, most_used"),
     *("memory tokens, states", "lstm", "qrnn"),
 )

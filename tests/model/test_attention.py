@@ -43,9 +43,6 @@ class Weights:
     W_kR: Tensor
     table: Tensor  # Shaw's vector of every distance, H × distance × E
     bias: Tensor  # and its bias, H × distance
-    W_f: Tensor  # of the forget gates, H × D
-    b_f: Tensor
-    W_g: Tensor  # of the gates of outputs, H × E × D
 
     def r(self, h: int, distance: int, encoding: str, clamp_len: int) -> Tensor:
         if encoding == "shaw":
@@ -67,18 +64,6 @@ def naive_score(w: Weights, h: int, q: Tensor, k: Tensor, distance: int, problem
     return sum((terms[name] for name in problem["terms"]), start=zero) / math.sqrt(len(q))
 
 
-def forgotten(w: Weights, h: int, states: list[Tensor], i: int, j: int) -> Tensor:
-    """D_ij: the logarithms of the gates of all tokens after j, up to i."""
-    gates = [1 / (1 + torch.exp(-(w.W_f[h] @ states[l] + w.b_f[h]))) for l in range(j + 1, i + 1)]  # noqa: E741
-    return sum((gate.log() for gate in gates), start=torch.zeros((), dtype=w.b_f.dtype))
-
-
-def gates(w: Weights, h: int, state: Tensor, kind: str) -> Tensor:
-    """σ(x W_g) of every element, of the head as a whole (W_g has one row), or 1."""
-    W_g = {"none": None, "head": w.W_g[h][:1], "element": w.W_g[h]}[kind]
-    return torch.ones((), dtype=state.dtype) if W_g is None else 1 / (1 + torch.exp(-(W_g @ state)))
-
-
 def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -> Tensor:
     (B, T, _), M, H = hidden.shape, memory.shape[1], len(w.W_q)
     outputs = []
@@ -90,12 +75,9 @@ def naive_attention(hidden: Tensor, memory: Tensor, w: Weights, problem: dict) -
                 q = w.W_q[h] @ states[M + i]
                 keys = [j for j in range(M + T) if sees(i, j, M, problem["filled"], problem["attention_len"])]
                 scores = [naive_score(w, h, q, w.W_kE[h] @ states[j], M + i - j, problem) for j in keys]
-                if problem["forget_gate"]:
-                    scores = [s + forgotten(w, h, states, M + i, j) for s, j in zip(scores, keys, strict=True)]
                 probabilities = torch.softmax(torch.stack(scores), dim=0)
                 values = [w.W_v[h] @ states[j] for j in keys]
-                head = sum(p * value for p, value in zip(probabilities, values, strict=True))
-                heads.append(head * gates(w, h, states[M + i], problem["attention_gate"]))
+                heads.append(sum(p * value for p, value in zip(probabilities, values, strict=True)))
             outputs.append(w.W_o @ torch.cat(heads))
     return torch.stack(outputs).view(B, T, -1)
 
@@ -119,8 +101,6 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "encoding": draw(st.sampled_from(["relative", "relative", "shaw"]), label="encoding"),
         "terms": draw(st.sampled_from(SUBSETS) | st.just("abcd"), label="terms"),
         "table_len": draw(st.integers(1, 9), label="table_len"),
-        "forget_gate": draw(st.booleans(), label="forget_gate"),
-        "attention_gate": draw(st.sampled_from(["none", "head", "element"]), label="attention_gate"),
         "seed": draw(st.integers(0, 2**16), label="seed"),
     }
 
@@ -142,22 +122,15 @@ def test_attention_is_the_naive_attention_in_outputs_and_gradients(problem):
         W_kR=random(H, E, D),
         table=random(H, problem["table_len"], E),
         bias=random(H, problem["table_len"]),
-        W_f=random(H, D),
-        b_f=random(H),
-        W_g=random(H, E, D),
     )
     terms, shaw = problem["terms"], problem["encoding"] == "shaw"
-    names = ("encoding", "terms", "table_len", "forget_gate", "attention_gate")
+    names = ("encoding", "terms", "table_len")
     options = {name: problem[name] for name in names}
     attention = Attention(TransformerXLConfig(1, d_model=D, n_head=H, d_head=E, **options)).double()
     used = [W for W, needed in ((w.W_q, "ab"), (w.W_kE, "ac")) if set(needed) & set(terms)]
     state = {"qkv.weight": torch.cat([*used, w.W_v]).flatten(0, 1), "output.weight": w.W_o}
     if not shaw and set("bd") & set(terms):
         state["position.weight"] = w.W_kR.flatten(0, 1)
-    if problem["forget_gate"]:
-        state |= {"forget.weight": w.W_f, "forget.bias": w.b_f}
-    if problem["attention_gate"] != "none":
-        state["gate.weight"] = (w.W_g[:, :1] if problem["attention_gate"] == "head" else w.W_g).flatten(0, 1)
     assert {name for name, _ in attention.named_parameters()} == set(state), "there are no weights that no term needs"
 
     hidden, memory = random(B, T, D), random(B, M, D)

@@ -22,10 +22,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "relative, modern recipe": MODERN,
     "al_rfou, pre-norm": {**ENCODINGS["al_rfou"], "pre_norm": True},
     "rope, QK-norm": {**ENCODINGS["rope"], "interpolation": 2.5, "pre_norm": True, "qk_norm": True},
-    "relative, forget gate": {"forget_gate": True},
-    "relative, head gate": {"attention_gate": "head"},
-    "shaw, pre-norm, element gate": {**ENCODINGS["shaw"], "pre_norm": True, "attention_gate": "element"},
-    "none, pre-norm, forget gate": {**ENCODINGS["none"], "pre_norm": True, "forget_gate": True},
 }
 LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5},
@@ -85,9 +81,9 @@ def test_with_any_options_and_segments(encoding, terms, lengths, segments, n_str
     assert_same(model, random_stream(n_streams, sum(segments)), segments, EXACT)
 
 
-@pytest.mark.parametrize(("T", "forget_gate"), product_of([1, 3], [False, True]))
-def test_the_window_slides_many_times_over_one_buffer(T, forget_gate):
-    model = tiny_model(mem_len=5, same_length=True, forget_gate=forget_gate)
+@pytest.mark.parametrize("T", [1, 3])
+def test_the_window_slides_many_times_over_one_buffer(T):
+    model = tiny_model(mem_len=5, same_length=True)
     cached, stream = CachedTransformerXL(model), random_stream(2, 118)
     memory, places = None, []
     with torch.no_grad():
@@ -103,9 +99,8 @@ def test_the_window_slides_many_times_over_one_buffer(T, forget_gate):
     assert (memory.filled, len(set(buffers))) == (5, 1), "a full memory allocates nothing"
 
 
-@pytest.mark.parametrize("forget_gate", [False, True])
-def test_a_memory_can_be_given_once_and_copied_before(forget_gate):
-    cached, stream = CachedTransformerXL(tiny_model(forget_gate=forget_gate)), random_stream(2, 12)
+def test_a_memory_can_be_given_once_and_copied_before():
+    cached, stream = CachedTransformerXL(tiny_model()), random_stream(2, 12)
     with torch.no_grad():
         _, memory = cached(stream[:, :6])
         twin = memory.copy()
@@ -186,10 +181,7 @@ def test_in_inference_mode():
 
 @pytest.mark.parametrize(
     "options",
-    [
-        *({"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}),
-        {"encoding": "none", "forget_gate": True, "attention_gate": "element"},
-    ],
+    [{"terms": "acd"}, {"encoding": "shaw", "table_len": 5}, {"encoding": "rope", "d_head": 4, "qk_norm": True}],
     ids=str,
 )
 def test_keys_and_values_have_the_type_that_autocast_computes_in(options):

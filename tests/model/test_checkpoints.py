@@ -105,8 +105,6 @@ NOWHERE = [  # options that neither family has, and the beginning of the message
     ({"terms": "abd"}, "terms=abd: "),
     ({"memory_reset": "document", "mem_len": 0, "memory_start": "empty"}, "memory_reset=document: "),
     ({"qk_norm": True}, "qk_norm=True: "),
-    ({"forget_gate": True}, "forget_gate=True: "),
-    ({"attention_gate": "head"}, "attention_gate=head: .* has only attention_gate=none"),
     ({"norm": "rms"}, "norm=rms: .* has only norm=layer"),
     ({"feed_forward": "swiglu"}, "feed_forward=swiglu: .* has only feed_forward=relu"),
     ({"final_norm": True}, "final_norm=True: .* has only final_norm=False"),

@@ -25,7 +25,6 @@ LENGTHS: list[dict[str, Any]] = [
     {"mem_len": 5, "same_length": True, "pre_norm": True},
     {"mem_len": 5, "ext_len": 2, "clamp_len": 3},
     {"mem_len": 4, "ext_len": 6},
-    {"mem_len": 9, "forget_gate": True, "attention_gate": "head"},
 ]
 
 

@@ -125,11 +125,9 @@ UNEQUAL = {
     "relative": lambda: tiny_model(mem_len=400),
     "short memory": lambda: tiny_model(mem_len=5, same_length=True),
     **{name: partial(tiny_model, **options, mem_len=8) for name, options in ENCODINGS.items() if name != "relative"},
-    "zeros": lambda: tiny_model(mem_len=12, memory_start="zeros", forget_gate=True),
+    "zeros": lambda: tiny_model(mem_len=12, memory_start="zeros"),
     "sliding window": lambda: SlidingWindow(tiny_model(mem_len=0), 6),
     "documents": lambda: tiny_model(mem_len=30, memory_reset="document"),
-    "element gate": lambda: tiny_model(mem_len=30, attention_gate="element"),
-    "forget gate": lambda: tiny_model(encoding="none", mem_len=30, forget_gate=True),
     "memory tokens": lambda: tiny_model(n_tokens=2, mem_len=4).eval(),
     "compressive": lambda: tiny_model(
         mem_len=4, compression="max", compression_rate=2, compressed_len=3, compression_loss="none"

@@ -28,7 +28,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "extended context": {"mem_len": 6, "ext_len": 2, "clamp_len": 3},
     "al_rfou, extended context": {**ENCODINGS["al_rfou"], "mem_len": 6, "ext_len": 2},
     "documents": {"mem_len": 9, "memory_reset": "document"},
-    "gates": {"mem_len": 9, "forget_gate": True, "attention_gate": "head"},
     "clusters": {"mem_len": 9, "cutoffs": (3, 7), "div_val": 2, "d_embed": 8},
     "lstm": {"cell": "lstm"},
     "qrnn": {"cell": "qrnn"},

@@ -21,8 +21,6 @@ MODELS = {
     "absolute": {"encoding": "absolute"},
     "alibi": {"encoding": "alibi"},
     "rope, QK-norm": {"encoding": "rope", "d_head": 4, "qk_norm": True},
-    "relative, forget gate": {"forget_gate": True},
-    "forget gate alone": {"encoding": "none", "terms": "", "forget_gate": True, "memory_start": "zeros"},
 }  # fmt: skip
 
 

@@ -27,7 +27,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "same length, pre-norm": {"mem_len": 5, "same_length": True, "pre_norm": True},
     "zeros": {"mem_len": 5, "memory_start": "zeros"},
     "documents": {"mem_len": 9, "memory_reset": "document"},
-    "gates": {"mem_len": 9, "forget_gate": True, "attention_gate": "head"},
     "memory tokens": {"n_tokens": 2, "mem_len": 0},
     "memory tokens and states": TOKENS,
     "memory tokens that see states, in their places": {**TOKENS, "tokens_see_states": True, "write_tokens": False},

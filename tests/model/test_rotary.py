@@ -22,10 +22,6 @@ ARMS = {
     "alibi": {"encoding": "alibi", "n_head": 3},
     "none": {"encoding": "none"},
     "relative, QK-norm": {"qk_norm": True},
-    "none, forget gate": {"encoding": "none", "forget_gate": True},
-    "relative, forget gate": {"forget_gate": True, "pre_norm": True},
-    "relative, element gate": {"attention_gate": "element", "pre_norm": True},
-    "rope, head gate": {"encoding": "rope", "d_head": 4, "attention_gate": "head"},
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, tiny_model
+from txl_lightning.beyond.gru_residual import GRUResidualTransformerXL
 from txl_lightning.errors import OptionError
 from txl_lightning.model import SlidingWindow, generate
 
@@ -24,7 +25,7 @@ def test_the_last_loss_of_every_window(encoding: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"final_norm": True, "qk_norm": True, "attention_gate": "element"}],
+    [{}, {"final_norm": True, "qk_norm": True}],
     ids=str,
 )
 @pytest.mark.parametrize("encoding", ["absolute", "al_rfou", "none"])
@@ -40,8 +41,8 @@ def test_fused_attention_has_no_position_terms() -> None:
         SlidingWindow(tiny_model(), 6, fused=True)
     with pytest.raises(OptionError, match="fused=True: is not possible with encoding=rope"):
         SlidingWindow(tiny_model(encoding="rope", d_head=4), 6, fused=True)
-    with pytest.raises(OptionError, match="fused=True: is not possible with forget_gate=True"):
-        SlidingWindow(tiny_model(encoding="absolute", forget_gate=True), 6, fused=True)
+    with pytest.raises(OptionError, match="fused=True: is not possible with GRUResidualTransformerXL"):
+        SlidingWindow(tiny_model(GRUResidualTransformerXL, encoding="absolute"), 6, fused=True)
     with pytest.raises(OptionError, match="fused=True: is not possible with memory_reset=document"):
         SlidingWindow(tiny_model(encoding="absolute", memory_reset="document"), 4, fused=True)
     with pytest.raises(OptionError, match="attention_len=0: must be"):

@@ -85,7 +85,6 @@ def counted(model: TransformerXL | RecurrentLanguageModel) -> int:
     "options",
     [
         *({}, {"terms": "ab"}, {"terms": "ac"}, {"encoding": "absolute"}, {"d_embed": 6}),
-        *({"forget_gate": True}, {"attention_gate": "head"}, {"attention_gate": "element"}),
     ],
 )
 def test_products_are_those_that_torch_counts_without_hidden_keys(mem_len: int, options: dict[str, object]) -> None:

@@ -142,7 +142,6 @@ def test_compiled_training_computes_the_same() -> None:
     "options",
     [
         (),
-        ("model.forget_gate=true",),
         ("memory=tokens", "memory.n_tokens=3"),
         pytest.param(("memory.reset=document",), marks=pytest.mark.slow),
     ],

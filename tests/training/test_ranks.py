@@ -36,8 +36,6 @@ ARMS: dict[str, tuple[str, ...]] = {
         *("trainer.column_chunks=2", "trainer.precision=64-true", "data.batch_size=9"),
     ),
     "recurrent": ("model=lstm", "model.d_model=16", "model.hidden_dropout=0"),
-    "forget gate": ("encoding=none", "model.forget_gate=true"),
-    "element gate": ("model.attention_gate=element", "model.pre_norm=true"),
     "compressive": ("memory=compressive", "memory.rate=2", "data.batch_size=9", "trainer.precision=64-true"),
     "memory tokens": ("memory=tokens", "memory.n_tokens=3", "trainer.column_chunks=2", "trainer.precision=64-true"),
 }

@@ -29,7 +29,7 @@ OPTIONS = (
     "trainer.log_every_n_steps=7",
     "resume=auto",
 )
-GATES = ("model.forget_gate=true", "model.attention_gate=element")
+GATES = ("beyond=attention_gate", "beyond.gates=element")
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
 

@@ -177,7 +177,6 @@ def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: s
         ("memory=tokens memory.tokens_see_states=true", []),
         ("encoding=shaw encoding.table_len=9", []),
         ("encoding.table_len=9", ["encoding.table_len=9 has no effect: encoding=relative has no table"]),
-        ("model.forget_len=9", ["model.forget_len=9 has no effect: only model.forget_gate=true reads it"]),
         ("model=lstm encoding=rope", ["encoding=rope has no effect: model=lstm has no attention"]),
         ("model=lstm memory.start=zeros", ["memory.start=zeros has no effect: model=lstm has no attention"]),
         ("data.path=a data.document_start=b memory.reset=document", []),
@@ -221,16 +220,13 @@ ARMS = {
         "optimizer.warmup_steps=3",
     ],
     "two terms": ["model.terms=bd"],
-    "forget gate": ["encoding=none", "model.forget_gate=true", "optimizer=muon"],
-    "head gate": ["model.attention_gate=head", "model.attention_dropout=0.1", "optimizer=muon"],
-    "element gate": ["model.attention_gate=element", "memory=off", "optimizer=muon"],
     "adaptive softmax": ["model.cutoffs=[20,100]", "model.div_val=2"],
     "lstm": ["model=lstm", "model.d_model=32", "model.weight_dropout=0.2"],
     "qrnn": ["model=qrnn", "model.d_model=32"],
 }
 
 
-COVERING = ("shaw", "al-rfou", "characters", "forget gate", "head gate", "adaptive softmax")
+COVERING = ("shaw", "al-rfou", "characters", "adaptive softmax")
 COVERING = (*COVERING, "lstm", "qrnn")
 
 

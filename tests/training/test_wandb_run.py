@@ -138,8 +138,7 @@ def test_a_resumed_run_continues_its_curves(directory: Path, run: Path) -> None:
         (("memory=off", "encoding=al_rfou", "loss=half"), ["al_rfou", "no recurrence", "half loss"]),
         (("model.terms=ab",), ["relative", "recurrence", "full loss", "terms ab"]),
         (("encoding=absolute", "model.terms=ab"), ["absolute", "recurrence", "full loss"]),
-        (("encoding=none", "model.forget_gate=true"), ["none", "recurrence", "full loss", "forget gate"]),
-        (("model.attention_gate=head",), ["relative", "recurrence", "full loss", "head gate"]),
+        (("beyond=attention_gate",), ["relative", "recurrence", "full loss", "attention_gate gates=head"]),
         (("model=lstm", "optimizer.lr=1e-3"), ["lstm", "full loss"]),
     ],
 )

@@ -72,6 +72,7 @@ class GRUResidualTransformerXL(TransformerXL):
     """Transformer-XL of `GRUResidualLayer`s."""
 
     config_class = GRUResidualConfig
+    layer_class = GRUResidualLayer
 
     def __init__(self, config: GRUResidualConfig) -> None:
         super().__init__(config)
@@ -79,6 +80,3 @@ class GRUResidualTransformerXL(TransformerXL):
         for layer in layers:
             for gate in (layer.attention_residual, layer.feed_forward_residual):
                 nn.init.constant_(gate.b_g, UPDATE_BIAS)
-
-    def make_layer(self) -> GRUResidualLayer:
-        return GRUResidualLayer(self.config)

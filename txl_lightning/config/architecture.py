@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, cast, get_type_hints
+from typing import Any, ClassVar, cast, get_type_hints
 
 from txl_lightning.config.encoding_kinds import KINDS, EncodingKind
 from txl_lightning.errors import require, require_memory
@@ -18,7 +18,8 @@ COMPRESSIONS = ("max", "mean", *TRAINED_COMPRESSIONS, "most_used")
 Rule = tuple[Callable[[Any], bool], str]  # what a value must be, and that in words
 
 
-def _one_of(*choices: str) -> Rule:
+def one_of(*choices: str) -> Rule:
+    """Return the rule that a value is one of these."""
     return lambda x: x in choices, f"must be one of {', '.join(choices)}"
 
 
@@ -30,7 +31,7 @@ COUNTS = "vocab_size n_layer d_model n_head d_head d_inner table_len d_embed div
 
 RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed where it is the default
     **dict.fromkeys(COUNTS.split(), COUNT),
-    **dict.fromkeys(("n_tokens", "mem_len", "compressed_len", "ext_len", "forget_len"), LENGTH),
+    **dict.fromkeys(("n_tokens", "mem_len", "compressed_len", "ext_len"), LENGTH),
     **dict.fromkeys(("dropout", "attention_dropout", "hidden_dropout", "weight_dropout"), PROBABILITY),
     **dict.fromkeys(("layer_norm_epsilon", "init_std"), POSITIVE),
     "clamp_len": (lambda x: x >= -1, "must be -1 (no clamp) or an integer >= 0"),
@@ -40,15 +41,14 @@ RULES: dict[str, Rule] = {  # of the values of single fields; None is allowed wh
         lambda x: all(isinstance(b, int) and a < b for a, b in itertools.pairwise((0, *x))),
         "must be ascending integers >= 1",
     ),
-    "cell": _one_of("lstm", "qrnn"),
-    "norm": _one_of("layer", "rms"),
-    "feed_forward": _one_of("relu", "swiglu", "geglu"),
-    "attention_gate": _one_of("none", "head", "element"),
-    "tie_projections": _one_of("all_but_first", "all", "none"),
-    "compression": _one_of(*COMPRESSIONS),
-    "compression_loss": _one_of("reconstruction", "autoencoding", "none"),
-    "memory_start": _one_of("empty", "zeros"),
-    "memory_reset": _one_of("never", "document"),
+    "cell": one_of("lstm", "qrnn"),
+    "norm": one_of("layer", "rms"),
+    "feed_forward": one_of("relu", "swiglu", "geglu"),
+    "tie_projections": one_of("all_but_first", "all", "none"),
+    "compression": one_of(*COMPRESSIONS),
+    "compression_loss": one_of("reconstruction", "autoencoding", "none"),
+    "memory_start": one_of("empty", "zeros"),
+    "memory_reset": one_of("never", "document"),
 }
 
 
@@ -97,15 +97,16 @@ class Architecture:
     cutoffs: tuple[int, ...] = ()
     div_val: int = 1
     tie_projections: str = "all_but_first"
+    rules: ClassVar[Mapping[str, Rule]] = {}  # of the values of further fields of a subclass
 
     def __post_init__(self) -> None:
-        kinds = _types(cast("Any", type(self)))
+        kinds, rules = _types(cast("Any", type(self))), {**RULES, **self.rules}
         for f in fields(self):
             name, value = f.name, getattr(self, f.name)
             require(isinstance(value, kinds[name]), name, value, f"must be of type {f.type}")
             require(not isinstance(value, int) or abs(value) < 2**60, name, value, "must be below 2^60")
-            if name in RULES and value is not None:
-                allows, allowed = RULES[name]
+            if name in rules and value is not None:
+                allows, allowed = rules[name]
                 require(allows(value), name, list(value) if isinstance(value, tuple) else value, allowed)
         below = f"must be below the {self.vocab_size} tokens of the vocabulary"
         require(max(self.cutoffs, default=-1) < (self.vocab_size or 0), "cutoffs", list(self.cutoffs), below)
@@ -137,12 +138,6 @@ class TransformerXLConfig(Architecture):
         init_std: standard deviation of the initial weights (0.005 in the TensorFlow code's largest models).
         untie_biases: u and v per layer (`untie_r` in other code) instead of shared by all layers.
         qk_norm: RMSNorm with a trained gain on the queries and on the keys of every head, before any rotation.
-        forget_gate: a gate of every head and token by which keys before it are forgotten (Lin et al. 2025): a further
-            term (c), which `terms` does not switch (`Attention`).
-        forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,
-            in geometric steps. 0 begins with gates of 1/2; None means `mem_len`, in a config of a run also the segment.
-        attention_gate: what one gate of attention's output multiplies (Qiu et al. 2025): a `head` of a token, an
-            `element` of a head, or `none` for no gates.
         terms: terms (a)-(d) of the score to use, in any order; parameters of the others do not exist.
             Absolute encodings have only (a). Without any term attention is uniform over the visible keys.
         encoding: name of a registered position encoding (`model.encodings`).
@@ -187,9 +182,6 @@ class TransformerXLConfig(Architecture):
     init_std: float = 0.02
     untie_biases: bool = False
     qk_norm: bool = False
-    forget_gate: bool = False
-    forget_len: int | None = None
-    attention_gate: str = "none"
     terms: str = "abcd"
     encoding: str = _option("encoding.name", "relative")
     table_len: int | None = _option("encoding.table_len", None)
@@ -242,7 +234,6 @@ class TransformerXLConfig(Architecture):
                 "must be null with n_tokens: it would compress states of memory tokens",
             ),
             ("ext_len", tokens and self.ext_len > 0, f"must be 0 with n_tokens: {written}"),
-            ("forget_gate", tokens and self.forget_gate, "must be false with n_tokens, which attend to later tokens"),
             ("memory_reset", tokens and resets, f"must be never with n_tokens: {written}, for all its documents"),
             ("mem_len", self.compresses and self.mem_len < rate, f"must be 0 or at least compression_rate={rate}"),
         ]
@@ -285,11 +276,6 @@ class TransformerXLConfig(Architecture):
     def active_terms(self) -> str:
         """Chosen terms that the encoding has, in alphabetical order."""
         return "".join(term for term in self.kind.terms if term in self.terms)
-
-    @property
-    def logit_terms(self) -> str:
-        """Terms of the logits: the active ones, and with a forget gate (c)."""
-        return "".join(sorted({*self.active_terms, *("c" if self.forget_gate else "")}))
 
 
 _NAMES = [f.name for f in fields(TransformerXLConfig)]

@@ -27,14 +27,6 @@ def table_len(config: Config) -> int | None:
     return positions + memory_slots(config) if table == "distances" else positions
 
 
-def forget_len(config: Config) -> int | None:
-    """Return the most tokens over which a forget gate starts to forget: as given, or the most keys of a query."""
-    model = config.model
-    if not isinstance(model, TransformerXLModelConfig) or not model.forget_gate or model.forget_len is not None:
-        return getattr(model, "forget_len", None)
-    return longest_trained_distance(config) + 1
-
-
 def memory_slots(config: Config) -> int:
     """Return the states per layer of training's memory: mem_len, and compressed_len of a compressed memory."""
     return config.memory.mem_len + config.memory.compressed_len

@@ -24,8 +24,9 @@ COUNTS = (  # at least 1, or null where that has a meaning
     *("checkpoint.keep_every_n_steps", "evaluation.batch_size", "evaluation.segment_len", "evaluation.max_segments"),
 )
 
-# `${product:a,b}` in a config; here, because every process that reads a config imports the schemas.
+# `${product:a,b}` and `${sum:a,b}` in a config; here, because every process that reads a config imports the schemas.
 OmegaConf.register_new_resolver("product", operator.mul, replace=True)
+OmegaConf.register_new_resolver("sum", operator.add, replace=True)
 
 
 @dataclass
@@ -54,14 +55,10 @@ class TransformerXLModelConfig(ModelConfig):
     final_norm: bool = False
     norm: str = "layer"
     feed_forward: str = "relu"
-    residual: str = "sum"
     layer_norm_epsilon: float = 1e-5
     init_std: float = 0.02
     untie_biases: bool = False
     qk_norm: bool = False
-    forget_gate: bool = False
-    forget_len: int | None = None
-    attention_gate: str = "none"
     terms: str = "abcd"
     same_length: bool = False
     extra_key: bool = False
@@ -447,7 +444,10 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 GONE: dict[str, tuple[Any, ...] | None] = {  # options of older checkpoints: their values without effect, None for all
     "trainer.max_nonfinite_steps": None,
     "model.sink": (False,),
-    "model.residual": ("sum",),  # since 0.4.0 beyond=gru_residual
+    "model.residual": ("sum",),
+    "model.forget_gate": (False,),
+    "model.forget_len": None,
+    "model.attention_gate": ("none",),
     "memory.first": (0,),
     "evaluation.first": (None, 0),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -31,19 +29,6 @@ class Attention(nn.Module):
     before streams (X = H·B matrices in one batched product) because r is the same for all streams: (b) and (d) are one
     product per head, with the queries of all streams as rows.
 
-    With `forget_gate` every token has a gate in every head, and keys are forgotten by the gates after them (FoX, Lin et
-    al. 2025). x_t is the token's input of the layer, as keys have it:
-
-        f_t = σ(w·x_t + b)        A_ij gains D_ij = Σ_{j<l≤i} log f_l = c_i - c_j,    c_t = Σ_{l≤t} log f_l
-
-    The softmax does not see c_i. What is left depends on the key alone, as u·k_j does: it is a part of term (c) that
-    reads the text, and is computed from one running sum per segment.
-
-    With `attention_gate` the heads' outputs are multiplied by gates before the output projection (Qiu et al. 2025), one
-    for each head of a token, or for each of its E elements:
-
-        Y_i ⊙ σ(x_i W_g)
-
     Args:
         config: sizes, terms and dropout.
 
@@ -56,7 +41,7 @@ class Attention(nn.Module):
         self.n_head, self.d_head, terms = config.n_head, config.d_head, set(config.active_terms)
         width = config.n_head * config.d_head
         self.n_query, self.n_key = int(bool(set("ab") & terms)), int(bool(set("ac") & terms))
-        self.terms = config.logit_terms
+        self.terms = config.active_terms
         self.qkv = nn.Linear(config.d_model, (self.n_query + self.n_key + 1) * width, bias=False)
         projects = config.kind.projects and bool(set("bd") & terms)
         self.position = nn.Linear(config.d_model, width, bias=False) if projects else None
@@ -64,24 +49,8 @@ class Attention(nn.Module):
         norm = (config.d_head, config.layer_norm_epsilon)  # one gain for all heads
         self.query_norm = nn.RMSNorm(*norm) if self.n_query and config.qk_norm else None
         self.key_norm = nn.RMSNorm(*norm) if self.n_key and config.qk_norm else None
-        self.forget = nn.Linear(config.d_model, config.n_head) if config.forget_gate else None
-        self.forget_len = config.mem_len if config.forget_len is None else config.forget_len
-        widths = {"none": 0, "head": config.n_head, "element": width}
-        n_gates = widths[config.attention_gate]
-        self.gate = nn.Linear(config.d_model, n_gates, bias=False) if n_gates else None
         self.dropout = Dropout(config.attention_dropout)
         self.kernel = "eager"
-
-    @torch.no_grad()
-    def initialize(self) -> None:
-        """Set the biases of the forget gates to b = -log(exp(1 / t) - 1), so that σ(b)^t = 1/e, if `forget_len` > 0.
-
-        The lengths t of the heads are 1, …, `forget_len` tokens in geometric steps: the start that Lin et al. 2025 give
-        gates of a bias alone. Gates that read the text begin in their code with b = 0, as `forget_len=0` does.
-        """
-        if self.forget is not None and self.forget_len:
-            log_t_H = torch.linspace(0.0, math.log(self.forget_len), self.n_head, dtype=torch.float64)
-            self.forget.bias.copy_(-(-log_t_H).exp().expm1().log())
 
     def forward(
         self,
@@ -102,10 +71,7 @@ class Attention(nn.Module):
             positions: u, v and the encoding of the distances K, …, 0.
             visible: keys that the queries may attend to.
         """
-        q_HBTE, kv_PHBKE = self.project(hidden_BTD, memory_BMD)
-        forget_HBK = self.forget_logits(memory_BMD, hidden_BTD)
-        heads_HBTE = self.attend(q_HBTE, kv_PHBKE, positions, visible, self.kernel, forget_HBK)
-        return self.combine_heads(heads_HBTE, hidden_BTD)
+        return self.combine_heads(self.attend(*self.project(hidden_BTD, memory_BMD), positions, visible, self.kernel))
 
     def project(
         self, hidden_BTD: Float[Tensor, "B T D"], memory_BMD: Float[Tensor, "B M D"] | None = None
@@ -131,12 +97,6 @@ class Attention(nn.Module):
             kv_PHBKE = torch.stack([_normalize(k_HBKE, self.key_norm), v_HBKE])
         return q_HBTE, kv_PHBKE
 
-    def forget_logits(self, *states_BTD: Float[Tensor, "B _T D"]) -> Float[Tensor, "H B K"] | None:
-        """Return w·x + b of the forget gates, of consecutive parts of the keys; None without gates."""
-        if self.forget is None:
-            return None
-        return torch.cat([self.forget(x_BTD) for x_BTD in states_BTD], dim=1).permute(2, 0, 1)
-
     def attend(
         self,
         q_HBTE: Float[Tensor, "H B T E"] | None,
@@ -144,10 +104,9 @@ class Attention(nn.Module):
         positions: LayerPositions,
         visible: VisibleKeys,
         kernel: str = "eager",
-        forget_HBK: Float[Tensor, "H B K"] | None = None,
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by a kernel (see `model.kernels`)."""
-        return attend(kernel, self.factors(q_HBTE, kv_PHBKE, positions, visible, self.terms, forget_HBK), self.dropout)
+        return attend(kernel, self.factors(q_HBTE, kv_PHBKE, positions, visible, self.terms), self.dropout)
 
     def factors(
         self,
@@ -156,7 +115,6 @@ class Attention(nn.Module):
         positions: LayerPositions,
         visible: VisibleKeys,
         terms: str,
-        forget_HBK: Float[Tensor, "H B K"] | None = None,
     ) -> Factors:
         """Return the factors of the logits, by which keys and distances are multiplied, with the keys and values.
 
@@ -172,7 +130,6 @@ class Attention(nn.Module):
             positions: u, v and the encoding of the distances, None for terms that are left out.
             visible: keys that the queries may attend to.
             terms: terms of the logits.
-            forget_HBK: logits of the forget gates.
         """
         kv = kv_PHBKE.unbind()
         k_HBKE, v_HBKE = kv[0], kv[-1]  # P = 1: k is v, and no kernel reads it (query is None)
@@ -185,8 +142,7 @@ class Attention(nn.Module):
         content = _sum(q if "a" in terms else None, None if u is None else u[:, None, None])
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
         distances = DistanceFactors(position, self.distance_vectors(positions), bias_HS)
-        bias_HBK = forgetting(forget_HBK) if forget_HBK is not None and "c" in terms else None
-        return Factors(content, k_HBKE, v_HBKE, distances, visible, bias_HBK)
+        return Factors(content, k_HBKE, v_HBKE, distances, visible)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""
@@ -194,19 +150,10 @@ class Attention(nn.Module):
             return positions.table_HSE
         return self.position(positions.sinusoids_SD).unflatten(-1, (self.n_head, -1)).transpose(0, 1).contiguous()
 
-    def combine_heads(
-        self, heads_HBTE: Float[Tensor, "H B T E"], hidden_BTD: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Concatenate the heads of every token, after their gates, and project them to the output.
-
-        Args:
-            heads_HBTE: of `attend`.
-            hidden_BTD: input of the layer at the same tokens, which gates read.
-        """
-        heads_BTHE = heads_HBTE.permute(1, 2, 0, 3)
-        if self.gate is not None:
-            heads_BTHE = heads_BTHE * self.gate(hidden_BTD).sigmoid().unflatten(-1, (self.n_head, -1))
-        return self.output(heads_BTHE.flatten(2))
+    def combine_heads(self, heads_HBTE: Float[Tensor, "H B T E"]) -> Float[Tensor, "B T D"]:
+        """Concatenate the heads of every token and project them to the output."""
+        output_BTD: Tensor = self.output(heads_HBTE.permute(1, 2, 0, 3).flatten(2))
+        return output_BTD
 
     def logits(
         self,
@@ -231,8 +178,7 @@ class Attention(nn.Module):
         terms = self.terms if terms is None else terms
         if not set(terms) <= set(self.terms):
             raise ValueError(f"terms {terms!r} of an attention that has {self.terms!r}")
-        projected, forget_HBK = self.project(hidden_BTD, memory_BMD), self.forget_logits(memory_BMD, hidden_BTD)
-        factors = self.factors(*projected, positions.of_terms(terms), visible, terms, forget_HBK)
+        factors = self.factors(*self.project(hidden_BTD, memory_BMD), positions.of_terms(terms), visible, terms)
         return eager.logits(factors).unflatten(0, factors.keys.shape[:2])
 
     def probabilities(
@@ -244,17 +190,6 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "H B T K"]:
         """Return the softmax of `logits` over the keys."""
         return self.logits(hidden_BTD, memory_BMD, positions, visible).softmax(dim=-1)
-
-
-def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:
-    """Return c_K - c_j = Σ_{j<l≤K} log σ(logit_l) for every key j: D_ij without the part that query i alone decides.
-
-    Summed from the newest token, so that near keys keep their precision and nothing depends on what came before a key;
-    at least in float32, because the differences of long sums are what counts.
-    """
-    precise = torch.promote_types(logits_HBK.dtype, torch.float32)
-    after_HBK = F.pad(F.logsigmoid(logits_HBK[..., 1:].to(precise)), (0, 1))
-    return after_HBK.flip(-1).cumsum(-1).flip(-1)
 
 
 def _normalize(x_HBTE: Tensor, norm: nn.RMSNorm) -> Tensor:

@@ -40,12 +40,17 @@ class TransformerXLLayer(nn.Module):
 
     Args:
         config: sizes, dropout, the kinds of norm and feed-forward, and the place of the norms.
+
+    Attributes:
+        attention_class: class of `attention`.
     """
+
+    attention_class: ClassVar[type[Attention]] = Attention
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.attention = Attention(config)
+        self.attention = self.attention_class(config)
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config) if config.feed_forward == "relu" else GatedFeedForward(config)
         self.feed_forward_norm = make_norm(config)
@@ -105,6 +110,7 @@ class TransformerXL(ScoringModel, nn.Module):
 
     Attributes:
         config_class: class of `config`; a variant with further options has its own.
+        layer_class: class of the layers.
         state_class: class of its memory.
         cannot: what a variant of the model cannot do, with the reason in words. Callers ask for `cached inference`,
             `one-pass windows`, `documents`, `unequal lengths`, `extended context`, `gradient segments`, `generation`,
@@ -112,6 +118,7 @@ class TransformerXL(ScoringModel, nn.Module):
     """
 
     config_class: ClassVar[type[TransformerXLConfig]] = TransformerXLConfig
+    layer_class: ClassVar[type[TransformerXLLayer]] = TransformerXLLayer
     state_class: ClassVar[type[Memory]] = Memory
     cannot: ClassVar[Mapping[str, str]] = {}
 
@@ -121,21 +128,15 @@ class TransformerXL(ScoringModel, nn.Module):
         self.encoding = ENCODINGS[config.encoding](config)
         self.embedding = make_embedding(config)
         self.dropout = Dropout(config.dropout)
-        layers = [self.make_layer() for _ in range(config.n_layer)]
+        layers = [self.layer_class(config) for _ in range(config.n_layer)]
         self.layers = nn.ModuleList(layers)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config, self.embedding)
         initialize(self, config.init_std)
         self.encoding.initialize()
-        for layer in layers:
-            layer.attention.initialize()
         # Last, so that all other parameters are drawn as without them.
         self.memory_tokens = MemoryTokens(config) if config.n_tokens else None
         self.compressor = None if config.compression is None else Compressor(config, self.layers)
-
-    def make_layer(self) -> TransformerXLLayer:
-        """Return a new layer."""
-        return TransformerXLLayer(self.config)
 
     @property
     def takes_lengths(self) -> bool:  # type: ignore[override]

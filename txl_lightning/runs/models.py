@@ -13,7 +13,7 @@ from torch import Tensor
 
 from txl_lightning.config.architecture import LENGTHS, RecurrentConfig, TransformerXLConfig, option_names
 from txl_lightning.config.encoding_kinds import VARIABLE
-from txl_lightning.config.lengths import forget_len, table_len
+from txl_lightning.config.lengths import table_len
 from txl_lightning.config.schemas import Config, RecurrentModelConfig
 from txl_lightning.errors import OptionError, require, require_memory
 from txl_lightning.model.baselines import RecurrentLanguageModel, RecurrentState
@@ -82,7 +82,7 @@ def architecture(config: Config, vocab_size: int) -> TransformerXLConfig | Recur
             require(memory.compression is None, "compression", memory.compression, no_states)
             require(memory.n_tokens == 0, "n_tokens", memory.n_tokens, f"must be 0: {carries}")
         else:
-            values |= {"table_len": table_len(config), "forget_len": forget_len(config)}
+            values["table_len"] = table_len(config)
         return kind(vocab_size=vocab_size, **values, **own)
     except OptionError as error:
         option = {**OPTIONS, **of_variant}.get(error.option, f"model.{error.option}")

@@ -47,7 +47,14 @@ FREE_OPTIONS = (
 )
 
 NON_ARCHITECTURE_FIELDS = {  # may differ between a checkpoint and the model that takes its weights
-    *("dropout", "attention_dropout", "hidden_dropout", "weight_dropout", "init_std", "forget_len"),
+    *(
+        "dropout",
+        "attention_dropout",
+        "hidden_dropout",
+        "weight_dropout",
+        "init_std",
+        "forget_len",
+    ),  # the last of beyond=forget_gate
     *LENGTHS,
     "vocab_size",
 }

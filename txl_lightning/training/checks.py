@@ -156,7 +156,6 @@ def options_without_effect(config: Config) -> list[str]:
     recurrent, resumed = isinstance(config.model, RecurrentModelConfig), config.resume not in (None, "auto")
     no_attention = f"model={config.model.name} has no attention"
     no_states = no_attention if recurrent else "there is no memory" if memory.mem_len == 0 else None
-    no_gate = None if getattr(config.model, "forget_gate", False) else "only model.forget_gate=true reads it"
     no_compression = None if memory.compression else "only memory=compressive compresses states"
     no_tokens = None if memory.n_tokens else "only memory=tokens has memory tokens"
     no_table = no_attention if recurrent else None if kind.table else f"encoding={encoding.name} has no table"
@@ -167,7 +166,6 @@ def options_without_effect(config: Config) -> list[str]:
         # option, value, default, why it is not read (None if it is)
         ("encoding", encoding.name, "relative", no_attention if recurrent else None),
         ("encoding.table_len", encoding.table_len, None, no_table),
-        ("model.forget_len", getattr(config.model, "forget_len", None), None, no_gate),
         ("encoding.interpolation", encoding.interpolation, 1.0, no_attention if recurrent else None),
         ("memory.start", memory.start, MemoryConfig.start, no_states),
         ("memory.rate", memory.rate, MemoryConfig.rate, no_compression),

@@ -278,8 +278,6 @@ def arm(config: Config) -> list[str]:
     fewer_terms = has_position_terms and config.model.terms != "abcd"
     parts = {
         f"terms {config.model.terms or 'none'}": fewer_terms,
-        "forget gate": config.model.forget_gate,
-        f"{config.model.attention_gate} gate": config.model.attention_gate != "none",
     }
     beyond = " ".join(f"{name}={value}".removeprefix("name=") for name, value in config.beyond.items())
     return [*words, *(part for part, is_on in parts.items() if is_on), *filter(None, [beyond])]

@@ -77,7 +77,7 @@ def test_streaming_sums_are_the_direct_average(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
     streams = OrderedStreams(random_stream(1, 29)[0].numpy(), STREAMS, SEGMENT, model.config.ext_len)
     maps = attention_maps(model, streams)
-    present = [term for term in "abd" if term in model.config.logit_terms]
+    present = [term for term in "abd" if term in model.config.active_terms]
     centred = [f"{term}_centred" for term in "abd"] if model.config.active_terms == "abcd" else []
     assert list(maps.by_distance) == ["all", *present, *centred]
     for name in ("all", *present):

@@ -34,7 +34,6 @@ class Problem:
     attention_len: int | None = None
     table: bool = False
     documents: bool = False
-    biased: bool = False
     B: int = 2
     H: int = 3
     E: int = 5
@@ -57,7 +56,6 @@ class Problem:
             "rows": random(has_rows, *(whole if "b" in self.terms else alike)),
             "r_HSE": random(has_rows, self.H, S, self.E),
             "bias_HS": random(self.table and "d" in self.terms, self.H, S),
-            "bias_HBK": random(self.biased, self.H, self.B, S - 1),
         }
 
     def visible(self, like: Tensor) -> VisibleKeys:
@@ -71,10 +69,10 @@ class Problem:
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
         factors = self.factors(dtype, gradients)
-        query, k, v, rows, r_HSE, bias_HS, bias_HBK = factors.values()
+        query, k, v, rows, r_HSE, bias_HS = factors.values()
         distances = DistanceFactors(rows, r_HSE, bias_HS)
         with torch.set_grad_enabled(gradients):
-            output = attend(Factors(query, k, v, distances, self.visible(k), bias_HBK), Dropout(0.0))
+            output = attend(Factors(query, k, v, distances, self.visible(k)), Dropout(0.0))
         if not gradients:
             return {"output": output}
         inputs = {name: x for name, x in factors.items() if x is not None}
@@ -94,10 +92,6 @@ PROBLEMS = [
     Problem(T=40, M=24, filled=24, attention_len=24),
     Problem(documents=True),
     Problem("ac", documents=True),
-    *(Problem(terms, biased=True) for terms in ("abcd", "a", "c", "d", "")),
-    Problem("abd", table=True, biased=True),
-    Problem("a", T=1, M=40, filled=40, biased=True),
-    Problem("ac", T=40, M=24, filled=3, attention_len=9, documents=True, biased=True),
 ]
 WAYS = {  # kernel, whether it has gradients, constants of `cpu`
     "cpu": (cpu.attend, True, {}),
@@ -118,7 +112,7 @@ def cases() -> list[Any]:
     found = []
     for way, problem in itertools.product(WAYS, PROBLEMS):
         computed = not problem.documents if way == "flex" else way != "fused" or bool(set("ac") & set(problem.terms))
-        rare = way == "flex" and problem not in (PROBLEMS[0], PROBLEMS[15], PROBLEMS[16], PROBLEMS[26], PROBLEMS[30])
+        rare = way == "flex" and problem not in (PROBLEMS[0], PROBLEMS[15], PROBLEMS[16], PROBLEMS[26])
         marks = [pytest.mark.slow] if rare else []
         if computed and (DEVICE == "cpu" or not way.startswith("cpu")):
             found.append(pytest.param(way, problem, marks=marks, id=f"{way}: {problem}"))
@@ -139,13 +133,12 @@ def test_every_kernel_is_eager_attention(way: str, problem: Problem, monkeypatch
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="blocks are for the CPU")
-@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_blocks_in_bfloat16(gradients: bool, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = Problem(biased=biased).run(eager.attend, torch.bfloat16, gradients)
+def test_blocks_in_bfloat16(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Problem().run(eager.attend, torch.bfloat16, gradients)
     monkeypatch.setattr(cpu, "BLOCK", {torch.bfloat16: 8})
     monkeypatch.setattr(cpu, "QUERIES_AT_ONCE", 4)
-    found = Problem(biased=biased).run(cpu.attend, torch.bfloat16, gradients)
+    found = Problem().run(cpu.attend, torch.bfloat16, gradients)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0.05, atol=0.05 * value.abs().max().item())
 

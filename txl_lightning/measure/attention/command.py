@@ -87,7 +87,7 @@ def run(options: AttentionOptions, directory: Path) -> list[str]:
         "split": split,
         "evaluation": {**lengths, "segment_len": evaluation.segment_len, "batch_size": evaluation.batch_size},
         "encoding": model.config.encoding,
-        "terms": model.config.logit_terms,
+        "terms": model.config.active_terms,
         "distances": maps.by_distance[ALL_TERMS].shape[1],
         "queries": maps.queries,
         "heads": [

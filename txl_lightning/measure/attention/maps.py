@@ -120,7 +120,7 @@ def attention_maps(model: TransformerXL, streams: Streams, max_segments: int | N
     config, device = model.config, next(model.parameters()).device
     reach = attention_reach(config, streams.segment_len)
     zeros = partial(torch.zeros, config.n_layer, config.n_head, dtype=torch.float64, device=device)
-    names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.logit_terms)]
+    names = [ALL_TERMS, *(term for term in SINGLE_TERMS if term in config.active_terms)]
     mean_NHE, entropy_NH, in_memory_NH, queries = zeros(config.d_head), zeros(), zeros(), 0
     if set(config.active_terms) == set("abcd"):
         names += [term + CENTRED for term in SINGLE_TERMS]

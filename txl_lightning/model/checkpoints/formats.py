@@ -28,7 +28,6 @@ ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1,
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
 ONLY = {  # in both other implementations
     **{"norm": "layer", "feed_forward": "relu", "final_norm": False, "qk_norm": False},
-    **{"forget_gate": False, "attention_gate": "none"},
 }
 SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
 FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")

@@ -39,17 +39,19 @@ REUSE = 1.2  # a buffer of at least this relative length is kept, and its window
 
 
 def can_cache(model: object) -> TypeGuard[TransformerXL]:
-    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL without compressed memory or memory tokens.
+    """Return whether `CachedTransformerXL` takes a model: a Transformer-XL that does not say that it `cannot`.
 
     States are compressed, not their keys and values, so hidden states have to be kept anyway. Memory tokens are other
     ones in every segment, and terms (b) and (d) of theirs depend on its length (`model.memory_tokens`).
     """
-    return isinstance(model, TransformerXL) and model.config.compression is None and not model.config.n_tokens
+    if not isinstance(model, TransformerXL) or "cached inference" in model.cannot:
+        return False
+    return model.config.compression is None and not model.config.n_tokens
 
 
 @dataclass
 class KeyValueMemory:
-    """Keys, values and logits of forget gates of the last `mem_len` tokens, in place of states.
+    """Keys and values of the last `mem_len` tokens, in place of states.
 
         buffer   [ forgotten | filled: the memory | space for a segment |         ]
                               ^ begin
@@ -66,7 +68,6 @@ class KeyValueMemory:
             places; None once the memory was given to a model.
         batch_size: B, streams.
         made_by: object whose memory this is.
-        forget_NXC1: logits of the forget gates, in the same places; None for none.
         begin: first place of the window.
         filled: number of states that it holds.
         in_document_B: how many of them belong to each stream's present document (see `Memory`).
@@ -75,7 +76,6 @@ class KeyValueMemory:
     buffer_NPXCE: Tensor | None
     batch_size: int
     made_by: object
-    forget_NXC1: Tensor | None = None
     begin: int = 0
     filled: int = 0
     in_document_B: Int[Tensor, " B"] | None = None
@@ -108,15 +108,14 @@ class KeyValueMemory:
             ValueError: the memory was spent before.
         """
         indices_S = torch.as_tensor(indices, device=self._buffer().device)
-        buffers = [self._window(buffer).index_select(-3, indices_S).flatten(-4, -3) for buffer in self._buffers()]
+        buffer = self._window(self._buffer()).index_select(-3, indices_S).flatten(-4, -3)
         in_document_B = None if self.in_document_B is None else self.in_document_B[indices_S]
-        return replace(self._with(buffers), batch_size=len(indices_S), in_document_B=in_document_B)
+        return replace(self, buffer_NPXCE=buffer, begin=0, batch_size=len(indices_S), in_document_B=in_document_B)
 
     def restart(self, start: KeyValueMemory) -> None:
         """Give the streams that were reset the memory before a first token, of one stream and the same length."""
         assert self.in_document_B is not None
-        for buffer, of_start in zip(self._buffers(), start._buffers(), strict=True):
-            self._window(buffer)[..., self.in_document_B < 0, :, :] = start._window(of_start)
+        self._window(self._buffer())[..., self.in_document_B < 0, :, :] = start._window(start._buffer())
         self.in_document_B = None
 
     def _window(self, buffer: Tensor, T: int = 0) -> Float[Tensor, "*_ H B K E"]:
@@ -131,8 +130,7 @@ class KeyValueMemory:
         if self.begin + needed <= capacity:
             return
         length = int(GROWTH * needed) if capacity < REUSE * needed else capacity
-        moved = self._with([self._moved(buffer, length) for buffer in self._buffers()])
-        self.buffer_NPXCE, self.forget_NXC1, self.begin = moved.buffer_NPXCE, moved.forget_NXC1, 0
+        self.buffer_NPXCE, self.begin = self._moved(buffer, length), 0
 
     def _moved(self, buffer: Tensor, length: int) -> Tensor:
         """Return a buffer of this length, the same one if it has it, with the memory at its front."""
@@ -145,9 +143,7 @@ class KeyValueMemory:
         return moved
 
     @torch.no_grad()
-    def write(
-        self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"], forget_HBT: Float[Tensor, "H B T"] | None = None
-    ) -> tuple[Float[Tensor, "P H B K E"], Float[Tensor, "H B K"] | None]:
+    def write(self, n: int, kv_PHBTE: Float[Tensor, "P H B T E"]) -> Float[Tensor, "P H B K E"]:
         """Write a segment's projections of layer n after the memory; return those of all K = M + T as views.
 
         Raises:
@@ -159,11 +155,7 @@ class KeyValueMemory:
         window = slice(self.begin, self.begin + self.filled + T)
         kv_PHBKE = buffer[n, :, :, window].view(P, H, B, self.filled + T, E)
         kv_PHBKE[:, :, :, self.filled :] = kv_PHBTE
-        if self.forget_NXC1 is None or forget_HBT is None:
-            return kv_PHBKE, None
-        forget_HBK = self.forget_NXC1[n, :, window].view(H, B, self.filled + T)
-        forget_HBK[:, :, self.filled :] = forget_HBT
-        return kv_PHBKE, forget_HBK
+        return kv_PHBKE
 
     @torch.no_grad()
     def advance(
@@ -178,7 +170,7 @@ class KeyValueMemory:
         if padding_B is not None:
             padding_B = padding_B.clamp(max=appended)
             own = appended - padding_B
-            for of_layer in (layer for buffer in self._buffers() for layer in buffer):
+            for of_layer in self._buffer():
                 window = self._window(of_layer, appended)
                 window.copy_(shift(window, padding_B))
         if first_BT is not None and self.in_document_B is not None:
@@ -186,13 +178,6 @@ class KeyValueMemory:
         end = self.filled + appended
         self.filled = min(config.mem_len, end)
         self.begin += end - self.filled
-
-    def _buffers(self) -> list[Tensor]:
-        return [self._buffer()] if self.forget_NXC1 is None else [self._buffer(), self.forget_NXC1]
-
-    def _with(self, buffers: list[Tensor]) -> KeyValueMemory:
-        """Return the same with other buffers, which begin with the memory."""
-        return replace(self, buffer_NPXCE=buffers[0], forget_NXC1=[*buffers, None][1], begin=0)
 
     def _buffer(self) -> Tensor:
         if self.buffer_NPXCE is None:
@@ -220,9 +205,8 @@ class CachedTransformerXL(ScoringModel):
     """
 
     def __init__(self, model: TransformerXL, **lengths: Any) -> None:
-        for name in ("n_tokens", "compression"):
-            uncached = "cannot be cached; use the model itself"
-            require(not getattr(model.config, name), name, getattr(model.config, name), uncached)
+        name, why = type(model).__name__, model.cannot.get("cached inference", "it has no keys and values to keep")
+        require(can_cache(model), "model", name, f"cannot be cached, use the model itself: {why}")
         self.model = model.with_lengths(**lengths)
         self.config = self.model.config
         self.takes_lengths = self.model.takes_lengths
@@ -255,10 +239,6 @@ class CachedTransformerXL(ScoringModel):
         N, P, H, E = kv_NPHE.shape
         buffer = kv_NPHE[:, :, :, None, None].expand(N, P, H, batch_size, length, E).flatten(2, 3)
         memory = KeyValueMemory(buffer.contiguous(), batch_size, made_by=self, filled=length)
-        if self.config.forget_gate:
-            forget_NH11 = torch.stack([attention.forget_logits(input_11D) for attention, input_11D in inputs])
-            forget_NXC = forget_NH11.expand(N, H, batch_size, length).flatten(1, 2)
-            memory.forget_NXC1 = forget_NXC[..., None].contiguous()
         if self.config.memory_reset == "document":
             memory.in_document_B = torch.zeros(batch_size, dtype=torch.int64, device=buffer.device)
         return memory
@@ -325,9 +305,8 @@ class CachedTransformerXL(ScoringModel):
             attention, of_queries = layer.attention, visible._replace(mask_TK=mask_TK[..., T - Q :, :])
             segment_BTD, past_BTD = layer.attention_input(queries_BTD), layer.attention_input(before_BTD)
             q_HBTE, kv_PHBTE = attention.project(segment_BTD, past_BTD)
-            kv_PHBKE, forget_HBK = memory.write(n, kv_PHBTE, attention.forget_logits(past_BTD, segment_BTD))
-            heads_HBTE = attention.attend(q_HBTE, kv_PHBKE, positions[n], of_queries, forget_HBK=forget_HBK)
-            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE, segment_BTD))
+            heads_HBTE = attention.attend(q_HBTE, memory.write(n, kv_PHBTE), positions[n], of_queries)
+            hidden_BTD = layer.after_attention(queries_BTD, attention.combine_heads(heads_HBTE))
         memory.advance(T, config, first_BT, padding_B)
         return model.final_norm(hidden_BTD), memory
 

@@ -26,7 +26,7 @@ class SlidingWindow:
         attention_len: L, tokens of a window, the one before the prediction included.
         fused: use torch's scaled_dot_product_attention, which never holds all logits: the same function,
             faster. Only for encodings whose logits have term (a) alone, unrotated, such as `absolute` and `al_rfou`,
-            without resets and forget gates.
+            without resets, of the core's model.
 
     Raises:
         OptionError: `attention_len` is below 1, or `fused` with another encoding.
@@ -36,7 +36,9 @@ class SlidingWindow:
         require(attention_len >= 1, "attention_len", attention_len, "must be an integer >= 1")
         has_positions = model.config.active_terms != "a" or model.config.kind.rotates
         require(not (fused and has_positions), "fused", fused, f"is not possible with encoding={model.config.encoding}")
-        for option, without in (("forget_gate", False), ("n_tokens", 0), ("memory_reset", "never")):
+        variant = f"is not possible with {type(model).__name__}"
+        require(not fused or type(model) is TransformerXL, "fused", fused, variant)
+        for option, without in (("n_tokens", 0), ("memory_reset", "never")):
             value = getattr(model.config, option)
             require(not fused or value == without, "fused", fused, f"is not possible with {option}={value}")
         self.model = model.with_lengths(mem_len=0, ext_len=0, same_length=False)
@@ -93,5 +95,5 @@ class SlidingWindow:
             window_BLD = layer.attention_input(input_BLD)
             q_HBLE, (k_HBLE, v_HBLE) = layer.attention.project(window_BLD)
             heads_HBLE = F.scaled_dot_product_attention(q_HBLE, k_HBLE, v_HBLE, is_causal=True)
-            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE, window_BLD))
+            hidden_BLD = layer.after_attention(input_BLD, layer.attention.combine_heads(heads_HBLE))
         return model.final_norm(hidden_BLD)

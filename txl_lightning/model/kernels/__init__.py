@@ -57,5 +57,5 @@ def attend(kernel: str, factors: Factors, dropout: nn.Module) -> Float[Tensor, "
         return heads
     if is_eager_on_cpu(factors.values):
         return cpu.attend(factors, dropout)
-    needs_probabilities = torch.is_grad_enabled() or (dropout.training and dropout.p) or not factors.is_fusable
+    needs_probabilities = torch.is_grad_enabled() or (dropout.training and dropout.p) or factors.query is None
     return (eager if needs_probabilities else fused).attend(factors, dropout)

@@ -46,7 +46,7 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
     The backward pass computes a block's probabilities again instead of storing them, which costs less than the
     skipped products save. In bfloat16 it would cost more, so there they are stored.
     """
-    query, keys, values, distances, visible, bias_HBK = factors
+    query, keys, values, distances, visible = factors
     size, (T, K) = BLOCK[values.dtype], visible.mask_TK.shape[-2:]
     blocks = [slice(first, min(first + size, T)) for first in range(0, T, size)]
     lengths = [K - T + block.stop for block in blocks]
@@ -57,8 +57,7 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
     heads = []
     for n, (block, n_keys) in enumerate(zip(blocks, lengths, strict=True)):
         of_block = distances._replace(rows=rows[n]).part(n_keys)
-        of_keys = (visible.part(block, n_keys), None if bias_HBK is None else bias_HBK[..., :n_keys])
-        part = Factors(queries[n], all_first_keys[n], first_values[n], of_block, *of_keys)
+        part = Factors(queries[n], all_first_keys[n], first_values[n], of_block, visible.part(block, n_keys))
         if values.dtype == torch.bfloat16:
             heads.append(_attend_at_once(part, dropout))
         else:
@@ -82,7 +81,7 @@ def _attend_without_gradient(factors: Factors, dropout: nn.Module) -> Float[Tens
         queries = slice(first, min(first + size, T))
         n_rows = queries.stop - first
         way = _attend_by_products if n_rows > QUERIES_AT_ONCE and dtype in PRECISE else fused.attend
-        way = way if factors.is_fusable else _attend_at_once
+        way = _attend_at_once if factors.query is None else way
         bytes_of_head = B * n_rows * K * dtype.itemsize
         n_heads = max(LOGITS_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
         groups = [way(factors.part(queries, slice(h, h + n_heads)), dropout) for h in range(0, H, n_heads)]

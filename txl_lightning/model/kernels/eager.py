@@ -16,24 +16,20 @@ from txl_lightning.model.positions import VisibleKeys, relative_shift
 
 
 def logits(factors: Factors) -> Float[Tensor, "X T K"]:
-    """Return A_ij / sqrt(E) = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E) + bias_j, and -inf where key j is hidden.
+    """Return A_ij = [(q_i + u)·k_j + (q_i + v)·r_{i-j}] / sqrt(E), and -inf where key j is hidden from query i.
 
-    X = H·B matrices are multiplied at once. With a bias of the keys the sum has its type, at least float32.
+    X = H·B matrices are multiplied at once.
     """
-    query, keys, _, distances, visible, bias_HBK = factors
+    query, keys, _, distances, visible = factors
     (H, B, K, E), T = keys.shape, visible.mask_TK.shape[-2]
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
-    addend_HBTK = mask_TK.expand(H, B, T, K) if bias_HBK is None else bias_HBK[:, :, None] + mask_TK
-    addend_XTK = addend_HBTK.flatten(0, 1)
+    mask_XTK = mask_TK.expand(H, B, T, K).flatten(0, 1)
     if query is None:
-        content_XTK = addend_XTK.clone()
+        content_XTK = mask_XTK.clone()
     else:
         rows_XTE, keys_XEK = query.expand(H, B, T, E).flatten(0, 1), keys.flatten(0, 1).mT
-        if addend_XTK.dtype == keys.dtype:
-            content_XTK = torch.baddbmm(addend_XTK, rows_XTE, keys_XEK)
-        else:
-            content_XTK = addend_XTK.add_(torch.bmm(rows_XTE, keys_XEK))
+        content_XTK = torch.baddbmm(mask_XTK, rows_XTE, keys_XEK)
     by_key = distances.by_key(T)
     if by_key is None:
         return content_XTK
@@ -58,10 +54,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
 class Factors(NamedTuple):
     """Input of a kernel, which returns Σ_j softmax_j(logits_i) v_j.
 
-        logits_ij = query_i·keys_j + distances_{i-j} + bias_j,    -inf where key j is hidden from query i
-
-    A further addend is one more field, as the bias of the keys is: `part` keeps its share, and `logits` and `by_key`
-    add it.
+        logits_ij = query_i·keys_j + distances_{i-j},    -inf where key j is hidden from query i
 
     Args:
         query: (q_i + u) / sqrt(E), terms (a) and (c), [H, B, T, E]; B and T are 1 without (a). None without both.
@@ -69,7 +62,6 @@ class Factors(NamedTuple):
         values: v_j, [H, B, K, E].
         distances: terms (b) and (d), computed by the kernel for as many queries and keys as it needs.
         visible: keys that each query may attend to.
-        bias_HBK: bias of every key for all queries, term (c), at least in float32; None for none.
     """
 
     query: Tensor | None
@@ -77,22 +69,11 @@ class Factors(NamedTuple):
     values: Tensor
     distances: DistanceFactors
     visible: VisibleKeys
-    bias_HBK: Tensor | None = None
-
-    @property
-    def is_fusable(self) -> bool:
-        """Whether torch's fused kernel computes this: with a query and one type of all addends."""
-        one_type = self.bias_HBK is None or self.bias_HBK.dtype == self.values.dtype
-        return self.query is not None and one_type
 
     def by_key(self) -> Float[Tensor, "H B_or_1 T_or_1 K"] | None:
-        """Return all addends by key but the mask, as they broadcast: terms (b) and (d), and the bias; None for none."""
-        H, T = self.values.shape[0], self.visible.mask_TK.shape[-2]
-        by_key = self.distances.by_key(T)
-        by_key = by_key if by_key is None else by_key.unflatten(0, (H, -1))
-        if self.bias_HBK is None:
-            return by_key
-        return self.bias_HBK[:, :, None] if by_key is None else by_key + self.bias_HBK[:, :, None]
+        """Return terms (b) and (d) by key, as they broadcast; None for none."""
+        by_key = self.distances.by_key(self.visible.mask_TK.shape[-2])
+        return by_key if by_key is None else by_key.unflatten(0, (self.values.shape[0], -1))
 
     def part(self, queries: slice, heads: slice) -> Factors:
         """Keep some queries and heads, and the keys up to that of the last of these queries."""
@@ -104,7 +85,6 @@ class Factors(NamedTuple):
             self.values[heads, :, :n_keys],
             self.distances._replace(rows=_rows(self.distances.rows, heads, queries)).part(n_keys, heads),
             self.visible.part(queries, n_keys),
-            None if self.bias_HBK is None else self.bias_HBK[heads, :, :n_keys],
         )
 
 

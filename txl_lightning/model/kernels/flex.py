@@ -21,7 +21,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
         OptionError: with dropout, memory tokens, a mask for each stream, or gradients on the CPU: flex_attention
             has none of them; on a GPU with heads of less than 16, which its kernels do not have.
     """
-    query, keys, values, _, visible, _ = factors
+    query, keys, values, _, visible = factors
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
     one_mask = "has one mask for all streams; memory_reset=document, memory.reset() and lengths_B need eager"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)

@@ -36,7 +36,7 @@ def bias_of(factors: Factors) -> Float[Tensor, "H B T K"]:
     (H, B), mask_TK = values.shape[:2], visible.mask_TK
     if by_key is None:
         bias = mask_TK.to(values.dtype)  # autocast would convert it for every head and stream
-    elif mask_TK.ndim == 3 or factors.bias_HBK is not None:
+    elif mask_TK.ndim == 3:
         bias = by_key + mask_TK.to(by_key.dtype)  # a sum of two types copies the larger, here all logits
     else:
         bias, first = by_key, visible.first_hidden

@@ -1,44 +1,49 @@
-"""Gates that forget (FoX): their start, their limits and their precision; test_attention.py has the formula."""
+"""Gates that forget (FoX): the formula, their start, their limits and their precision."""
 
 import pytest
 import torch
 
 from tests.model.tiny_model import random_stream, score_segments, tiny_model
-from tests.training.small_run import tiny_config
-from txl_lightning import TransformerXL, TransformerXLConfig
-from txl_lightning.model.attention import forgetting
-from txl_lightning.runs.models import architecture
+from txl_lightning.beyond.forget_gate import ForgetGateConfig, ForgetGateTransformerXL, forgetting
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.positions import VisibleKeys, attention_mask
 
 
-@pytest.mark.parametrize(("given", "longest"), [({"forget_len": 64}, 64), ({"mem_len": 27}, 27)])
-def test_heads_start_to_forget_over_one_token_to_the_longest_in_geometric_steps(given, longest):
-    model = TransformerXL(TransformerXLConfig(9, n_layer=2, d_model=8, n_head=4, d_head=2, forget_gate=True, **given))
+@pytest.mark.parametrize("options", [{}, {"encoding": "none", "terms": ""}], ids=str)
+def test_the_scores_gain_the_logarithms_of_the_gates_of_all_tokens_after_the_key(options):
+    T, M = 4, 3
+    model = tiny_model(ForgetGateTransformerXL, **options)
+    attention, states = model.layers[0].attention, torch.randn(2, M + T, 8, dtype=torch.float64).requires_grad_()
+    memory, hidden = states[:, :M], states[:, M:]
+    positions = model.encoding.positions(M + T, -1, hidden)[0]
+    visible = VisibleKeys(attention_mask(T, M, M, None, hidden), 0, None)
+    scores = Attention.logits(attention, hidden, memory, positions, visible)
+    log_f = (states @ attention.forget.weight.T + attention.forget.bias).sigmoid().log()  # B × K × H
+    added = torch.stack(
+        [torch.stack([log_f[:, j + 1 : M + i + 1].sum(dim=1) for j in range(M + T)], dim=-1) for i in range(T)]
+    )  # T × B × H × K
+    probabilities = (scores + added.permute(2, 1, 0, 3)).softmax(dim=-1)
+    naive = attention.combine_heads(probabilities @ attention.project(hidden, memory)[1][-1])
+    ours = attention(hidden, memory, positions, visible)
+    torch.testing.assert_close(ours, naive, rtol=1e-10, atol=1e-10)
+    inputs, cotangent = [states, *attention.parameters()], torch.randn_like(naive)
+    found, expected = (torch.autograd.grad(y, inputs, cotangent, retain_graph=True) for y in (ours, naive))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_heads_start_to_forget_over_one_token_to_the_longest_in_geometric_steps():
+    longest = 27
+    model = ForgetGateTransformerXL(ForgetGateConfig(9, n_layer=2, d_model=8, n_head=4, d_head=2, forget_len=longest))
     for layer in model.layers:
         lengths = -1 / layer.attention.forget.bias.double().sigmoid().log()
         expected = torch.tensor([1.0, longest ** (1 / 3), longest ** (2 / 3), longest], dtype=torch.float64)
         torch.testing.assert_close(lengths, expected, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "longest"),
-    [
-        (("memory.mem_len=8",), 16),
-        (("memory=off",), 8),
-        (("memory.mem_len=8", "model.same_length=true"), 8),
-        (("model.forget_len=0",), 0),
-    ],
-)
-def test_the_longest_is_the_most_keys_of_a_query_in_training(tmp_path, overrides, longest):
-    sizes = architecture(tiny_config(tmp_path, "model.forget_gate=true", *overrides), 9)
-    assert sizes.forget_len == longest
-    biases = [layer.attention.forget.bias for layer in TransformerXL(sizes).layers]
-    assert any(bias.any() for bias in biases) == (longest > 0)
-
-
 def test_gates_that_are_open_forget_nothing_and_closed_ones_all_but_the_token_itself():
     stream = random_stream(2, 13)
     expected = score_segments(tiny_model(), stream, 4)[0]
-    model = tiny_model(forget_gate=True)
+    model = tiny_model(ForgetGateTransformerXL)
     model.load_state_dict(tiny_model().state_dict(), strict=False)
     for layer in model.layers:
         layer.attention.forget.weight.data.zero_()
@@ -62,7 +67,7 @@ def test_near_keys_keep_their_precision_after_long_sums():
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_strong_gate_is_exact_in_bfloat16(grad):
     """The bias of early keys reaches -300, where bfloat16 has steps of 2."""
-    model = tiny_model(encoding="none", forget_gate=True, n_layer=1, mem_len=0).float()
+    model = tiny_model(ForgetGateTransformerXL, encoding="none", n_layer=1, mem_len=0).float()
     model.layers[0].attention.forget.bias.data.fill_(-1.0)
     stream = random_stream(2, 200)
     with torch.set_grad_enabled(grad):

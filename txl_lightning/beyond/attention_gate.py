@@ -1,0 +1,65 @@
+"""Gates of attention's output (Qiu et al. 2025, arXiv:2505.06708), before the output projection.
+
+Y_i ⊙ σ(x_i W_g)        x: input of the layer;  Y: outputs of the heads
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from txl_lightning.config.architecture import TransformerXLConfig, one_of
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+
+
+@dataclass(frozen=True)
+class AttentionGateConfig(TransformerXLConfig):
+    """Options of `beyond=attention_gate`.
+
+    Args:
+        gates: one gate for each `head` of a token, or for each of its E elements (`element`).
+    """
+
+    gates: str = "head"
+    rules: ClassVar = {"gates": one_of("head", "element")}
+
+
+class GatedAttention(Attention):
+    """Attention whose heads are multiplied by gates; D·H or D·H·E parameters more."""
+
+    def __init__(self, config: AttentionGateConfig) -> None:
+        super().__init__(config)
+        self.gate = nn.Linear(
+            config.d_model, config.n_head * (config.d_head if config.gates == "element" else 1), False
+        )
+
+    def forward(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "B T D"]:
+        heads_HBTE = self.attend(*self.project(hidden_BTD, memory_BMD), positions, visible, self.kernel)
+        gates_BTHE = self.gate(hidden_BTD).sigmoid().unflatten(-1, (self.n_head, -1))
+        return self.combine_heads(heads_HBTE * gates_BTHE.permute(2, 0, 1, 3))
+
+
+class AttentionGateLayer(TransformerXLLayer):
+    """Layer with `GatedAttention`."""
+
+    attention_class = GatedAttention
+
+
+class AttentionGateTransformerXL(TransformerXL):
+    """Transformer-XL with `GatedAttention`."""
+
+    config_class = AttentionGateConfig
+    layer_class = AttentionGateLayer
+    cannot: ClassVar = {"cached inference": "gates read the input of a layer, which cached inference does not keep"}

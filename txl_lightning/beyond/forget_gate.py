@@ -1,0 +1,114 @@
+"""Forgetting attention (FoX; Lin et al. 2025, arXiv:2503.02130): gates of later tokens let keys be forgotten.
+
+    f_t = σ(w·x_t + b)        A_ij gains D_ij = Σ_{j<l≤i} log f_l = c_i - c_j,    c_t = Σ_{l≤t} log f_l
+
+x_t is a token's input of the layer, and every head has its own gates. c_i shifts all logits of query i alike, so it
+cancels in the softmax. What is left depends on the key alone, as u·k_j does: a part of term (c) that reads the text,
+computed from one running sum per segment.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from txl_lightning.config.architecture import LENGTH, TransformerXLConfig
+from txl_lightning.model.attention import Attention
+from txl_lightning.model.encodings import LayerPositions
+from txl_lightning.model.positions import VisibleKeys
+from txl_lightning.model.transformer_xl import TransformerXL, TransformerXLLayer
+
+
+@dataclass(frozen=True)
+class ForgetGateConfig(TransformerXLConfig):
+    """Options of `beyond=forget_gate`.
+
+    Args:
+        forget_len: most tokens over which a head forgets before training; heads begin with 1 to `forget_len` of them,
+            in geometric steps. 0 begins with gates of 1/2.
+    """
+
+    forget_len: int = 0
+    rules: ClassVar = {"forget_len": LENGTH}
+
+
+class ForgettingAttention(Attention):
+    """Attention with D_ij, computed without a kernel; (D + 1)·H parameters more."""
+
+    def __init__(self, config: ForgetGateConfig) -> None:
+        super().__init__(config)
+        self.forget = nn.Linear(config.d_model, config.n_head)
+
+    def forward(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+    ) -> Float[Tensor, "B T D"]:
+        logits_HBTK = self.logits(hidden_BTD, memory_BMD, positions, visible)
+        v_HBKE = self.project(hidden_BTD, memory_BMD)[1][-1]
+        return self.combine_heads(self.dropout(logits_HBTK.softmax(-1)).to(v_HBKE.dtype) @ v_HBKE)
+
+    def logits(
+        self,
+        hidden_BTD: Float[Tensor, "B T D"],
+        memory_BMD: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        visible: VisibleKeys,
+        terms: str | None = None,
+    ) -> Float[Tensor, "H B T K"]:
+        """Return A_ij with forgetting, or single terms of A_ij without it."""
+        logits_HBTK = super().logits(hidden_BTD, memory_BMD, positions, visible, terms)
+        if terms is not None:
+            return logits_HBTK
+        gates_BKH = self.forget(torch.cat([memory_BMD, hidden_BTD], dim=1))
+        return logits_HBTK + forgetting(gates_BKH.permute(2, 0, 1))[:, :, None]
+
+
+def forgetting(logits_HBK: Float[Tensor, "H B K"]) -> Float[Tensor, "H B K"]:
+    """Return c_K - c_j = Σ_{j<l≤K} log σ(logit_l) for every key j: D_ij without the part that query i alone decides.
+
+    Summed from the newest token, so that near keys keep their precision and nothing depends on what came before a key;
+    at least in float32, because the differences of long sums are what counts.
+    """
+    precise = torch.promote_types(logits_HBK.dtype, torch.float32)
+    after_HBK = F.pad(F.logsigmoid(logits_HBK[..., 1:].to(precise)), (0, 1))
+    return after_HBK.flip(-1).cumsum(-1).flip(-1)
+
+
+class ForgetGateLayer(TransformerXLLayer):
+    """Layer with `ForgettingAttention`."""
+
+    attention_class = ForgettingAttention
+
+
+class ForgetGateTransformerXL(TransformerXL):
+    """Transformer-XL with `ForgettingAttention`.
+
+    With `forget_len` > 0 the gates' biases start at b = -log(exp(1 / t) - 1), so that σ(b)^t = 1/e, with lengths t of
+    1, …, `forget_len` in geometric steps: the start that the paper gives gates of a bias alone. Gates that read the
+    text begin in its code with b = 0, as `forget_len=0` does.
+    """
+
+    config_class = ForgetGateConfig
+    layer_class = ForgetGateLayer
+    cannot: ClassVar = {
+        "cached inference": "gates are kept for no key",
+        "flex": "forgetting is added to the scores outside of a kernel",
+    }
+
+    def __init__(self, config: ForgetGateConfig) -> None:
+        super().__init__(config)
+        if config.forget_len:
+            log_t_H = torch.linspace(0.0, math.log(config.forget_len), config.n_head, dtype=torch.float64)
+            layers: Any = self.layers
+            with torch.no_grad():
+                for layer in layers:
+                    layer.attention.forget.bias.copy_(-(-log_t_H).exp().expm1().log())
