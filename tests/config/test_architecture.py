@@ -17,7 +17,6 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # option, value, other 
     *((name, -0.1, {}, "must be a probability") for name in ("attention_dropout", "hidden_dropout", "weight_dropout")),
     ("dropout", 1.0, {}, "must be a probability"),
     *((name, -1, {}, "must be an integer >= 0") for name in ("mem_len", "ext_len", "compressed_len")),
-    ("forget_len", -1, {}, "must be an integer >= 0"),
     ("clamp_len", -2, {}, "must be -1 "),
     ("init_std", 0.0, {}, "must be a number > 0"),
     *(("terms", terms, {}, "must be letters of abcd, each at most once") for terms in ("abce", "aa", "A")),
