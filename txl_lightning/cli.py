@@ -55,7 +55,7 @@ ROWS = (
     Command(
         "convert source=PATH source_format=FORMAT target=PATH target_format=FORMAT",
         package="txl_lightning.runs.convert",
-        options="txl_lightning.runs.convert.options.ConvertOptions",
+        options="ConvertOptions",
         summary="convert checkpoints: original, huggingface, txl; from the TensorFlow code's too",
         directory="none",
     ),

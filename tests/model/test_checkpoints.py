@@ -68,7 +68,7 @@ QKV, POSITION, SOFTMAX = (
     [
         (QKV, None, QKV),
         ("r_w_bias", None, "r_w_bias"),
-        (POSITION, lambda weight: weight[1:], r"attention\.position\.weight has shape \[5, 8\].* \[6, 8\]"),
+        (POSITION, lambda weight: weight[1:], r"layers\.1\.dec_attn\.r_net\.weight has shape \[5, 8\].* \[6, 8\]"),
         (SOFTMAX, lambda weight: weight + 1, rf"{SOFTMAX} is not tied"),
         ("mem_len", None, "the config lacks mem_len"),
     ],

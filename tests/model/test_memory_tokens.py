@@ -92,7 +92,7 @@ def test_weights_convert_back_to_the_same_bits(reference: Reference) -> None:
     assert converted.keys() == reference.weights.keys()
     assert all(torch.equal(converted[name], weight) for name, weight in reference.weights.items() if "inv" not in name)
     assert from_original(converted, config).config == model_of(reference).config
-    with pytest.raises(CheckpointError, match="n_tokens=3: Hugging Face's class has no memory tokens"):
+    with pytest.raises(CheckpointError, match="n_tokens=3: Hugging Face's class has only n_tokens=0"):
         to_huggingface(model_of(reference).with_lengths(memory_start="zeros"))
 
 

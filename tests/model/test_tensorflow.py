@@ -1,15 +1,19 @@
-"""Weights of the paper's TensorFlow code: its own outputs, and other sizes and flags under its names."""
+"""Checkpoints of the paper's TensorFlow code: its files and outputs, and other sizes and flags under its names."""
 
 import json
+import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.model.bundle_writer import field, table, write_bundle
 from tests.model.tensorflow_model import FLAGS, tensorflow_like, variables_of
 from tests.model.tiny_model import random_stream, score_segments
 from txl_lightning import TransformerXL
+from txl_lightning.errors import UserError
 from txl_lightning.model.checkpoints import (
     from_huggingface,
     from_original,
@@ -17,7 +21,8 @@ from txl_lightning.model.checkpoints import (
     to_huggingface,
     to_original,
 )
-from txl_lightning.model.checkpoints.formats import CheckpointError
+from txl_lightning.model.checkpoints.contents import CheckpointError
+from txl_lightning.model.checkpoints.tensorflow import read_variables
 from txl_lightning.model.inference.cached import CachedTransformerXL
 
 REFERENCES = sorted((Path(__file__).parents[1] / "reference/tensorflow").iterdir())
@@ -25,17 +30,16 @@ CLOSE = {"rtol": 0, "atol": 1e-9}
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # their numbers have float32
 
 
-def read(reference: Path) -> tuple[dict, dict[str, np.ndarray], dict[str, torch.Tensor]]:
-    """Flags, variables and outputs."""
-    outputs = {name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()}
-    return json.loads((reference / "config.json").read_text()), dict(np.load(reference / "weights.npz")), outputs
-
-
 @pytest.mark.parametrize("only_lengths", [False, True], ids=["all flags", "lengths only"])
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda path: path.name)
-def test_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
-    flags, weights, outputs = read(reference)
-    model = from_tensorflow(weights, {name: flags[name] for name in FLAGS} if only_lengths else flags)
+def test_files_losses_and_last_memory_are_those_of_tensorflow(reference, only_lengths):
+    weights, found = dict(np.load(reference / "weights.npz")), read_variables(reference / "model.ckpt-0")
+    assert found.keys() == weights.keys()
+    for name, array in weights.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+    outputs = {name: torch.from_numpy(array) for name, array in np.load(reference / "outputs.npz").items()}
+    flags = json.loads((reference / "config.json").read_text())
+    model = from_tensorflow(found, {name: flags[name] for name in FLAGS} if only_lengths else flags)
     nll, memory = score_segments(model.eval(), outputs["tokens"], flags["tgt_len"])
     torch.testing.assert_close(nll, outputs["nll"], **SINGLE)
     torch.testing.assert_close(memory.states, outputs["memory"], **SINGLE)
@@ -94,20 +98,11 @@ def test_a_projection_of_equal_widths_may_be_left_out_and_is_the_identity(tied):
     assert_read({name: value for name, value in variables_of(model).items() if name not in left_out}, model)
 
 
-def test_cutoffs_of_corpus_info_have_both_ends():
-    variables = variables_of(tensorflow_like(**CUT, **D))
-    config = from_tensorflow(variables, {**FLAGS, "cutoffs": [0, 6, 14, 30], "n_token": 30, "tie_weight": True}).config
-    assert config == from_tensorflow(variables, {**FLAGS, "cutoffs": [6, 14]}).config
-    assert config == from_tensorflow(variables, FLAGS).config
-    assert (config.cutoffs, config.tie_projections) == ((6, 14), "all_but_first")
-
-
-def test_names_with_an_output_number_and_variables_of_the_optimizer():
+def test_variables_of_the_optimizer_are_ignored():
     model = tensorflow_like()
     variables = variables_of(model)
     slots = {f"{name}/{slot}": value for name, value in variables.items() for slot in ("Adam", "Adam_1")}
-    others = {"global_step": np.array(7), "beta1_power": np.array(0.9)}
-    assert_read({f"{name}:0": value for name, value in {**slots, **others, **variables}.items()}, model)
+    assert_read({**slots, "global_step": np.array(7), **variables}, model)
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float16", "float32"), ("bfloat16", "float32"), ("float32",) * 2])
@@ -120,7 +115,7 @@ def test_half_precision_becomes_single_precision(dtype, expected):
 
 
 def test_what_is_missing_surplus_or_of_another_size_is_named():
-    variables, cut = variables_of(tensorflow_like()), variables_of(tensorflow_like(**CUT))
+    variables = variables_of(tensorflow_like())
     kernel = "transformer/layer_1/rel_attn/o/kernel"
     without = {name: value for name, value in variables.items() if name != kernel}
     for weights, flags, message in (
@@ -128,9 +123,6 @@ def test_what_is_missing_surplus_or_of_another_size_is_named():
         ({"word_emb.weight": np.zeros(3)}, {}, "it has no 'transformer/r_w_bias'"),
         ({**variables, "transformer/r_w_bias": np.zeros(3)}, {}, r"r_w_bias has shape \[3\]"),
         ({**variables, "transformer/layer_0/gate/kernel": np.zeros(3)}, {}, "layer_0/gate/kernel"),
-        (variables, {"n_token": 31}, "n_token=31: the variables of the checkpoint say 30"),
-        (variables, {"untie_r": True}, "untie_r=True: the variables of the checkpoint say False"),
-        (cut, {"cutoffs": [7, 14]}, r"cutoffs=\[7, 14\]: .* say \[6, 14\]"),
         (variables, {"mem_len": None}, "the config lacks mem_len"),
     ):
         with pytest.raises(CheckpointError, match=message) as caught:
@@ -145,3 +137,41 @@ def test_other_formats_keep_the_mask_and_the_epsilon():
         to_huggingface(model)
     plain = model.with_lengths(same_length=False, extra_key=False)
     assert from_huggingface(*to_huggingface(plain)).config == plain.config
+
+
+@pytest.mark.parametrize(("n_shards", "per_block"), [(1, 100), (1, 1), (12, 7)])
+def test_every_type_in_many_blocks_and_shards(tmp_path, n_shards, per_block):
+    normal, variables = np.random.default_rng(0).normal, {"transformer/scalar": np.array(7, np.int64)}
+    for kind, n in product(("f4", "f8", "i4", "i8", "f2"), (0, 2)):
+        variables[f"transformer/{kind}/{n}"] = (normal(size=(n, 3)) * 9).astype(f"<{kind}")
+    variables["transformer/brain"] = normal(size=(4, 5, 2)).astype("<f4")
+    write_bundle(tmp_path / "model", variables, n_shards, per_block, bfloat16="transformer/brain")
+    found = read_variables(tmp_path / "model")
+    variables["transformer/brain"] = (variables["transformer/brain"].view("<u4") & 0xFFFF0000).view("<f4")
+    assert found.keys() == variables.keys()
+    for name, array in variables.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+
+
+def test_files_that_were_cut_short_are_missing_or_not_supported_are_named(tmp_path):
+    for path in REFERENCES[0].glob("model.ckpt-0.*"):
+        shutil.copyfile(path, tmp_path / path.name)
+    copy, index, data = (tmp_path / f"model.ckpt-0{end}" for end in ("", ".index", ".data-00000-of-00001"))
+
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            read_variables(copy)
+
+    content = index.read_bytes()
+    for n in range(0, len(content), 13):
+        index.write_bytes(content[:n])
+        refused(r"ckpt-0.index: is not of a TensorFlow checkpoint, or was cut short$")
+    index.write_bytes(content)
+    data.write_bytes(data.read_bytes()[:-1])
+    refused(r"was cut off: the file is too short")
+    data.unlink()
+    refused(r"data-00000-of-00001: cannot be read")
+    index.write_bytes(table([(b"", field(1, 1)), (b"transformer/x", field(1, 7))]))
+    refused(r"transformer/x is of a type that is not supported \(DataType 7\)")
+    index.unlink()
+    refused(r"ckpt-0.index: cannot be read")

@@ -16,10 +16,8 @@ from tests.training.small_run import tiny_config
 from txl_lightning.config.composition import register_command, register_schemas
 from txl_lightning.config.schemas import CONF
 from txl_lightning.errors import OptionError, UserError
-from txl_lightning.model.checkpoints.formats import CheckpointError
-from txl_lightning.runs.convert import command
-from txl_lightning.runs.convert.command import run
-from txl_lightning.runs.convert.options import ConvertOptions
+from txl_lightning.model.checkpoints.contents import CheckpointError
+from txl_lightning.runs.convert import ConvertOptions, command
 from txl_lightning.runs.trained import load_trained
 from txl_lightning.training.run import train
 
@@ -58,7 +56,7 @@ class Convert:
         words += [f"source={source}", f"source_format={source_format}"]
         words += [f"target={self.directory / target}", f"target_format={target_format}"]
         options = OmegaConf.to_object(OmegaConf.merge(composed(), OmegaConf.from_dotlist(words)))
-        (line,) = run(options, self.directory)  # type: ignore[arg-type]
+        (line,) = command.run(options, self.directory)  # type: ignore[arg-type]
         return Path(line)
 
 
@@ -111,18 +109,21 @@ def test_torch_files_are_read_and_one_with_code_is_refused_and_not_run(
 def test_of_two_conversions_to_one_target_the_second_is_refused(
     convert: Convert, source: Path, monkeypatch: pytest.MonkeyPatch, target_format: str
 ) -> None:
-    writer = "write_checkpoint" if target_format == "txl" else "save_file"
+    checkpoint: tuple[Path, str] = (source, "txl")
+    writer = "save_file"
+    if target_format == "txl":
+        checkpoint, writer = (convert(source, "txl", "first", "original"), "original"), "write_checkpoint"
     write = getattr(command, writer)
 
     def meanwhile(*args: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "exists", lambda path: False)  # the target is not there yet when the second one begins
             with pytest.raises(FileExistsError):
-                convert(source, "txl", "there", target_format)
+                convert(*checkpoint, "there", target_format)
         write(*args)
 
     monkeypatch.setattr(command, writer, meanwhile)
-    assert convert(source, "txl", "there", target_format).exists()
+    assert convert(*checkpoint, "there", target_format).exists()
 
 
 def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source: Path, tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_bad_sources_and_targets_are_named(convert: Convert, place: Path, source
     for message, *words in (
         (r"target=.*there: must not exist yet", source, "txl", "there", "original"),
         (r"source_format=onnx: must be one of original, huggingface, txl", there, "onnx", "y", "txl"),
+        (r"target_format=txl: must be one of original, huggingface for", source, "txl", "y", "txl"),
         (r"source=.*nowhere: no such file", tmp_path / "nowhere", "original", "y", "txl"),
         (r"source=.*cache: has none of", place / "cache", "original", "y", "txl"),
         (r"not a checkpoint of the Hugging Face Transformer-XL", there, "huggingface", "y", "txl"),
@@ -151,39 +153,3 @@ def test_parts_that_the_other_format_lacks_are_named(convert: Convert, place: Pa
     back = convert(convert(source, "txl", "there", "original"), "original", "back.ckpt", "txl")
     config = load_trained(back).model.config
     assert replace(config, dropout=0.0) == replace(load_trained(source).model.config, dropout=0.0)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("memory=compressive", "memory.rate=2"),
-        ("encoding=rope", "model.d_head=8", "encoding.interpolation=2"),
-        ("memory=tokens", "memory.segments=1", "memory.tokens_see_states=true"),
-    ],
-    ids=["compressive", "interpolated", "memory tokens"],
-)
-def test_nothing_of_a_run_is_lost_but_given_lengths_replace_those_of_its_evaluation(
-    convert: Convert, place: Path, tmp_path: Path, overrides: tuple[str, ...]
-) -> None:
-    lengths = ("evaluation.mem_len=3", "evaluation.segment_len=4")
-    train(tiny_config(place, *overrides, *lengths, "trainer.max_steps=1"), tmp_path / "run")
-    source = tmp_path / "run/checkpoints/best.ckpt"
-    first, copied = load_trained(source), load_trained(convert(source, "txl", "copy.ckpt", "txl"))
-    assert copied.model.config == first.model.config
-    assert copied.config.evaluation == first.config.evaluation
-    longer = load_trained(convert(source, "txl", "longer.ckpt", "txl", "mem_len=5")).config.evaluation
-    assert (longer.mem_len, longer.segment_len) == (None, 4)
-
-
-def test_a_checkpoint_keeps_its_own_vocabulary_and_corpus(convert: Convert, source: Path, place: Path) -> None:
-    """Whatever `data=` says, which has the same number of tokens here."""
-    lengths = ("mem_len=5", "clamp_len=7")
-    other = ("data.level=bpe", "data.vocab_size=256", "evaluation.clamp_len=3", *lengths)
-    first, copied = load_trained(source), load_trained(convert(source, "txl", "copy.ckpt", "txl", *other))
-    assert copied.vocabulary == first.vocabulary
-    assert copied.vocabulary_given == first.vocabulary_given
-    assert copied.config.data == first.config.data
-    assert (copied.model.config.mem_len, copied.model.config.clamp_len) == (5, 7)
-    assert copied.config.evaluation == first.config.evaluation
-    with pytest.raises(OptionError, match="vocabulary=corpus: must be null: a checkpoint of source_format=txl keeps"):
-        convert(source, "txl", "other.ckpt", "txl", "vocabulary=corpus")

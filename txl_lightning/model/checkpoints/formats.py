@@ -4,13 +4,13 @@
     Hugging Face  `TransfoXLLMHeadModel`: the relative encoding, under a `transformer.` prefix
     TensorFlow    the paper's TensorFlow code, of the published models; read only
 
-`weight_mapping` names the tensors that hold the same weights, for both directions.
+`named_views` is the one table of weights: views of ours in the shapes of the others, with their names there. Reading
+copies into the views, writing returns them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -26,11 +26,12 @@ from txl_lightning.model.transformer_xl import TransformerXL
 
 ATTENTION_TYPES = ("relative", "shaw", "absolute", "al_rfou")  # attn_type 0, 1, 2, 3
 REQUIRED_OPTIONS = ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")
-ONLY = {  # in both other implementations
-    **{"norm": "layer", "feed_forward": "relu", "final_norm": False, "qk_norm": False},
-}
-SAME_OPTIONS = (*REQUIRED_OPTIONS, "dropout", "clamp_len", "same_length", "div_val")
-FURTHER_OPTIONS = ("layer_norm_epsilon", "init_std")
+SAME_OPTIONS = (
+    *REQUIRED_OPTIONS,
+    *("dropout", "clamp_len", "same_length", "div_val", "layer_norm_epsilon", "init_std"),
+)
+RENAMED = {"attention_dropout": "dropatt", "pre_norm": "pre_lnorm", "untie_biases": "untie_r"}
+OF_FORK = {"n_tokens": "num_mem_tokens", "write_tokens": "mem_at_end", "tokens_see_states": "read_mem_from_cache"}
 Family = Literal["original", "Hugging Face", "TensorFlow"]
 PREFIXES: dict[Family, str] = {"original": "", "Hugging Face": "transformer.", "TensorFlow": SCOPE}
 IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose kernels are transposed
@@ -46,6 +47,8 @@ IN_EVERY_LAYER = (  # here, in both PyTorch codes, in the TensorFlow one, whose 
     ("feed_forward_norm.weight", "pos_ff.layer_norm.weight", "ff/LayerNorm/gamma"),
     ("feed_forward_norm.bias", "pos_ff.layer_norm.bias", "ff/LayerNorm/beta"),
 )
+IN_ENCODING = (("u", "r_w_bias"), ("v", "r_r_bias"), ("table", "r_emb"), ("distance_bias", "r_bias"))
+COMPUTED = "pos_emb.inv_freq"  # stored by the PyTorch codes, computed here
 
 
 def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
@@ -61,26 +64,11 @@ def from_original(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> T
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
     """
-    attention_type = config.get("attn_type", 0)
-    if attention_type not in range(len(ATTENTION_TYPES)):
-        raise CheckpointError(f"attn_type={attention_type}: must be 0, 1, 2 or 3")
-    encoding = ATTENTION_TYPES[attention_type]
-    table = weights.get("r_emb")
-    return _build(
-        _config_from(
-            config,
-            encoding=encoding,
-            extra_key=bool(config.get("extra_key", False)),
-            table_len=None if table is None or table.dim() < 2 else table.shape[1],
-            untie_biases=encoding == "relative" and weights.get("r_w_bias", torch.empty(0)).dim() == 3,
-            tie_projections=_tie_projections(_list(config, "tie_projs")),
-            n_tokens=config.get("num_mem_tokens") or 0,
-            write_tokens=bool(config.get("mem_at_end", True)),
-            tokens_see_states=bool(config.get("read_mem_from_cache", False)),
-        ),
-        weights,
-        "original",
-    )
+    biases, table = weights.get("r_w_bias", torch.empty(0)), weights.get("r_emb", torch.empty(0))
+    untied = biases.dim() == 3 and config.get("attn_type", 0) == 0
+    found = {"untie_r": untied, "table_len": table.shape[1] if table.dim() > 1 else None}
+    tie_projections = _tie_projections(_list(config, "tie_projs"))
+    return _build(_config_from({**config, **found}, tie_projections), weights, "original")
 
 
 def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> TransformerXL:
@@ -93,46 +81,40 @@ def from_huggingface(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -
     Raises:
         CheckpointError: names or shapes do not match, or an option is missing.
     """
+    return _build(_of_huggingface(config), weights, "Hugging Face")
+
+
+def _of_huggingface(config: Mapping[str, Any]) -> TransformerXLConfig:
     shared = config.get("proj_share_all_but_first", True)
-    return _build(
-        _config_from(
-            {"memory_start": "zeros", **config},
-            untie_biases=config.get("untie_r", True),
-            tie_projections="all_but_first" if shared else "none",
-        ),
-        weights,
-        "Hugging Face",
-    )
+    start = {"memory_start": "zeros", "untie_r": True}
+    return _config_from({**start, **config}, "all_but_first" if shared else "none")
 
 
 def from_tensorflow(weights: Mapping[str, Tensor | np.ndarray], config: Mapping[str, Any]) -> TransformerXL:
     """Build a model with the weights of the paper's TensorFlow code, which starts from attended zeros.
 
-    With its `same_length` a query sees mem_len + 1 keys (`extra_key`). Variables of the optimizer are ignored
-    (`tensorflow.ignored_variables`). A projection that `proj_same_dim=false` leaves out becomes the identity.
+    With its `same_length` a query sees mem_len + 1 keys (`extra_key`).
 
     Args:
-        weights: tensors by variable name, with or without `:0`; float16 and bfloat16 become float32.
+        weights: tensors by variable name; float16 and bfloat16 become float32. Those of an optimizer are ignored.
         config: flags of that code: `mem_len`, and any of `same_length`, `clamp_len`, `dropout`, `dropatt` and
             `init_std`. Those of the architecture (`n_token`, `n_layer`, `cutoffs`, `untie_r`, …) are read from the
             variables.
 
     Raises:
-        CheckpointError: names, shapes or flags do not match, or `mem_len` is missing.
+        CheckpointError: names or shapes do not match, or `mem_len` is missing.
     """
-    variables = tensorflow.model_variables(weights)
-    flags = tensorflow.model_flags(variables, config)
-    variables, tied = tensorflow.with_all_projections(variables, flags)
-    return _build(
-        _config_from(
-            {"layer_norm_epsilon": 1e-12, "memory_start": "zeros", **flags, "vocab_size": flags["n_token"]},
-            untie_biases=bool(flags["untie_r"]),
-            tie_projections=_tie_projections(tied, otherwise="none"),
-            extra_key=True,
-        ),
-        variables,
-        "TensorFlow",
-    )
+    variables = {name: torch.as_tensor(weights[name]) for name in tensorflow.model_variables(weights)}
+    variables = {name: x.to(torch.promote_types(x.dtype, torch.float32)) for name, x in variables.items()}
+    found = tensorflow.architecture(variables)
+    try:
+        tie_projections = _tie_projections(found["tie_projs"])
+    except CheckpointError:  # another pattern: every cluster gets a copy
+        tie_projections = "none"
+    start = {"layer_norm_epsilon": 1e-12, "memory_start": "zeros", "extra_key": True}
+    options = {**start, **{name: value for name, value in config.items() if value is not None}, **found}
+    full = tensorflow.with_all_projections(variables, found)
+    return _build(_config_from(options, tie_projections), full, "TensorFlow")
 
 
 def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -145,21 +127,23 @@ def to_original(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]
     Raises:
         CheckpointError: that code has no such encoding, norm or feed-forward, or the model has terms switched off.
     """
-    config = model.config
-    narrower = config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model
-    lacks = {"d_head": (narrower, "only n_head·d_head = d_model for al_rfou")}
-    _require_parts(config, "the paper's code", ATTENTION_TYPES, lacks)
-    n_clusters, n = len(config.cutoffs) + 1, config.n_tokens
-    fork = {"num_mem_tokens": n, "mem_at_end": config.write_tokens, "read_mem_from_cache": config.tokens_see_states}
+    config, who = model.config, "the paper's code"
+    if config.encoding not in ATTENTION_TYPES:
+        raise CheckpointError(f"encoding={config.encoding}: {who} has only {', '.join(ATTENTION_TYPES)}")
+    if config.encoding == "al_rfou" and config.n_head * config.d_head != config.d_model:
+        raise CheckpointError(f"d_head={config.d_head}: {who} has only n_head·d_head = d_model for al_rfou")
+    n_clusters = len(config.cutoffs) + 1
     tied = {"none": [False] * n_clusters, "all": [True] * n_clusters}
-    return _weights(model, "original"), {
+    options = {
         **_config_to(config),
         "attn_type": ATTENTION_TYPES.index(config.encoding),
         "tie_weight": True,
         "tie_projs": tied.get(config.tie_projections, [False] + [True] * (n_clusters - 1)),
-        **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start")},
-        **(fork if n else {}),
+        **{name: getattr(config, name) for name in ("ext_len", "extra_key", "memory_start", "table_len")},
+        **{theirs: getattr(config, ours) for ours, theirs in OF_FORK.items() if config.n_tokens},
     }
+    _check_kept(model, _config_from(options, config.tie_projections), who)
+    return _weights(model, "original"), options
 
 
 def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -169,104 +153,177 @@ def to_huggingface(model: TransformerXL) -> tuple[dict[str, Tensor], dict[str, A
         CheckpointError: that class lacks something: another encoding, norm or feed-forward, terms switched off,
             extended context, an empty start of the memory.
     """
-    config = model.config
-    lacks = {
-        "ext_len": (config.ext_len > 0, "no extended context"),
-        "extra_key": (config.same_length and config.extra_key, "no such mask; convert with same_length=false"),
-        "n_tokens": (config.n_tokens > 0, "no memory tokens"),
-        "tie_projections": (config.tie_projections == "all", "a projection of its own in the first cluster"),
-        "memory_start": (
-            config.memory_start != "zeros" and config.mem_len > 0,
-            "only memory_start=zeros, attended to; convert with that if it is what you want",
-        ),
-    }
-    _require_parts(config, "Hugging Face's class", ("relative",), lacks)
-    return _weights(model, "Hugging Face"), {
-        **_config_to(config),
+    options = {
+        **_config_to(model.config),
         "architectures": ["TransfoXLLMHeadModel"],
         "model_type": "transfo-xl",
         "adaptive": True,
-        "proj_share_all_but_first": config.tie_projections == "all_but_first",
+        "proj_share_all_but_first": model.config.tie_projections == "all_but_first",
     }
+    _check_kept(model, _of_huggingface(options), "Hugging Face's class")
+    return _weights(model, "Hugging Face"), options
 
 
-def _require_parts(
-    config: TransformerXLConfig, who: str, encodings: Sequence[str], lacks: dict[str, tuple[bool, str]]
-) -> None:
-    """Raise `CheckpointError` unless another implementation has all parts of a model."""
-    all_lack: dict[str, tuple[bool, str]] = {
-        "vocab_size": (config.vocab_size is None, "tokens, always"),
-        "encoding": (config.encoding not in encodings, f"only {', '.join(encodings)}"),
-        **{name: (getattr(config, name) != only, f"only {name}={only}") for name, only in ONLY.items()},
-        "terms": (config.active_terms != config.kind.terms, f"all terms of encoding={config.encoding}, always"),
-        "compression": (config.compression is not None, "no compressed memory"),
-        "memory_reset": (config.memory_reset != "never", "no resets; convert model.with_lengths(memory_reset='never')"),
-        **lacks,
+def _check_kept(model: TransformerXL, kept: TransformerXLConfig, who: str) -> None:
+    """Raise `CheckpointError` for an option that another implementation does not keep and that has an effect."""
+    if type(model) is not TransformerXL:
+        raise CheckpointError(f"{type(model).__name__}: {who} has no such model")
+
+    def effective(config: TransformerXLConfig) -> dict[str, Any]:
+        no_memory = {} if config.mem_len else {"memory_start": "empty"}
+        d_embed = None if config.d_embed == config.d_model else config.d_embed
+        extra_key = config.same_length and config.extra_key
+        return {**vars(config), "terms": config.active_terms, "d_embed": d_embed, "extra_key": extra_key, **no_memory}
+
+    ours, theirs = effective(model.config), effective(kept)
+    # The encoding first: others may differ because of it.
+    for name in ("encoding", *ours):
+        if ours[name] != theirs[name]:
+            raise CheckpointError(f"{name}={ours[name]}: {who} has only {name}={theirs[name]}")
+
+
+def named_views(
+    state: Mapping[str, Tensor], config: TransformerXLConfig, family: Family
+) -> Iterator[tuple[list[str], Tensor]]:
+    """Iterate over the weights of a model as views in the shapes of another implementation, with their names there.
+
+    Several names are those of one tied tensor. Cluster i's column is number `-i` in the original, which flips its
+    cluster columns, and `shortlist + i - 1` in the other two.
+
+    Args:
+        state: `TransformerXL.state_dict()`.
+        config: its architecture.
+        family: other implementation.
+    """
+    prefix, in_tensorflow, width = PREFIXES[family], family == "TensorFlow", config.n_head * config.d_head
+    for n in range(config.n_layer):
+        for ours, pytorch, variable in IN_EVERY_LAYER:
+            name = f"{prefix}layer_{n}/{variable}" if in_tensorflow else f"{prefix}layers.{n}.{pytorch}"
+            tensor = state.get(f"layers.{n}.{ours}")
+            if tensor is None:  # only the relative encoding projects positions
+                continue
+            if ours == "attention.qkv.weight" and config.kind.absolute:
+                for part, view in zip(("q", "kv"), tensor.split([width, 2 * width]), strict=True):
+                    yield [name.replace("qkv", part)], view
+            else:
+                yield [name], tensor.T if name.endswith("kernel") else tensor
+    for ours, theirs in IN_ENCODING:
+        tensor = state.get(f"encoding.{ours}")
+        in_layers = [f"{prefix}layers.{n}.dec_attn.{theirs}" for n in range(config.n_layer)]
+        in_layers = in_layers if family == "Hugging Face" else []  # which has u and v in every layer, also if tied
+        if tensor is None:
+            continue
+        if config.encoding == "relative" and not config.untie_biases:
+            yield [prefix + theirs, *in_layers], tensor[0]
+        elif in_layers:
+            yield from (([name], of_layer) for name, of_layer in zip(in_layers, tensor, strict=True))
+        elif config.encoding == "al_rfou":  # the original shapes a row of D numbers as H × E
+            yield [theirs], tensor.unflatten(-1, (config.n_head, config.d_head))
+        else:
+            yield [prefix + theirs], tensor
+    if config.n_tokens:
+        yield ["mem_tokens"], state["memory_tokens.initial"][:, None]
+    yield from _embedding_and_softmax(state, config, family)
+
+
+def _embedding_and_softmax(
+    state: Mapping[str, Tensor], config: TransformerXLConfig, family: Family
+) -> Iterator[tuple[list[str], Tensor]]:
+    edges, clustered, prefix = (0, *config.cutoffs, config.vocab_size or 0), config.div_val > 1, PREFIXES[family]
+    clusters, in_tensorflow = range(len(edges) - 1), family == "TensorFlow"
+    tables, sizes = clusters if clustered else range(1), [end - first for first, end in pairwise(edges)]
+    if in_tensorflow:
+        scope = f"{EMBEDDING}cutoff_{{}}/" if clustered else EMBEDDING
+        table, projection, own = scope + "lookup_table", scope + "proj_W", SOFTMAX + "cutoff_{}/proj"
+        bias = SOFTMAX + ("cutoff_{}/b" if config.cutoffs else "bias")
+        columns = {"cluster_weight": f"{SOFTMAX}cutoff_0/cluster_W", "cluster_bias": f"{SOFTMAX}cutoff_0/cluster_b"}
+    else:
+        table, projection = prefix + "word_emb.emb_layers.{}.weight", prefix + "word_emb.emb_projs.{}"
+        own, bias = "crit.out_projs.{}", "crit.out_layers.{}.bias"
+        columns = {name: f"crit.{name}" for name in ("cluster_weight", "cluster_bias")}
+    for i in tables:
+        tied = [] if in_tensorflow else [f"crit.out_layers.{i}.weight"]
+        yield [table.format(i), *tied], state[f"embedding.tables.{i}"]
+    one_bias = not (clustered or (in_tensorflow and config.cutoffs))
+    for i, view in enumerate(state["softmax.bias"].split(edges[-1] if one_bias else sizes)):
+        yield [bias.format(i)], view
+    for ours, theirs in columns.items() if config.cutoffs else ():
+        yield [theirs], state[f"softmax.{ours}"]
+    shared: dict[str, list[str]] = {  # the softmax' own projections, and those of the embedding with what they share
+        f"embedding.projections.{i}": [projection.format(i)] for i in tables if f"embedding.projections.{i}" in state
     }
-    for name, (lacking, has) in all_lack.items():
-        if lacking:
-            raise CheckpointError(f"{name}={getattr(config, name)}: {who} has {has}")
+    for i in clusters if shared else ():
+        ours = f"softmax.projections.{i}"
+        ours = ours if ours in state else f"embedding.projections.{i if clustered else 0}"
+        shared.setdefault(ours, []).append(own.format(i))
+    for ours, names in shared.items():
+        yield names, state[ours].T if in_tensorflow else state[ours]
 
 
 def _build(config: TransformerXLConfig, weights: Mapping[str, Tensor], family: Family) -> TransformerXL:
-    left = dict(weights)
-    check(left, {name: torch.empty(tensor.shape, device="meta") for name, tensor in left.items()})
-    state: dict[str, Tensor] = {}
-    for entry in weight_mapping(config, family):
-        present = {name: left.pop(name) for name in entry.theirs if name in left}
-        absent = [name for name in entry.theirs if name not in present]
-        if absent and not entry.optional and not (entry.repeated and present):
-            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {absent[0]!r}")
-        if entry.ours is None or not present:
-            continue
-        try:
-            ours = (
-                [entry.join([tensor]) for tensor in present.values()]
-                if entry.repeated
-                else [entry.join([*present.values()])]
-            )
-        except (IndexError, RuntimeError) as error:  # of torch: too few axes, or lengths that differ
-            raise CheckpointError(
-                f"{' and '.join(present)}: has another shape than the config says ({error})"
-            ) from error
-        for name, tensor in zip(present, ours, strict=False):
-            if not torch.equal(tensor, state.setdefault(entry.ours, tensor)):
-                raise CheckpointError(f"{name} is not tied in this checkpoint; {entry.ours} is always tied")
-    if left:
-        raise CheckpointError(f"the {family} checkpoint has weights that this architecture lacks: {sorted(left)[:3]}")
-    check(state, shapes_of(lambda: TransformerXL(config)), only=True)
-    model = TransformerXL(config).to(state["embedding.tables.0"].dtype)
-    model.load_state_dict(state)
+    given = {name: tensor for name, tensor in weights.items() if name != PREFIXES[family] + COMPUTED}
+    if config.n_layer > len(given):
+        raise CheckpointError(f"n_layer={config.n_layer}: the checkpoint has {len(given)} weights in all")
+    expected = list(named_views(shapes_of(lambda: TransformerXL(config)), config, family))
+    for names, _ in expected:
+        if not any(name in given for name in names):
+            raise CheckpointError(f"not a checkpoint of the {family} Transformer-XL: it has no {names[0]!r}")
+    check(given, {name: view for names, view in expected for name in names if name in given}, only=True)
+    given = _flipped(given, family)
+    model = TransformerXL(config).to(given[next(name for name in expected[0][0] if name in given)].dtype)
+    for names, view in named_views(model.state_dict(), config, family):
+        first, *tied = [name for name in names if name in given]
+        view.copy_(given[first])
+        for name in tied:
+            if not torch.equal(given[name], given[first]):
+                raise CheckpointError(f"{name} is not tied to {first} in this checkpoint; here it always is")
     return model
 
 
 def _weights(model: TransformerXL, family: Family) -> dict[str, Tensor]:
-    state = model.state_dict()
-    weights: dict[str, Tensor] = {}
-    for entry in weight_mapping(model.config, family):
-        if entry.ours is not None:
-            pieces = entry.split(state[entry.ours])
-            weights |= dict(zip(entry.theirs, pieces * len(entry.theirs) if entry.repeated else pieces, strict=True))
-    exponents = torch.arange(0, model.config.d_model, 2, dtype=torch.float64) / model.config.d_model
-    if model.config.kind.table is None:  # their sinusoids
-        weights[PREFIXES[family] + "pos_emb.inv_freq"] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
-    return weights
+    state, d_model = model.state_dict(), model.config.d_model
+    weights = {name: view for names, view in named_views(state, model.config, family) for name in names}
+    if model.config.kind.table is None:
+        exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
+        weights[PREFIXES[family] + COMPUTED] = (10000.0**-exponents).to(state["softmax.bias"].dtype)
+    return _flipped(weights, family)
 
 
-def _config_from(config: Mapping[str, Any], **architecture: Any) -> TransformerXLConfig:
-    missing = [name for name in REQUIRED_OPTIONS if config.get(name) is None]
+def _flipped(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Reverse the order of the cluster columns of the original."""
+    columns = [name for name in weights if name.startswith("crit.cluster_") and family == "original"]
+    return {**weights, **{name: weights[name].flip(0) for name in columns}}
+
+
+def _config_from(options: Mapping[str, Any], tie_projections: str) -> TransformerXLConfig:
+    """Translate the options of another implementation."""
+    missing = [name for name in REQUIRED_OPTIONS if options.get(name) is None]
     if missing:
         raise CheckpointError(f"the config lacks {', '.join(missing)}")
-    given = {name: config[name] for name in (*SAME_OPTIONS, *FURTHER_OPTIONS, "ext_len") if name in config}
+    attention_type = options.get("attn_type", 0)
+    if attention_type not in range(len(ATTENTION_TYPES)):
+        raise CheckpointError(f"attn_type={attention_type}: must be 0, 1, 2 or 3")
+    given = {name: options[name] for name in (*SAME_OPTIONS, "ext_len", "table_len") if name in options}
+    given |= {ours: options[theirs] for ours, theirs in (RENAMED | OF_FORK).items() if theirs in options}
     return TransformerXLConfig(
         **{"dropout": 0.0, **given},
-        attention_dropout=config.get("dropatt", 0.0),
-        pre_norm=bool(config.get("pre_lnorm", False)),
-        d_embed=None if config.get("d_embed") == config["d_model"] else config.get("d_embed"),
-        cutoffs=tuple(_list(config, "cutoffs")),
-        memory_start="zeros" if str(config.get("memory_start")).startswith("zeros") else "empty",
-        **architecture,
+        encoding=ATTENTION_TYPES[attention_type],
+        extra_key=bool(options.get("extra_key", False)),
+        d_embed=None if options.get("d_embed") == options["d_model"] else options.get("d_embed"),
+        cutoffs=tuple(_list(options, "cutoffs")),
+        memory_start="zeros" if str(options.get("memory_start")).startswith("zeros") else "empty",
+        tie_projections=tie_projections,
     )
+
+
+def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
+    """Return the options that both families name alike."""
+    return {
+        **{name: getattr(config, name) for name in SAME_OPTIONS},
+        **{theirs: getattr(config, ours) for ours, theirs in RENAMED.items()},
+        "d_embed": config.d_embed or config.d_model,
+        "cutoffs": list(config.cutoffs),
+    }
 
 
 def _list(config: Mapping[str, Any], name: str) -> list[Any]:
@@ -276,149 +333,10 @@ def _list(config: Mapping[str, Any], name: str) -> list[Any]:
     return list(value)
 
 
-def _config_to(config: TransformerXLConfig) -> dict[str, Any]:
-    """Return the options that both families name alike."""
-    return {
-        **{name: getattr(config, name) for name in (*SAME_OPTIONS, *FURTHER_OPTIONS)},
-        "dropatt": config.attention_dropout,
-        "d_embed": config.d_embed or config.d_model,
-        "cutoffs": list(config.cutoffs),
-        "pre_lnorm": config.pre_norm,
-        "untie_r": config.untie_biases,
-    }
-
-
-def _tie_projections(tied: list[bool] | None, otherwise: str | None = None) -> str:
-    """Translate a list of one truth value per cluster to `tie_projections`; `otherwise` replaces other patterns."""
+def _tie_projections(tied: list[bool]) -> str:
+    """Translate a list of one truth value per cluster to `tie_projections`."""
     if not tied or (not tied[0] and all(tied[1:])):
         return "all_but_first"
     if all(tied) or not any(tied):
         return "all" if tied[0] else "none"
-    if otherwise is not None:
-        return otherwise
     raise CheckpointError(f"tie_projs={tied}: must be true for all clusters, none, or all but the first")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of ours and the tensors of the other implementation with the same numbers.
-
-    Args:
-        theirs: names in the other implementation.
-        ours: name in `TransformerXL.state_dict()`; None for a tensor that is not kept.
-        join: computes our tensor from theirs.
-        split: computes their tensors from ours.
-        repeated: all of `theirs` name the same (tied) tensor; one of them is enough.
-        optional: a checkpoint may lack them.
-    """
-
-    theirs: Sequence[str]
-    ours: str | None
-    join: Callable[[Sequence[Tensor]], Tensor] = lambda tensors: tensors[0]
-    split: Callable[[Tensor], list[Tensor]] = lambda tensor: [tensor]
-    repeated: bool = False
-    optional: bool = False
-
-
-def _concatenated(theirs: Sequence[str], ours: str, sizes: list[int]) -> Entry:
-    return Entry(theirs, ours, lambda tensors: torch.cat(list(tensors)), lambda tensor: list(tensor.split(sizes)))
-
-
-def _changed(theirs: str, ours: str, swap: Callable[[Tensor], Tensor], **tied: bool) -> Entry:
-    """Map a tensor by a function that is its own inverse."""
-    return Entry([theirs], ours, lambda tensors: swap(tensors[0]), lambda tensor: [swap(tensor)], **tied)
-
-
-def weight_mapping(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
-    """Iterate over the entries of an architecture, a tensor before those tied to it."""
-    yield from _embedding_and_softmax(config, family)
-    tensorflow, prefix = family == "TensorFlow", PREFIXES[family]
-    for n in range(config.n_layer):
-        for our_name, pytorch, in_tensorflow in IN_EVERY_LAYER:
-            ours, theirs = f"layers.{n}.{our_name}", f"{prefix}layers.{n}.{pytorch}"
-            if tensorflow:
-                theirs = f"{prefix}layer_{n}/{in_tensorflow}"
-                yield _changed(theirs, ours, _transpose) if theirs.endswith("kernel") else Entry([theirs], ours)
-            elif pytorch == "dec_attn.qkv_net.weight" and config.kind.absolute:
-                width = config.n_head * config.d_head
-                yield _concatenated([theirs.replace("qkv", part) for part in ("q", "kv")], ours, [width, 2 * width])
-            elif pytorch != "dec_attn.r_net.weight" or config.kind.projects:
-                yield Entry([theirs], ours)
-    if not tensorflow:
-        yield Entry([prefix + "pos_emb.inv_freq"], None, optional=True)  # stored by them, computed here
-    if config.n_tokens:
-        yield Entry(["mem_tokens"], "memory_tokens.initial", lambda x: x[0][:, 0], lambda x: [x[:, None]])
-    if config.encoding == "relative":
-        yield from _global_biases(config, family)
-    elif config.encoding == "shaw":
-        for theirs, ours in (("r_w_bias", "u"), ("r_emb", "table"), ("r_bias", "distance_bias")):
-            yield Entry([theirs], f"encoding.{ours}")
-    elif config.encoding == "al_rfou":
-        heads = (config.n_head, config.d_head)  # the original shapes a row of D numbers as H × E
-        yield Entry(["r_emb"], "encoding.table", lambda x: x[0].flatten(2), lambda x: [x.unflatten(-1, heads)])
-
-
-def _global_biases(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
-    """Map u and v: beside the layers; in Hugging Face's class in every layer, if tied there too."""
-    for their_name, ours in (("r_w_bias", "encoding.u"), ("r_r_bias", "encoding.v")):
-        theirs, in_layers = [PREFIXES[family] + their_name], []
-        if family == "Hugging Face":
-            in_layers = [f"transformer.layers.{n}.dec_attn.{their_name}" for n in range(config.n_layer)]
-        if not config.untie_biases:  # ours has a further axis of length one
-            yield Entry([*theirs, *in_layers], ours, lambda x: x[0][None], lambda x: [x[0]], repeated=True)
-        elif in_layers:
-            yield Entry(in_layers, ours, lambda x: torch.stack(list(x)), lambda x: list(x.unbind()))
-        else:
-            yield Entry(theirs, ours)
-
-
-def _embedding_and_softmax(config: TransformerXLConfig, family: Family) -> Iterator[Entry]:
-    """Map tables, projections, biases and cluster columns, for TensorFlow with those that `with_all_projections` adds.
-
-    The column of cluster i is number `-i` in the original and `shortlist + i - 1` in the other two.
-    """
-    edges, clustered = (0, *config.cutoffs, config.vocab_size or 0), config.div_val > 1
-    clusters, prefix, tensorflow = range(len(edges) - 1), PREFIXES[family], family == "TensorFlow"
-    tables = clusters if clustered else range(1)
-    if tensorflow:
-        scope = f"{EMBEDDING}cutoff_{{}}/" if clustered else EMBEDDING
-        table, projection, own = scope + "lookup_table", scope + "proj_W", SOFTMAX + "cutoff_{}/proj"
-        bias = SOFTMAX + ("cutoff_{}/b" if config.cutoffs else "bias")
-    else:
-        table, projection = prefix + "word_emb.emb_layers.{}.weight", prefix + "word_emb.emb_projs.{}"
-        own, bias = "crit.out_projs.{}", "crit.out_layers.{}.bias"
-    for i in tables:
-        yield Entry([table.format(i)], f"embedding.tables.{i}")
-        if not tensorflow:
-            yield Entry([f"crit.out_layers.{i}.weight"], f"embedding.tables.{i}", repeated=True, optional=True)
-    sizes = [end - first for first, end in pairwise(edges)]
-    one_bias = not (clustered or (tensorflow and config.cutoffs))
-    biases = [bias.format(i) for i in (range(1) if one_bias else clusters)]
-    yield _concatenated(biases, "softmax.bias", [edges[-1]] if one_bias else sizes)
-    columns = {"cluster_weight": "cluster_W", "cluster_bias": "cluster_b"} if config.cutoffs else {}
-    for name, in_tensorflow in columns.items():
-        theirs = f"{SOFTMAX}cutoff_0/{in_tensorflow}" if tensorflow else f"crit.{name}"
-        yield _changed(theirs, f"softmax.{name}", _flip if family == "original" else _same)
-    if not clustered and config.d_embed in (None, config.d_model):
-        return
-    swap = _transpose if tensorflow else _same
-    for i in tables:
-        yield _changed(projection.format(i), f"embedding.projections.{i}", swap)
-    for i in clusters:
-        if config.tie_projections == "none" or (config.tie_projections == "all_but_first" and i == 0):
-            yield _changed(own.format(i), f"softmax.projections.{i}", swap)
-        else:
-            shared = f"embedding.projections.{i if clustered else 0}"
-            yield _changed(own.format(i), shared, swap, repeated=True, optional=True)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _flip(tensor: Tensor) -> Tensor:
-    return tensor.flip(0)
-
-
-def _transpose(tensor: Tensor) -> Tensor:
-    return tensor.transpose(0, -1)

@@ -1,42 +1,51 @@
-"""Variables of the paper's TensorFlow code: what they say about the architecture, and its missing projections."""
+"""Checkpoints of the paper's TensorFlow code, read without TensorFlow: variables, and the architecture they imply.
+
+A checkpoint (V2, "tensor bundle") has these files:
+
+    PREFIX.index                  sorted table of LevelDB: "" -> header, name of a variable -> its place
+    PREFIX.data-00000-of-00001    raw little-endian numbers; large checkpoints have several such shards
+
+The values of the table are messages of Protocol Buffers, of which the needed fields are read: `BundleHeaderProto` and
+`BundleEntryProto` of TensorFlow's `tensor_bundle.proto`. Checksums are not compared.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
+from itertools import accumulate, count, takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from txl_lightning.errors import UserError
 from txl_lightning.model.checkpoints.contents import CheckpointError
 
 SCOPE = "transformer/"
 EMBEDDING, SOFTMAX = SCOPE + "adaptive_embed/", SCOPE + "adaptive_softmax/"
-LAYER = re.compile(SCOPE + r"layer_(\d+)/")
-DETERMINED = ("n_token", "n_layer", "d_model", "d_embed", "n_head", "d_head", "d_inner", "untie_r", "cutoffs")
-WIDENED = (torch.float16, torch.bfloat16)
+INDEX = ".index"
+FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
+BFLOAT16 = 14
+# Number of TensorFlow's `DataType` -> type of NumPy.
+TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", BFLOAT16: "<u2", 19: "<f2"}
+N_SHARDS = 1  # field of BundleHeaderProto
+DTYPE, SHAPE, SHARD, OFFSET, SIZE = range(1, 6)  # fields of BundleEntryProto
 
 
-def ignored_variables(names: Iterable[str]) -> list[str]:
-    """Return variables that are not of the model: outside its scope (`global_step`) or below another one (`…/Adam`)."""
+def model_variables(names: Iterable[str]) -> list[str]:
+    """Return the variables of the model: in its scope, and not below another one, as `…/Adam` is."""
     known = set(names)
-    slots = {name for name in known if any(name[: m.start()] in known for m in re.finditer("/", name))}
-    return sorted(slots | {name for name in known if not name.startswith(SCOPE)})
+    return [
+        name for name in known if name.startswith(SCOPE) and not any(name.startswith(f"{other}/") for other in known)
+    ]
 
 
-def model_variables(weights: Mapping[str, Tensor | np.ndarray]) -> dict[str, Tensor]:
-    """Return the variables of the model by name without `:0`, as tensors of float32 or wider."""
-    named = {name.removesuffix(":0"): value for name, value in weights.items()}
-    for name in ignored_variables(named):
-        del named[name]
-    return {name: _as_tensor(value) for name, value in named.items()}
-
-
-def architecture_flags(variables: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the flags that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and `tie_projs`.
+def architecture(variables: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the options that names and shapes determine: sizes, cut-offs, `div_val`, `untie_r` and `tie_projs`.
 
     Where the softmax of a cluster has no projection of its own, `tie_projs` says that it shares the embedding's.
 
@@ -52,83 +61,132 @@ def architecture_flags(variables: Mapping[str, Tensor]) -> dict[str, Any]:
             raise CheckpointError(f"{name} has shape {list(found)}, which is not that of a Transformer-XL")
         return found
 
+    def found(pattern: str) -> list[str]:
+        return list(takewhile(variables.__contains__, map(pattern.format, count())))
+
     biases = shape(f"{SCOPE}r_w_bias", 2, 3)
+    tables = found(f"{EMBEDDING}cutoff_{{}}/lookup_table")
+    sizes, widths = zip(*(shape(name, 2) for name in tables or [f"{EMBEDDING}lookup_table"]), strict=True)
+    ends = [*accumulate(shape(name, 1)[0] for name in found(f"{SOFTMAX}cutoff_{{}}/b"))]
     d_model, _ = shape(f"{SCOPE}layer_0/rel_attn/qkv/kernel", 2)
-    clustered = f"{EMBEDDING}cutoff_0/lookup_table" in variables
-    tables = clusters(variables, f"{EMBEDDING}cutoff_{{}}/lookup_table") if clustered else [f"{EMBEDDING}lookup_table"]
-    sizes, widths = zip(*(shape(name, 2) for name in tables), strict=True)
-    n_clusters = max(1, len(clusters(variables, f"{SOFTMAX}cutoff_{{}}/b")))
-    heads = [*accumulate(shape(f"{SOFTMAX}cutoff_{i}/b", 1)[0] for i in range(n_clusters))] if n_clusters > 1 else []
+    has_projections = len(tables) > 1 or widths[0] != d_model
+    tied = [f"{SOFTMAX}cutoff_{i}/proj" not in variables for i in range(max(1, len(ends)))]
     return {
-        "n_token": sum(sizes),
-        "n_layer": len({match[1] for name in variables if (match := LAYER.match(name))}),
+        "vocab_size": sum(sizes),
+        "n_layer": len(found(f"{SCOPE}layer_{{}}/rel_attn/qkv/kernel")),
         "d_model": d_model,
         "d_embed": widths[0],
         "n_head": biases[-2],
         "d_head": biases[-1],
         "d_inner": shape(f"{SCOPE}layer_0/ff/layer_1/kernel", 2)[1],
         "untie_r": len(biases) == 3,
-        "cutoffs": heads[:-1],
-        "div_val": _div_val(widths) if clustered else 1,
-        "tie_projs": [f"{SOFTMAX}cutoff_{i}/proj" not in variables for i in range(n_clusters)],
+        "cutoffs": ends[:-1],
+        "div_val": widths[0] // max(1, widths[1]) if len(widths) > 1 else 1,
+        "tie_projs": tied if has_projections else [],
     }
 
 
-def clusters(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the names of a variable in clusters 0, 1, …, as far as there are any."""
-    known, found = set(names), list[str]()
-    while (name := pattern.format(len(found))) in known:
-        found.append(name)
-    return found
-
-
-def model_flags(variables: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of `config`, as the code's `transformer` takes them, and those that the variables determine.
-
-    Cut-offs may have both ends, as in `corpus-info.json`.
-
-    Raises:
-        CheckpointError: a flag of `config` contradicts the variables, or a variable is missing.
-    """
-    given, found = {name: value for name, value in config.items() if value is not None}, architecture_flags(variables)
-    if (cutoffs := list(given.get("cutoffs", ())))[:1] == [0]:
-        given["cutoffs"] = cutoffs[1:-1]
-    for name in DETERMINED:
-        if given.get(name, found[name]) != found[name]:
-            raise CheckpointError(f"{name}={given[name]}: the variables of the checkpoint say {found[name]}")
-    return {**given, **found}
-
-
-def with_all_projections(
-    variables: Mapping[str, Tensor], flags: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], list[bool]]:
+def with_all_projections(variables: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Tensor]:
     """Add the projections that this project's model has and the TensorFlow one leaves out.
 
-    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity.
-
-    Returns:
-        The variables, and for every cluster whether the softmax shares the projection of the embedding. Clusters
-        that share it have a copy of their own, for a model that ties in another pattern.
+    With `proj_same_dim=false` a cluster as wide as the model has none, which is the identity. Clusters whose softmax
+    shares the embedding's projection get a copy, for a model that ties in another pattern.
     """
-    full, tied, div_val, width = dict(variables), flags["tie_projs"], flags["div_val"], flags["d_embed"]
-    if div_val == 1 and width == flags["d_model"]:  # no projections: the pattern is without effect
-        return full, [False] + [True] * (len(tied) - 1)
-    for i, shared in enumerate(tied):
+    full, div_val, width = dict(variables), options["div_val"], options["d_embed"]
+    for i, is_shared in enumerate(options["tie_projs"]):
         embedding = f"{EMBEDDING}proj_W" if div_val == 1 else f"{EMBEDDING}cutoff_{i}/proj_W"
-        if div_val > 1 and width // div_val**i == flags["d_model"]:
+        if div_val > 1 and width // div_val**i == options["d_model"]:
             full.setdefault(embedding, torch.eye(width, dtype=next(iter(variables.values())).dtype))
-        if shared and embedding in full:
-            full.setdefault(f"{SOFTMAX}cutoff_{i}/proj", full[embedding])
-    return full, tied
+        if is_shared and embedding in full:
+            full[f"{SOFTMAX}cutoff_{i}/proj"] = full[embedding]
+    return full
 
 
-def _div_val(widths: tuple[int, ...]) -> int:
-    for div_val in range(2, widths[0] + 1):
-        if all(width == widths[0] // div_val**i for i, width in enumerate(widths)):
-            return div_val
-    raise CheckpointError(f"the tables of the clusters have widths {list(widths)}, which no div_val gives")
+def read_variables(prefix: Path) -> dict[str, np.ndarray]:
+    """Return the variables of the model, bfloat16 as float32.
+
+    Args:
+        prefix: path of the checkpoint without `.index`.
+
+    Raises:
+        UserError: a file is missing, cut short, not of a TensorFlow checkpoint, or a type is not supported.
+    """
+    path = prefix.with_name(f"{prefix.name}{INDEX}")
+    variables = {}
+    try:
+        entries = {key.decode(): _fields(value) for key, value in _table(path.read_bytes())}
+        n_shards = _number(entries.pop(""), N_SHARDS)
+        for name in model_variables(entries):
+            entry = entries[name]
+            kind, size = _number(entry, DTYPE), _number(entry, SIZE)
+            if kind not in TYPES:
+                raise UserError(f"{path}: {name} is of a type that is not supported (DataType {kind})")
+            path = prefix.with_name(f"{prefix.name}.data-{_number(entry, SHARD):05d}-of-{n_shards:05d}")
+            values = np.fromfile(
+                path, TYPES[kind], size // np.dtype(TYPES[kind]).itemsize, offset=_number(entry, OFFSET)
+            )
+            if values.nbytes < size:
+                raise UserError(f"{path}: {name} was cut off: the file is too short")
+            if kind == BFLOAT16:
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            shape = [_number(_fields(axis), 1) for axes in entry[SHAPE] for axis in _fields(axes)[2]]
+            variables[name] = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(shape)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, LookupError) as error:
+        raise UserError(f"{path}: is not of a TensorFlow checkpoint, or was cut short") from error
+    return variables
 
 
-def _as_tensor(value: Tensor | np.ndarray) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.require(value, requirements="W"))
-    return tensor.float() if tensor.dtype in WIDENED else tensor
+def _table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over the keys and values of a table of LevelDB, in the order of the keys."""
+    if content[-len(MAGIC) :] != MAGIC:
+        raise ValueError("no table of LevelDB")
+    footer = BytesIO(content[-FOOTER:])
+    for _ in range(2):  # the block of metadata, which is not read
+        _varint(footer)
+    for _, handle in _entries(content, footer):
+        yield from _entries(content, BytesIO(handle))
+
+
+def _entries(content: bytes, handle: BytesIO) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over the entries of a block: each key has the number of bytes that it shares with the key before."""
+    start, size = _varint(handle), _varint(handle)
+    n_restarts = int.from_bytes(content[start + size - 4 : start + size], "little")
+    end, key = size - 4 * (n_restarts + 1), b""
+    reader = BytesIO(content[start : start + size])
+    while reader.tell() < end:
+        n_shared, n_more, n_value = _varint(reader), _varint(reader), _varint(reader)
+        key = key[:n_shared] + reader.read(n_more)
+        yield key, reader.read(n_value)
+
+
+def _varint(reader: BytesIO) -> int:
+    """Return the next number of variable length: 7 bits in a byte, the lowest first."""
+    value = shift = 0
+    while True:
+        (byte,) = reader.read(1)
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value
+        shift += 7
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """Return the fields of a message of Protocol Buffers by number: numbers, or the bytes of what has a length."""
+    fields: dict[int, list[Any]] = defaultdict(list)
+    reader = BytesIO(message)
+    while reader.tell() < len(message):
+        number, kind = divmod(_varint(reader), 8)
+        if kind == 0:
+            fields[number].append(_varint(reader))
+        elif kind == 2:
+            fields[number].append(reader.read(_varint(reader)))
+        else:
+            fields[number].append(int.from_bytes(reader.read({1: 8, 5: 4}[kind]), "little"))
+    return fields
+
+
+def _number(fields: dict[int, list[Any]], field: int) -> int:
+    """Return a field that is a number; Protocol Buffers leave out zeros."""
+    return fields[field][-1] if field in fields else 0

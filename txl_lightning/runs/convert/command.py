@@ -10,7 +10,8 @@ Loading runs no code from a file: it reads tensors and plain containers only.
 
 from __future__ import annotations
 
-import sys
+import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from txl_lightning.config.schemas import (
     stored,
 )
 from txl_lightning.data.corpus import load_corpus
-from txl_lightning.data.vocabulary import LEVELS, Vocabulary
+from txl_lightning.data.vocabulary import UNKNOWN, Vocabulary
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import write_json
 from txl_lightning.model.checkpoints import (
@@ -41,22 +42,24 @@ from txl_lightning.model.checkpoints import (
     to_huggingface,
     to_original,
 )
+from txl_lightning.model.checkpoints.tensorflow import INDEX, read_variables
 from txl_lightning.model.transformer_xl import TransformerXL
-from txl_lightning.runs.convert import tensorflow_checkpoint
-from txl_lightning.runs.convert.options import ConvertOptions
+from txl_lightning.runs.convert import ConvertOptions
 from txl_lightning.runs.storage import write_checkpoint
-from txl_lightning.runs.trained import TrainedModel, load_trained
+from txl_lightning.runs.trained import load_trained
 
 READERS = {"original": from_original, "huggingface": from_huggingface}
 WRITERS = {"original": to_original, "huggingface": to_huggingface}
-TARGETS = ("original", "huggingface", "txl")
-SOURCES = (*TARGETS, "tensorflow")
-OF_CORPUS = "corpus"
+SOURCES = ("original", "huggingface", "txl", "tensorflow")
 EVALUATION_LENGTHS = ("mem_len", "same_length", "clamp_len")
 LENGTHS = (*EVALUATION_LENGTHS, "memory_start")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.pt")
 CONFIG = "config.json"
-VOCABULARY, PICKLED_VOCABULARIES = "vocab.json", ("vocab.bin", "vocab.pkl")
+OF_CORPUS = "corpus"
+VOCABULARIES = ("vocab.json", "vocab", "vocab.txt", "1b_word_vocab.txt")
+PICKLED_VOCABULARIES = ("vocab.bin", "vocab.pkl", "cache.pkl")
+SYMBOL_LEVELS = ("byte", "char", "word")  # a file of symbols has no merges
+FIRST_WORD = re.compile(r"^[ \t]*([^ \t]*)")  # a word may contain white space of Unicode, as in Python 2
 
 
 def run(options: ConvertOptions, directory: Path) -> list[str]:
@@ -68,28 +71,27 @@ def run(options: ConvertOptions, directory: Path) -> list[str]:
     Raises:
         UserError: a file is missing or not a checkpoint, or the target's format cannot hold the model.
     """
-    for name, formats in (("source_format", SOURCES), ("target_format", TARGETS)):
-        value = getattr(options, name)
-        require(value in formats, name, value, f"must be one of {', '.join(formats)}")
+    source, source_format = options.source, options.source_format
+    require(source_format in SOURCES, "source_format", source_format, f"must be one of {', '.join(SOURCES)}")
+    targets = [name for name in SOURCES[:3] if name != source_format]
+    allowed = f"must be one of {', '.join(targets)} for source_format={source_format}"
+    require(options.target_format in targets, "target_format", options.target_format, allowed)
     target = Path(options.target)
     require(not target.exists(), "target", options.target, "must not exist yet")
     lengths = {name: value for name in LENGTHS if (value := getattr(options, name)) is not None}
-    vocabulary = _given_vocabulary(options)
-    trained = None
-    if options.source_format == "txl":
-        trained = load_trained(options.source, "source")
-        if not isinstance(model := trained.model, TransformerXL):
-            recurrent = "is a recurrent model; the other formats hold Transformer-XLs only"
-            raise OptionError("source", options.source, recurrent)
-    elif options.source_format == "tensorflow":
-        model, segment_len = _read_tensorflow(options.source, lengths)
+    vocabulary = _given_vocabulary(options) if options.target_format == "txl" else None
+    if source_format == "txl":
+        recurrent = "is a recurrent model; the other formats hold Transformer-XLs only"
+        model: Any = load_trained(source, "source").model
+        require(isinstance(model, TransformerXL), "source", source, recurrent)
+    elif source_format == "tensorflow":
+        model, segment_len = _read_tensorflow(source, lengths)
         options = _as_in_tensorflow(options, model, segment_len, vocabulary)
     else:
-        model = _read_model(options.source, options.source_format)
+        model = _read_model(source, source_format)
     model = model.with_lengths(**lengths)
     if options.target_format == "txl":
-        run_of_model = _new_run(model, options, vocabulary) if trained is None else _same_run(trained, lengths)
-        _write_run(model, run_of_model, target)
+        _write_run(model, options, vocabulary, target)
         return [str(target)]
     weights, config = WRITERS[options.target_format](model)
     target.mkdir(parents=True)
@@ -104,14 +106,38 @@ def _read_model(source: str, source_format: str) -> TransformerXL:
     found = [file for file in ([folder / name for name in WEIGHTS] if path.is_dir() else [path]) if file.is_file()]
     problem = f"has none of {', '.join(WEIGHTS)}" if path.is_dir() else "no such file"
     require(bool(found), "source", source, problem)
-    weights = _read_weights(found[0])
-    beside = f"must have {CONFIG} with its options in the same folder"
-    require((folder / CONFIG).is_file(), "source", source, beside)
-    config = tensorflow_checkpoint.read_json(folder / CONFIG)
+    weights, config = _read_weights(found[0]), _read_config(folder)
+    require(bool(config), "source", source, f"must have {CONFIG} with its options in the same folder")
     try:
         return READERS[source_format](weights, config)
     except UserError as error:
         raise OptionError("source", source, str(error)) from error
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Read tensors by name, from safetensors or from a torch file that holds only tensors."""
+    is_safe = path.suffix == ".safetensors"
+    try:
+        contents = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the readers have no common error for other files
+        code = "must hold tensors only; code in a file is never run"
+        damaged = "is not a file of safetensors, or was cut short"
+        raise OptionError("source", path, damaged if is_safe else code) from error
+    is_state = isinstance(contents, dict) and all(isinstance(value, Tensor) for value in contents.values())
+    require(is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model")
+    return contents
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the options in `config.json`; none if there is no such file."""
+    if not (folder / CONFIG).is_file():
+        return {}
+    try:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+    except ValueError as error:
+        raise OptionError("source", folder, f"its {CONFIG} must be JSON ({error})") from error
+    require(isinstance(config, dict), "source", folder, f"its {CONFIG} must be a dictionary of options")
+    return config
 
 
 def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerXL, int | None]:
@@ -119,15 +145,15 @@ def _read_tensorflow(source: str, lengths: dict[str, Any]) -> tuple[TransformerX
 
     `lengths` of the options replace these flags.
     """
-    prefix = tensorflow_checkpoint.find_checkpoint(source)
-    flags = {**tensorflow_checkpoint.read_flags(prefix), **lengths}
-    allowed = f"must be given, since there is no {CONFIG} with the model's flags beside {prefix}"
-    require(flags.get("mem_len") is not None, "mem_len", None, allowed)
-    variables, ignored = tensorflow_checkpoint.read_variables(prefix)
-    if ignored:
-        more = f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
-        print(f"{prefix}: ignored {', '.join(ignored[:3])}{more}, not of the model", file=sys.stderr, flush=True)
-    return from_tensorflow(variables, flags), flags.get("tgt_len")
+    path = Path(source)
+    named = [file for file in (path, path.with_name(path.name + INDEX)) if file.suffix == INDEX and file.is_file()]
+    found = named or sorted(path.rglob(f"*{INDEX}"))
+    one = f"must be a checkpoint of TensorFlow (NAME{INDEX} and NAME.data-…) or a folder with one; {len(found)} found"
+    require(len(found) == 1, "source", source, one)
+    flags = {**_read_config(found[0].parent), **lengths}
+    without = f"must be given, since there is no {CONFIG} with the model's flags in {found[0].parent}"
+    require(flags.get("mem_len") is not None, "mem_len", None, without)
+    return from_tensorflow(read_variables(found[0].with_suffix("")), flags), flags.get("tgt_len")
 
 
 def _as_in_tensorflow(
@@ -150,53 +176,87 @@ def _as_in_tensorflow(
 
 
 def _given_vocabulary(options: ConvertOptions) -> Vocabulary | None:
-    """Return the vocabulary of a file, given or beside a TensorFlow model; None for the corpus' or the source's."""
-    path: str | Path | None = options.vocabulary
-    if options.target_format != "txl":
-        return None
-    own = "must be null: a checkpoint of source_format=txl keeps its own"
-    require(options.source_format != "txl" or path is None, "vocabulary", path, own)
-    if path is None and options.source_format == "tensorflow":
-        path = tensorflow_checkpoint.find_vocabulary(tensorflow_checkpoint.find_checkpoint(options.source))
-    if path is None and options.source_format == "huggingface":
+    """Return the vocabulary of a file, given or beside the source; None for that of the corpus."""
+    path = options.vocabulary
+    if path is None and options.source_format != "original":
         path = _vocabulary_beside(Path(options.source))
     if path in (None, OF_CORPUS):
         return None
-    levels = [level for level in LEVELS if level != "bpe"]  # a file of symbols has no merges
-    require(options.data.level in levels, "data.level", options.data.level, f"must be one of {', '.join(levels)}")
-    return tensorflow_checkpoint.read_vocabulary(path, options.data.level)  # type: ignore[arg-type]
+    level, allowed = options.data.level, f"must be one of {', '.join(SYMBOL_LEVELS)}"
+    require(level in SYMBOL_LEVELS, "data.level", level, allowed)
+    return read_vocabulary(path, level)
 
 
-def _vocabulary_beside(source: Path) -> Path | None:
-    """Return the `vocab.json` in the folder of a model of Hugging Face, or None if the corpus has to give the symbols.
+def _vocabulary_beside(source: Path) -> str | None:
+    """Return a file of symbols in the folder of a model, in `data/` in it or beside it; None if there is none.
 
     Raises:
         OptionError: they are only in a pickle, which is never opened.
     """
     folder = source if source.is_dir() else source.parent
-    path = folder / VOCABULARY
-    pickled = [name for name in PICKLED_VOCABULARIES if (folder / name).is_file()]
-    allowed = f"must be given, or {VOCABULARY} be in {folder}: {' and '.join(pickled)} would run code when opened"
-    require(path.is_file() or not pickled, "vocabulary", None, allowed)
-    return path if path.is_file() else None
+
+    def find(names: tuple[str, ...]) -> Path | None:
+        folders = (folder, folder / "data", folder.absolute().parent / "data")
+        return next((place / name for place in folders for name in names if (place / name).is_file()), None)
+
+    found, pickled = find(VOCABULARIES), find(PICKLED_VOCABULARIES)
+    allowed = f"must be given: {pickled} is never unpickled, since that runs code of the file (docs/models.md)"
+    require(found is not None or pickled is None, "vocabulary", None, allowed)
+    return None if found is None else str(found)
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read tensors by name, from safetensors or from a torch file that holds only tensors."""
-    is_safe = path.suffix == ".safetensors"
+def read_vocabulary(path: str | Path, level: Any) -> Vocabulary:
+    """Read symbols in the order of their numbers: the first word of every line, each symbol once.
+
+    Bytes are written as numbers and the space as `_`, as the paper's code prepares enwik8 and text8. A file of JSON is
+    a dictionary from symbols to numbers (`_symbols_of_json`).
+
+    Raises:
+        OptionError: the file cannot be read, or a line is not a symbol of the level.
+    """
     try:
-        contents = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the readers have no common error for other files
-        code = "must hold tensors only; code in a file is never run"
-        damaged = "is not a file of safetensors, or was cut short"
-        raise OptionError("source", path, damaged if is_safe else code) from error
-    is_state = isinstance(contents, dict) and all(isinstance(value, Tensor) for value in contents.values())
-    require(is_state, "source", path, "is not a dictionary of tensors; save the state_dict of the model")
-    return contents
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError("vocabulary", path, f"cannot be read as UTF-8 text ({error})") from error
+    lines = _symbols_of_json(text, path) if Path(path).suffix == ".json" else text.split("\n")
+    symbols: dict[str, None] = {}
+    for number, line in enumerate(lines, start=1):
+        symbol = line if level == "char" and len(line) == 1 else FIRST_WORD.findall(line)[0]
+        is_byte = symbol.isascii() and symbol.isdigit() and int(symbol) < 256
+        fits = {"byte": is_byte, "char": len(symbol) == 1 or symbol == UNKNOWN}.get(level, True)
+        require(fits or not symbol, "vocabulary", path, f"line {number}: {symbol!r} is not a {level} (data.level)")
+        if symbol:
+            symbols[chr(int(symbol)) if level == "byte" else symbol] = None
+    require(bool(symbols), "vocabulary", path, "has no symbols")
+    if level == "char" and " " not in symbols:
+        return Vocabulary(level, tuple(" " if symbol == "_" else symbol for symbol in symbols))
+    return Vocabulary(level, tuple(symbols))
 
 
-def _new_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None) -> TrainedModel:
-    """Return a run of the model with the given vocabulary or the chosen corpus' own, and the config of the options."""
+def _symbols_of_json(text: str, path: str | Path) -> list[str]:
+    """Return the symbols of a dictionary from symbols to numbers, such as Hugging Face's `vocab.json`, by number.
+
+    Words of a pickle of Python 2 are UTF-8 that was read as Latin-1, `cafÃ©`, since that is how Hugging Face's
+    conversion opened the authors' `cache.pkl`. If all symbols of a file can be read so, they become UTF-8 again.
+
+    Raises:
+        OptionError: the text is not such a dictionary, with each of the numbers 0 … n - 1 once.
+    """
+    try:
+        numbers = json.loads(text)
+        valid = sorted(numbers.values()) == list(range(len(numbers)))
+    except (ValueError, TypeError, AttributeError):
+        valid = False
+    require(valid, "vocabulary", path, "must be a dictionary from symbols to their numbers, 0 … n - 1, in JSON")
+    symbols = sorted(numbers, key=numbers.__getitem__)
+    try:
+        return "\n".join(symbols).encode("latin-1").decode().split("\n")
+    except UnicodeError:
+        return symbols
+
+
+def _write_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | None, target: Path) -> None:
+    """Write a checkpoint like those of `txl train`, at step 0, with the given vocabulary or the chosen corpus' own."""
     if given is None:
         corpus = load_corpus(options.data)
         vocabulary, source = corpus.vocabulary, f"data={corpus.name}"
@@ -208,26 +268,13 @@ def _new_run(model: TransformerXL, options: ConvertOptions, given: Vocabulary | 
         both = f"{model.config.vocab_size} tokens, that of {source} has {len(vocabulary)}"
         raise UserError(f"the vocabulary of the model has {both}: {advice}")
     config = Config(**{f.name: getattr(options, f.name) for f in fields(Config)})
-    return TrainedModel(model, config, vocabulary, step=0, vocabulary_given=given is not None)
-
-
-def _same_run(trained: TrainedModel, lengths: dict[str, Any]) -> TrainedModel:
-    """Return the source's run, evaluated at the given lengths too."""
-    changed: dict[str, Any] = dict.fromkeys(name for name in EVALUATION_LENGTHS if name in lengths)
-    evaluation = replace(trained.config.evaluation, **changed)
-    return replace(trained, config=replace(trained.config, evaluation=evaluation))
-
-
-def _write_run(model: TransformerXL, run_of_model: TrainedModel, target: Path) -> None:
-    """Write a checkpoint like those of `txl train`, at step 0: the model, and all else of the run."""
     contents = {
         "state_dict": {f"model.{name}": tensor for name, tensor in model.state_dict().items()},
         "global_step": 0,
         "txl_lightning": {
-            "config": stored(_run_config(model, run_of_model.config)),
-            "vocabulary": run_of_model.vocabulary.state_dict(),
-            "vocabulary_given": run_of_model.vocabulary_given,
-            **({"corpus": run_of_model.corpus} if run_of_model.corpus else {}),
+            "config": stored(_run_config(model, config)),
+            "vocabulary": vocabulary.state_dict(),
+            "vocabulary_given": given is not None,
         },
     }
     target.parent.mkdir(parents=True, exist_ok=True)

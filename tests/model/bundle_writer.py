@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from txl_lightning.runs.convert.tensorflow_checkpoint import BFLOAT16, MAGIC, TYPES, crc32c, masked
+from txl_lightning.model.checkpoints.tensorflow import BFLOAT16, MAGIC, TYPES
 
 NUMBERS = {kind: number for number, kind in TYPES.items() if number != BFLOAT16}
+CHECKSUM = bytes(4)  # which is not compared
 
 
 def varint(value: int) -> bytes:
@@ -21,20 +22,16 @@ def field(number: int, value: int | bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def checksum(content: bytes) -> bytes:
-    return masked(crc32c(content)).to_bytes(4, "little")
-
-
-def table(entries: list[tuple[bytes, bytes]], per_block: int = 5, compression: int = 0) -> bytes:
+def table(entries: list[tuple[bytes, bytes]], per_block: int = 5) -> bytes:
     """Sorted table with a few entries in each block; no key shares its beginning with the key before."""
     content = b""
 
     def add(entries: list[tuple[bytes, bytes]]) -> bytes:
         nonlocal content
         plain = b"".join(b"\0" + varint(len(key)) + varint(len(value)) + key + value for key, value in entries)
-        stored = plain + bytes([0, 0, 0, 0, 1, 0, 0, 0, compression])  # one restart, at the first entry
+        stored = plain + bytes([0, 0, 0, 0, 1, 0, 0, 0, 0])  # one restart, at the first entry
         handle = varint(len(content)) + varint(len(stored) - 1)
-        content += stored + checksum(stored)
+        content += stored + CHECKSUM
         return handle
 
     groups = [entries[i : i + per_block] for i in range(0, len(entries), per_block)]
@@ -54,7 +51,7 @@ def write_bundle(
         shape = b"".join(field(2, field(1, size)) for size in value.shape)
         entry = field(1, BFLOAT16 if name == bfloat16 else NUMBERS[value.dtype.str]) + field(2, shape)
         entry += field(3, i % n_shards) + field(4, len(shards[i % n_shards])) + field(5, len(stored))
-        entries.append((name.encode(), entry + varint(6 << 3 | 5) + checksum(stored)))
+        entries.append((name.encode(), entry + varint(6 << 3 | 5) + CHECKSUM))
         shards[i % n_shards] += stored
     prefix.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{prefix}.index").write_bytes(table(entries, per_block))
