@@ -244,5 +244,5 @@ def test_what_memory_tokens_cannot_do_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="a memory without memory tokens given to a model with n_tokens=3"):
         model(tokens, tiny_model().start_memory(2))
     model.use_attention("flex")
-    with pytest.raises(OptionError, match=r"^attention=flex: hides all keys after a query; memory tokens need eager"):
+    with pytest.raises(OptionError, match=r"^attention=flex: hides all keys after a query; memory tokens need default"):
         model(tokens)

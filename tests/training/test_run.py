@@ -106,11 +106,11 @@ FLEX = "trainer.attention=flex trainer.accelerator=gpu"
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ("trainer.attention=fast", "trainer.attention=fast: must be one of eager, flex, auto"),
+        ("trainer.attention=fast", "trainer.attention=fast: must be one of default, flex"),
         ("trainer.attention=flex", "trainer.attention=flex: trains on GPUs only"),
         (f"{FLEX} trainer.precision=64-true", "trainer.attention=flex: has at most 32 bits a number"),
         (f"{FLEX} model.attention_dropout=0.1", "trainer.attention=flex: has no dropout of attention probabilities"),
-        (f"{FLEX} memory.reset=document", "memory.reset=document needs eager"),
+        (f"{FLEX} memory.reset=document", "memory.reset=document needs default"),
         ("checkpoint.enabled=false checkpoint.keep_every_n_steps=5", "keep_every_n_steps=5: needs checkpoint.enabled"),
         ("checkpoint.keep_every_n_steps=0", "checkpoint.keep_every_n_steps=0: must be an integer >= 1"),
         ("data.segment_len=-1", "data.segment_len=-1: must be an integer >= 1"),
@@ -187,12 +187,6 @@ def test_what_is_found_later_is_refused_in_one_line(tmp_path: Path, overrides: s
 )
 def test_options_without_effect_are_named(tmp_path: Path, overrides: str, sentences: list[str]) -> None:
     assert options_without_effect(tiny_config(tmp_path, *overrides.split())) == sentences
-
-
-def test_a_run_may_resume_with_another_attention(tmp_path: Path) -> None:
-    """`eager` and `auto` are the same on the CPU, and neither is part of the run's identity."""
-    resume = f"resume={trained() / 'run/checkpoints/last.ckpt'}"
-    train(tiny_config(trained(), resume, "trainer.max_steps=13", "trainer.attention=eager"), tmp_path / "b")
 
 
 def test_another_text_of_the_same_bytes_is_refused(tmp_path: Path) -> None:

@@ -270,9 +270,9 @@ class TrainerConfig:
     `accelerator` is cpu, gpu, mps (Apple's GPU), or auto for the first of gpu, mps and cpu that the machine has.
     `devices` processes on each of `num_nodes` machines share the global batch. `column_chunks` accumulates gradients
     over that many parts of each process's columns. `num_threads` null means as many CPU threads as this size pays
-    for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: eager, flex,
-    or auto for the fastest known. `val_every_n_steps` null validates at the end of every epoch. The last step
-    of a run is validated in any case.
+    for (`runs.threads`), stated in `config.yaml`. `attention` is the kernel of training and validation: default,
+    the fastest exact one on the device, or flex. `val_every_n_steps` null validates at the end of every epoch. The last
+    step of a run is validated in any case.
     `progress_file` writes `progress.json` about once a second. `callbacks` lists callbacks of Lightning, each with
     its class as `_target_` and the arguments of the class.
     """
@@ -285,7 +285,7 @@ class TrainerConfig:
     precision: str = "32-true"
     num_threads: int | None = None
     compile: bool = False
-    attention: str = "auto"
+    attention: str = "default"
     log_every_n_steps: int = 50
     val_every_n_steps: int | None = None
     val_max_segments: int | None = None
@@ -480,6 +480,8 @@ def from_plain(values: Any) -> Config:
     values = _without_gone(values)
     if values["data"].get("level") == "word" and "min_count" not in values["data"]:
         values["data"]["min_count"] = 1
+    if values["trainer"].get("attention") in ("auto", "eager"):
+        values["trainer"]["attention"] = "default"
     config = OmegaConf.structured(Config)
     config.model = RecurrentModelConfig if "cell" in values["model"] else TransformerXLModelConfig
     config.data = data_class(values["data"].get("name"))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from txl_lightning.config.architecture import TransformerXLConfig
 from txl_lightning.model.encodings import LayerPositions
 from txl_lightning.model.kernels import attend, eager
-from txl_lightning.model.kernels.eager import DistanceFactors, Factors
+from txl_lightning.model.kernels.eager import Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, rotate
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         config: sizes, terms and dropout.
 
     Attributes:
-        kernel: eager, flex or auto (see `model.kernels`).
+        kernel: default or flex (see `model.kernels`).
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.query_norm = nn.RMSNorm(*norm) if self.n_query and config.qk_norm else None
         self.key_norm = nn.RMSNorm(*norm) if self.n_key and config.qk_norm else None
         self.dropout = Dropout(config.attention_dropout)
-        self.kernel = "eager"
+        self.kernel = "default"
 
     def forward(
         self,
@@ -103,7 +103,7 @@ class Attention(nn.Module):
         kv_PHBKE: Float[Tensor, "P H B K E"],
         positions: LayerPositions,
         visible: VisibleKeys,
-        kernel: str = "eager",
+        kernel: str = "default",
     ) -> Float[Tensor, "H B T E"]:
         """Return Σ_j softmax(A_i)_j v_j for all heads, computed by a kernel (see `model.kernels`)."""
         return attend(kernel, self.factors(q_HBTE, kv_PHBKE, positions, visible, self.terms), self.dropout)
@@ -141,8 +141,7 @@ class Attention(nn.Module):
         )
         content = _sum(q if "a" in terms else None, None if u is None else u[:, None, None])
         position = _sum(q if "b" in terms else None, None if v is None else v[:, None, None])
-        distances = DistanceFactors(position, self.distance_vectors(positions), bias_HS)
-        return Factors(content, k_HBKE, v_HBKE, distances, visible)
+        return Factors(content, k_HBKE, v_HBKE, visible, position, self.distance_vectors(positions), bias_HS)
 
     def distance_vectors(self, positions: LayerPositions) -> Float[Tensor, "H S E"] | None:
         """Return r_s = W_{k,R} R_s, or the trained vectors, of the distances s = K, …, 0; None without (b) and (d)."""

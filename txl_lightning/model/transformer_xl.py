@@ -168,7 +168,7 @@ class TransformerXL(ScoringModel, nn.Module):
         Models that share layers with this one (`with_lengths`) use it too. Cached inference never uses flex.
 
         Args:
-            kernel: eager, flex or auto (see `model.kernels`).
+            kernel: default or flex (see `model.kernels`).
 
         Raises:
             OptionError: there is no such kernel.

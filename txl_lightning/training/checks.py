@@ -120,11 +120,11 @@ def _rules(config: Config) -> list[tuple[str, bool, str]]:
     if trainer.attention == "flex":
         drops = getattr(config.model, "attention_dropout", 0.0) > 0
         reasons = {
-            "trains on GPUs only; eager trains on the CPU": accelerator == "gpu",
-            "has at most 32 bits a number; eager has 64": precision != "64-true",
+            "trains on GPUs only; default trains on the CPU": accelerator == "gpu",
+            "has at most 32 bits a number; default has 64": precision != "64-true",
             "has no dropout of attention probabilities: set model.attention_dropout=0": not drops,
-            "has one mask for all streams: memory.reset=document needs eager": memory.reset != "document",
-            "hides all keys after a query: memory.n_tokens > 0 needs eager": not memory.n_tokens,
+            "has one mask for all streams: memory.reset=document needs default": memory.reset != "document",
+            "hides all keys after a query: memory.n_tokens > 0 needs default": not memory.n_tokens,
         }
         rules += [("trainer.attention", is_allowed, reason) for reason, is_allowed in reasons.items()]
     return rules

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tests.model.tiny_model import random_stream, tiny_model
-from txl_lightning.model.kernels import cpu, eager
-from txl_lightning.model.kernels.eager import DistanceFactors, Factors
+from txl_lightning.model.kernels import cpu
+from txl_lightning.model.kernels.eager import Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -27,7 +27,7 @@ def attended(T: int, M: int, dropout: float, dtype: torch.dtype = torch.float64)
     query, keys, values, rows, r_HSE = (x * 1 for x in inputs)
     visible = VisibleKeys(attention_mask(T, M, M, None, query), 0, None)
     torch.manual_seed(2)
-    return cpu.attend(Factors(query, keys, values, DistanceFactors(rows, r_HSE), visible), Dropout(dropout)), inputs
+    return cpu.attend(Factors(query, keys, values, visible, rows, r_HSE), Dropout(dropout)), inputs
 
 
 def test_probabilities_that_are_computed_again_are_dropped_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,20 +53,6 @@ def test_no_probabilities_are_stored() -> None:
         attended(T, M, dropout=0.1, dtype=torch.float32)
     probabilities, mask = 2 * 2 * T * (M + T) * 4, T * (M + T) * 4
     assert sum(saved.values()) < mask + probabilities / 32
-
-
-@pytest.mark.parametrize("amx", [True, False])
-@pytest.mark.parametrize("n_rows", [1, 4, 12])
-def test_products_with_distances_in_bfloat16_are_those_of_any_cpu(
-    n_rows: int, amx: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eager, "_has_amx", lambda: amx)
-    rows, table = torch.randn(2, n_rows, 1, 4).bfloat16(), torch.randn(2, 12, 4).bfloat16()
-    for r_HSE in (table[:, -9:], table[:, -9:].contiguous()):
-        found = eager._products(rows.flatten(1, 2), r_HSE)
-        expected = rows.flatten(1, 2).double() @ r_HSE.double().mT
-        torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=0.05)
-    assert isinstance(torch.cpu._is_amx_tile_supported(), bool)  # private: fails when torch changes it
 
 
 @pytest.mark.parametrize("dtype", TYPES)

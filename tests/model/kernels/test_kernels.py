@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.model.tiny_model import SUBSETS, random_stream, tiny_model
 from txl_lightning.errors import OptionError
 from txl_lightning.model import kernels
-from txl_lightning.model.kernels import cpu, eager, flex, fused
-from txl_lightning.model.kernels.eager import DistanceFactors, Factors
+from txl_lightning.model.kernels import cpu, eager, flex
+from txl_lightning.model.kernels.eager import Factors
 from txl_lightning.model.layers import Dropout
 from txl_lightning.model.positions import VisibleKeys, attention_mask
 
@@ -69,10 +69,9 @@ class Problem:
     def run(self, attend: Callable[..., Tensor], dtype: torch.dtype, gradients: bool = True) -> dict[str, Tensor]:
         """The output of a kernel, and the gradients of all its inputs by name."""
         factors = self.factors(dtype, gradients)
-        query, k, v, rows, r_HSE, bias_HS = factors.values()
-        distances = DistanceFactors(rows, r_HSE, bias_HS)
+        query, k, v, *of_distances = factors.values()
         with torch.set_grad_enabled(gradients):
-            output = attend(Factors(query, k, v, distances, self.visible(k)), Dropout(0.0))
+            output = attend(Factors(query, k, v, self.visible(k), *of_distances), Dropout(0.0))
         if not gradients:
             return {"output": output}
         inputs = {name: x for name, x in factors.items() if x is not None}
@@ -102,7 +101,7 @@ WAYS = {  # kernel, whether it has gradients, constants of `cpu`
         False,
         {"QUERIES_AT_ONCE": 4, "LOGITS_BYTES_AT_ONCE": 1},
     ),
-    "fused": (fused.attend, False, {}),
+    "fused": (lambda factors, dropout: eager.attend_fused(factors), False, {}),
     "flex": (flex.attend, DEVICE == "cuda", {}),
 }
 
@@ -143,27 +142,29 @@ def test_blocks_in_bfloat16(gradients: bool, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(found[name], value, rtol=0.05, atol=0.05 * value.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["eager", "auto", "flex"])
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_the_kernel_is_that_of_the_device_and_the_choice(
-    name: str, grad: bool, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+    grad: bool, on_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    for module in (eager, cpu, fused, flex):
-        short = module.__name__.rsplit(".", 1)[1]
-        monkeypatch.setattr(module, "attend", lambda *_, short=short: called.append(short) or torch.zeros(1, 1, 1, 1))
+    for name, module, function in (
+        ("eager", eager, "attend"),
+        ("fused", eager, "attend_fused"),
+        ("cpu", cpu, "attend"),
+        ("flex", flex, "attend"),
+    ):
+        monkeypatch.setattr(module, function, lambda *_, name=name: called.append(name) or torch.zeros(1, 1, 1, 1))
     monkeypatch.setattr(kernels, "is_eager_on_cpu", lambda tensor: on_cpu)
     x = torch.zeros(1, 1, 1, 1)
-    for p in (0.0, 0.5):
+    for name, p in (("default", 0.0), ("default", 0.5), ("flex", 0.0)):
         with torch.set_grad_enabled(grad):
-            kernels.attend(name, Factors(x, x, x, DistanceFactors(), VisibleKeys(x[0, 0], 0, None)), Dropout(p))
-    by_device = ["cpu", "cpu"] if on_cpu else ["eager" if grad else "fused", "eager"]
-    assert called == (["flex", "flex"] if name == "flex" else by_device)
+            kernels.attend(name, Factors(x, x, x, VisibleKeys(x[0, 0], 0, None)), Dropout(p))
+    assert called == [*(["cpu", "cpu"] if on_cpu else ["eager" if grad else "fused", "eager"]), "flex"]
 
 
 def test_flex_refuses_what_it_cannot_compute() -> None:
-    with pytest.raises(OptionError, match="attention=fast: must be one of eager, flex, auto"):
+    with pytest.raises(OptionError, match="attention=fast: must be one of default, flex"):
         tiny_model().use_attention("fast")
     stream = random_stream(2, 5).to(DEVICE)
     model = tiny_model(attention_dropout=0.1, d_head=16).float().to(DEVICE)
@@ -173,10 +174,10 @@ def test_flex_refuses_what_it_cannot_compute() -> None:
     with torch.no_grad():
         model.eval().score(stream[:, :-1], stream[:, 1:])
     documents = model.with_lengths(memory_reset="document")
-    with pytest.raises(OptionError, match=r"attention=flex: has one mask .*; memory_reset=document.* need eager"):
+    with pytest.raises(OptionError, match=r"attention=flex: has one mask .*; memory_reset=document.* need default"):
         documents(stream)
     if DEVICE == "cpu":
-        with pytest.raises(OptionError, match="attention=flex: has no gradients on the CPU; use eager"):
+        with pytest.raises(OptionError, match="attention=flex: has no gradients on the CPU; use default"):
             model(stream)
     else:
         with pytest.raises(OptionError, match=r"attention=flex: needs model\.d_head >= 16"):

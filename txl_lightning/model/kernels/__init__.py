@@ -1,15 +1,9 @@
-"""Attention kernels: from the two factors of the logits to Σ_j softmax_j(logits_i) v_j, all with one signature.
+"""Attention kernels: from the factors of the logits to Σ_j softmax_j(logits_i) v_j.
 
-    attend(factors, dropout)
-
-    eager  the paper in torch's own operations, on any device: the judge of the others
-    cpu    the same in blocks of queries and groups of heads, overwriting what no one reads again
-    fused  torch's scaled_dot_product_attention, without gradient
-    flex   torch's flex_attention, which never holds all probabilities
-
-A user chooses `eager` or `flex`. The choice `eager` runs the fastest of the first three: `cpu` on a CPU, `fused` on a
-GPU where neither gradients nor probabilities are needed, else `eager`. `auto` is `eager` until `benchmarks/gpu.sh`
-shows another one to be faster on a GPU.
+default  the fastest exact kernel on this device: on a CPU in blocks of queries and groups of heads (`cpu`), else
+         torch's own operations (`eager`, the judge of the others), fused where neither gradients nor
+         probabilities are needed
+flex     torch's flex_attention on a GPU, which never holds all probabilities
 """
 
 from __future__ import annotations
@@ -21,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from txl_lightning.errors import require
-from txl_lightning.model.kernels import cpu, eager, fused
+from txl_lightning.model.kernels import cpu, eager
 from txl_lightning.model.kernels.cpu import is_eager_on_cpu
 from txl_lightning.model.kernels.eager import Factors
 
-KERNELS = ("eager", "flex", "auto")
+KERNELS = ("default", "flex")
 
 
 def check_kernel(kernel: str, option: str = "attention") -> None:
@@ -45,7 +39,7 @@ def attend(kernel: str, factors: Factors, dropout: nn.Module) -> Float[Tensor, "
     """Return Σ_j softmax_j(logits_i) v_j over the visible keys j, by the chosen kernel.
 
     Args:
-        kernel: eager, flex or auto.
+        kernel: default or flex.
         factors: of the logits, and the values.
         dropout: of the probabilities.
 
@@ -57,5 +51,7 @@ def attend(kernel: str, factors: Factors, dropout: nn.Module) -> Float[Tensor, "
         return heads
     if is_eager_on_cpu(factors.values):
         return cpu.attend(factors, dropout)
-    needs_probabilities = torch.is_grad_enabled() or (dropout.training and dropout.p) or factors.query is None
-    return (eager if needs_probabilities else fused).attend(factors, dropout)
+    draws = dropout.training and dropout.p
+    if torch.is_grad_enabled() or draws or factors.query is None:
+        return eager.attend(factors, dropout)
+    return eager.attend_fused(factors)

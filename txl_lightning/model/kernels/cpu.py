@@ -7,6 +7,7 @@ BENCHMARKS.md, "Attention in blocks of queries" and "Evaluation", has what each 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from txl_lightning.model.kernels import eager, fused
+from txl_lightning.model.kernels import eager
 from txl_lightning.model.kernels.eager import Factors
 
 # Queries of a block in training: larger blocks need more RAM and compute more logits of hidden keys, smaller ones need
@@ -46,23 +47,20 @@ def _attend_in_blocks(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H 
     The backward pass computes a block's probabilities again instead of storing them, which costs less than the
     skipped products save. In bfloat16 it would cost more, so there they are stored.
     """
-    query, keys, values, distances, visible = factors
-    size, (T, K) = BLOCK[values.dtype], visible.mask_TK.shape[-2:]
+    keys, values, mask_TK = factors.keys, factors.values, factors.visible.mask_TK
+    size, (T, K) = BLOCK[values.dtype], mask_TK.shape[-2:]
     blocks = [slice(first, min(first + size, T)) for first in range(0, T, size)]
     lengths = [K - T + block.stop for block in blocks]
     first_values = first_keys(values, lengths)
     all_first_keys = first_values if keys is values else first_keys(keys, lengths)
-    queries, rows = (_split(x, size, len(blocks)) for x in (query, distances.rows))
-    draws = bool(dropout.training and dropout.p)
+    queries, rows = (_split(x, size, len(blocks)) for x in (factors.query, factors.rows))
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=bool(dropout.training and dropout.p))
     heads = []
-    for n, (block, n_keys) in enumerate(zip(blocks, lengths, strict=True)):
-        of_block = distances._replace(rows=rows[n]).part(n_keys)
-        part = Factors(queries[n], all_first_keys[n], first_values[n], of_block, visible.part(block, n_keys))
-        if values.dtype == torch.bfloat16:
-            heads.append(_attend_at_once(part, dropout))
-        else:
-            attended = checkpoint(_attend_at_once, part, dropout, use_reentrant=False, preserve_rng_state=draws)
-            heads.append(attended)
+    for n, block in enumerate(blocks):
+        part = factors._replace(query=None, rows=None).part(block)
+        part = part._replace(query=queries[n], rows=rows[n], keys=all_first_keys[n], values=first_values[n])
+        stored = values.dtype == torch.bfloat16
+        heads.append(_attend_at_once(part, dropout) if stored else again(_attend_at_once, part, dropout))
     return torch.cat(heads, dim=2)
 
 
@@ -80,22 +78,23 @@ def _attend_without_gradient(factors: Factors, dropout: nn.Module) -> Float[Tens
     for first in range(0, T, size):
         queries = slice(first, min(first + size, T))
         n_rows = queries.stop - first
-        way = _attend_by_products if n_rows > QUERIES_AT_ONCE and dtype in PRECISE else fused.attend
-        way = _attend_at_once if factors.query is None else way
         bytes_of_head = B * n_rows * K * dtype.itemsize
         n_heads = max(LOGITS_BYTES_AT_ONCE // bytes_of_head, torch.get_num_threads() // B, 1)
-        groups = [way(factors.part(queries, slice(h, h + n_heads)), dropout) for h in range(0, H, n_heads)]
+        groups = [_part(factors.part(queries, slice(h, h + n_heads)), dropout) for h in range(0, H, n_heads)]
         blocks.append(groups[0] if len(groups) == 1 else torch.cat(groups))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
-def _attend_by_products(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
-    """Attend with all logits of these heads in memory: faster than fused attention for many queries, but in 16 bits."""
-    query, keys, values, *_ = factors
-    assert query is not None
-    bias_HBTK = fused.bias_of(factors)
+def _part(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
+    """Attend with all logits of these queries and heads in memory where that is faster than fused attention."""
+    query, keys, values = factors[:3]
+    if query is None:
+        return _attend_at_once(factors, dropout)
+    if factors.visible.mask_TK.shape[-2] <= QUERIES_AT_ONCE or values.dtype not in PRECISE:
+        return eager.attend_fused(factors)
+    bias_HBTK = eager.fused_bias(factors)
     rows_XTE = query.expand(*bias_HBTK.shape[:3], -1).flatten(0, 1)
-    logits_XTK = torch.baddbmm(bias_HBTK.flatten(0, 1), rows_XTE, keys.flatten(0, 1).transpose(1, 2))
+    logits_XTK = torch.baddbmm(bias_HBTK.flatten(0, 1), rows_XTE, keys.flatten(0, 1).mT)
     return eager.weighted(torch.softmax(logits_XTK, dim=-1, out=logits_XTK), values)
 
 

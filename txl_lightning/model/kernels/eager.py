@@ -5,14 +5,70 @@ Every other kernel is compared with this one.
 
 from __future__ import annotations
 
-from functools import cache
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from txl_lightning.model.positions import VisibleKeys, relative_shift
+
+# Without cuDNN's attention, which torch prefers on an H100: it plans every new length of the memory anew.
+FUSED_ON_A_GPU = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class Factors(NamedTuple):
+    """Input of a kernel, which returns Σ_j softmax_j(logits_i) v_j.
+
+        logits_ij = query_i·keys_j + rows_i·r_{i-j} + bias_{i-j},    -inf where key j is hidden from query i
+
+    Args:
+        query: (q_i + u) / sqrt(E), terms (a) and (c), [H, B, T, E]; B and T are 1 without (a). None without both.
+        keys: k_j, [H, B, K, E], rotated already where the encoding rotates; not read without a query.
+        values: v_j, [H, B, K, E].
+        visible: keys that each query may attend to.
+        rows: (q_i + v) / sqrt(E), terms (b) and (d), [H, B, T, E]; B and T are 1 without (b). None without r.
+        r_HSE: r_s = W_{k,R} R_s, or a trained vector, of the distances s = K, …, 0; None for none.
+        bias_HS: biases of the distances, divided by sqrt(E), in place of v·r_s / sqrt(E); None for none.
+    """
+
+    query: Tensor | None
+    keys: Tensor
+    values: Tensor
+    visible: VisibleKeys
+    rows: Tensor | None = None
+    r_HSE: Tensor | None = None
+    bias_HS: Tensor | None = None
+
+    def by_key(self) -> Float[Tensor, "H B_or_1 T K"] | None:
+        """Return terms (b) and (d) by key, as they broadcast; None for none.
+
+        Entries of future keys are other numbers, which the mask must hide.
+        """
+        H, T = len(self.values), self.visible.mask_TK.shape[-2]
+        by_distance = None if self.bias_HS is None else self.bias_HS[:, None].clone()
+        if self.rows is not None and self.r_HSE is not None:
+            product = torch.bmm(self.rows.flatten(1, 2), self.r_HSE.mT)
+            by_distance = product if by_distance is None else product.add_(by_distance)
+        if by_distance is None:
+            return None
+        if by_distance.shape[1] == 1:
+            by_distance = by_distance.expand(-1, T, -1).contiguous()
+        return relative_shift(by_distance.view(-1, T, by_distance.shape[2])).unflatten(0, (H, -1))
+
+    def part(self, queries: slice, heads: slice = slice(None)) -> Factors:
+        """Keep some queries and heads, and the keys up to that of the last of these queries."""
+        T, K = self.visible.mask_TK.shape[-2:]
+        n_keys = K - T + queries.stop
+        query, rows = (
+            x if x is None else x[heads] if x.shape[2] == 1 else x[heads, :, queries] for x in (self.query, self.rows)
+        )
+        r_HSE, bias_HS = (x if x is None else x[heads, -n_keys - 1 :] for x in (self.r_HSE, self.bias_HS))
+        keys, values = self.keys[heads, :, :n_keys], self.values[heads, :, :n_keys]
+        return Factors(query, keys, values, self.visible.part(queries, n_keys), rows, r_HSE, bias_HS)
 
 
 def logits(factors: Factors) -> Float[Tensor, "X T K"]:
@@ -20,7 +76,7 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
 
     X = H·B matrices are multiplied at once.
     """
-    query, keys, _, distances, visible = factors
+    query, keys, visible = factors.query, factors.keys, factors.visible
     (H, B, K, E), T = keys.shape, visible.mask_TK.shape[-2]
     # In the type of the products, which is exact: autocast would convert the mask for every head and stream.
     mask_TK = visible.mask_TK if query is None else visible.mask_TK.to(keys.dtype)
@@ -30,12 +86,12 @@ def logits(factors: Factors) -> Float[Tensor, "X T K"]:
     else:
         rows_XTE, keys_XEK = query.expand(H, B, T, E).flatten(0, 1), keys.flatten(0, 1).mT
         content_XTK = torch.baddbmm(mask_XTK, rows_XTE, keys_XEK)
-    by_key = distances.by_key(T)
+    by_key = factors.by_key()
     if by_key is None:
         return content_XTK
-    if by_key.shape[0] == content_XTK.shape[0]:  # `len` would fix the batch size in an exported graph
-        return content_XTK.add_(by_key)
-    return (content_XTK.unflatten(0, (H, B)) + by_key[:, None]).flatten(0, 1)
+    if by_key.shape[1] == B:
+        return content_XTK.add_(by_key.flatten(0, 1))
+    return (content_XTK.unflatten(0, (H, B)) + by_key).flatten(0, 1)
 
 
 def weighted(probabilities_XTK: Float[Tensor, "X T K"], values: Float[Tensor, "H B K E"]) -> Float[Tensor, "H B T E"]:
@@ -51,94 +107,30 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     return weighted(probabilities_XTK, factors.values)
 
 
-class Factors(NamedTuple):
-    """Input of a kernel, which returns Σ_j softmax_j(logits_i) v_j.
+def attend_fused(factors: Factors) -> Float[Tensor, "H B T E"]:
+    """Return softmax(logits) · values by torch's fused kernel, which reads keys and values in place; needs a query.
 
-        logits_ij = query_i·keys_j + distances_{i-j},    -inf where key j is hidden from query i
-
-    Args:
-        query: (q_i + u) / sqrt(E), terms (a) and (c), [H, B, T, E]; B and T are 1 without (a). None without both.
-        keys: k_j, [H, B, K, E], rotated already where the encoding rotates; not read without a query.
-        values: v_j, [H, B, K, E].
-        distances: terms (b) and (d), computed by the kernel for as many queries and keys as it needs.
-        visible: keys that each query may attend to.
+    It has no gradient for its bias on the CPU, so training cannot use it. In bfloat16, where batched products copy keys
+    and values first, it takes a half to a ninth of the time; in float32 products of many queries are faster.
     """
-
-    query: Tensor | None
-    keys: Tensor
-    values: Tensor
-    distances: DistanceFactors
-    visible: VisibleKeys
-
-    def by_key(self) -> Float[Tensor, "H B_or_1 T_or_1 K"] | None:
-        """Return terms (b) and (d) by key, as they broadcast; None for none."""
-        by_key = self.distances.by_key(self.visible.mask_TK.shape[-2])
-        return by_key if by_key is None else by_key.unflatten(0, (self.values.shape[0], -1))
-
-    def part(self, queries: slice, heads: slice) -> Factors:
-        """Keep some queries and heads, and the keys up to that of the last of these queries."""
-        T, K = self.visible.mask_TK.shape[-2:]
-        n_keys = K - T + queries.stop
-        return Factors(
-            _rows(self.query, heads, queries),
-            self.keys[heads, :, :n_keys],
-            self.values[heads, :, :n_keys],
-            self.distances._replace(rows=_rows(self.distances.rows, heads, queries)).part(n_keys, heads),
-            self.visible.part(queries, n_keys),
-        )
+    assert factors.query is not None
+    bias_HBTK = fused_bias(factors)
+    query = factors.query.expand(*bias_HBTK.shape[:3], -1)
+    with sdpa_kernel(FUSED_ON_A_GPU) if query.is_cuda else nullcontext():
+        return F.scaled_dot_product_attention(query, factors.keys, factors.values, attn_mask=bias_HBTK, scale=1.0)
 
 
-class DistanceFactors(NamedTuple):
-    """Terms (b) and (d) of the logits, (q_i + v)·r_s / sqrt(E), by distance s; computed for the part that is asked for.
-
-    Args:
-        rows: (q_i + v) / sqrt(E), [H, B, T, E]; streams and tokens have size 1 without term (b). None without r.
-        r_HSE: r_s = W_{k,R} R_s, or a trained vector, of the distances s = K, …, 0; None for none.
-        bias_HS: biases of the distances, divided by sqrt(E), in place of v·r_s / sqrt(E); None for none.
-    """
-
-    rows: Tensor | None = None
-    r_HSE: Tensor | None = None
-    bias_HS: Tensor | None = None
-
-    def part(self, n_keys: int, heads: slice = slice(None)) -> DistanceFactors:
-        """Keep the distances K, …, 0 with K = `n_keys`, and some of the heads; the rows stay."""
-        r_HSE, bias_HS = (x if x is None else x[heads, -n_keys - 1 :] for x in (self.r_HSE, self.bias_HS))
-        return DistanceFactors(self.rows, r_HSE, bias_HS)
-
-    def by_key(self, n_queries: int) -> Float[Tensor, "X_or_H T K"] | None:
-        """Return the logits of T queries by key; H instead of H·B matrices if no query enters them; None for none.
-
-        Entries of future keys are other numbers, which the mask must hide.
-        """
-        by_distance = None if self.bias_HS is None else self.bias_HS[:, None].clone()
-        if self.rows is not None and self.r_HSE is not None:
-            product = _products(self.rows.flatten(1, 2), self.r_HSE)
-            by_distance = product if by_distance is None else product.add_(by_distance)
-        if by_distance is None:
-            return None
-        if by_distance.shape[1] == 1:
-            by_distance = by_distance.expand(-1, n_queries, -1).contiguous()
-        return relative_shift(by_distance.view(-1, n_queries, by_distance.shape[2]))
-
-
-def _products(rows_HXE: Tensor, r_HSE: Tensor) -> Float[Tensor, "H X S"]:
-    """Return the products of X = B·T rows and the vectors r of each head; in bfloat16 on the CPU r is not copied."""
-    S, E = r_HSE.shape[1:]
-    if r_HSE.dtype == torch.bfloat16 and r_HSE.device.type == "cpu" and not torch.compiler.is_compiling():
-        is_view = r_HSE.stride()[1:] == (E, 1) and r_HSE.stride(0) > S * E
-        if is_view and rows_HXE.shape[1] < S:
-            return torch.stack([rows_XE @ r_SE.T for rows_XE, r_SE in zip(rows_HXE, r_HSE, strict=True)])
-        if rows_HXE.shape[1] == 1 and _has_amx():  # there a single column reads the table faster than a single row
-            return torch.bmm(r_HSE, rows_HXE.transpose(1, 2)).transpose(1, 2)
-    return torch.bmm(rows_HXE, r_HSE.transpose(1, 2))
-
-
-@cache
-def _has_amx() -> bool:
-    return bool(torch.cpu._is_amx_tile_supported())
-
-
-def _rows(x: Tensor | None, heads: slice, queries: slice) -> Tensor | None:
-    """Return some heads and queries of a factor, whose queries have size 1 if they are all alike."""
-    return x if x is None else x[heads] if x.shape[2] == 1 else x[heads, :, queries]
+def fused_bias(factors: Factors) -> Float[Tensor, "H B T K"]:
+    """Return what is added to the content logits: terms (b) and (d) by key, and the mask."""
+    values, visible, bias = factors.values, factors.visible, factors.by_key()
+    mask_TK = visible.mask_TK
+    if bias is None:
+        bias = mask_TK.to(values.dtype)  # autocast would convert it for every head and stream
+    elif mask_TK.ndim == 3:
+        bias = bias + mask_TK.to(bias.dtype)  # a sum of two types copies the larger, here all logits
+    else:
+        first = visible.first_hidden
+        bias[..., first:].add_(mask_TK[:, first:].to(bias.dtype))
+    if bias.is_cuda:  # a view, and the kernel refuses one that begins at an address it cannot read at once
+        bias = bias.clone(memory_format=torch.contiguous_format)  # before it is expanded
+    return bias.expand(*values.shape[:2], *mask_TK.shape[-2:])

@@ -21,14 +21,14 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
         OptionError: with dropout, memory tokens, a mask for each stream, or gradients on the CPU: flex_attention
             has none of them; on a GPU with heads of less than 16, which its kernels do not have.
     """
-    query, keys, values, _, visible = factors
+    query, keys, values, visible = factors[:4]
     (H, B, K, E), T = values.shape, visible.mask_TK.shape[-2]
-    one_mask = "has one mask for all streams; memory_reset=document, memory.reset() and lengths_B need eager"
+    one_mask = "has one mask for all streams; memory_reset=document, memory.reset() and lengths_B need default"
     require(visible.mask_TK.ndim == 2, "attention", "flex", one_mask)
-    require(visible.causal, "attention", "flex", "hides all keys after a query; memory tokens need eager")
-    no_dropout = "has no dropout of attention probabilities; use eager"
+    require(visible.causal, "attention", "flex", "hides all keys after a query; memory tokens need default")
+    no_dropout = "has no dropout of attention probabilities; use default"
     require(not (dropout.training and dropout.p), "attention", "flex", no_dropout)
-    require(not values.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use eager")
+    require(not values.is_cuda or E >= 16, "attention", "flex", "needs model.d_head >= 16; use default")
     query = values.new_zeros(H, B, T, E) if query is None else query.to(values.dtype).expand(H, B, T, E)
     by_key, add_by_key = factors.by_key(), None
     if by_key is not None:
@@ -38,7 +38,7 @@ def attend(factors: Factors, dropout: nn.Module) -> Float[Tensor, "H B T E"]:
     differentiated = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (query, keys, values, by_key)
     )
-    require(not (on_cpu and differentiated), "attention", "flex", "has no gradients on the CPU; use eager")
+    require(not (on_cpu and differentiated), "attention", "flex", "has no gradients on the CPU; use default")
     length = K + 1 if visible.attention_len is None else visible.attention_len
     heads_BHTE = (flex_attention if on_cpu else _compiled())(
         *(x.transpose(0, 1) for x in (query, keys, values)),
