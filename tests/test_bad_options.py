@@ -82,8 +82,8 @@ evaluate checkpoint=CKPT num_threads=100000              | num_threads=100000: m
 evaluate checkpoint=CKPT batch_size=1000000000           | batch_size=1000000000: gives 0 of
 evaluate checkpoint=CKPT splits=[train,dev]              | splits=
 evaluate checkpoint=CKPT mem_len=-1                      | mem_len=-1
-evaluate checkpoint=CKPT protocol=window                 | protocol=window
-evaluate checkpoint=CKPT stride=3                        | stride=3: is for protocol=sliding
+evaluate checkpoint=CKPT protocol=vanilla                | protocol=vanilla
+evaluate checkpoint=CKPT stride=3                        | stride=3: is for protocol=window
 evaluate checkpoint=CKPT data_path=nosuch.txt            | data_path=nosuch.txt
 evaluate checkpoint=CKPT logger=tensorboard              | logger=tensorboard: must be wandb or none
 recl checkpoints=[CKPT] logger=none max_context=1000000000 | max_context=1000000000: gives

@@ -63,6 +63,6 @@ def test_attention_lengths_are_refused_and_a_sliding_window_is_not(runs: SmallRu
     (line,) = evaluate_command.run(EvaluateOptions(path, splits=["test"]), tmp_path)
     assert "memory 0, 3 memory tokens, segments of 8, 2 streams" in line
     found = json.loads((tmp_path / "evaluation.json").read_text())["evaluation"]
-    assert (found["protocol"], found["cached"]) == ("memory tokens", False)
-    evaluate_command.run(EvaluateOptions(path, splits=["test"], protocol="sliding", window=20, stride=4), tmp_path)
+    assert (found["protocol"], found["cached"]) == ("carried", False)
+    evaluate_command.run(EvaluateOptions(path, splits=["test"], protocol="window", window=20, stride=4), tmp_path)
     assert json.loads((tmp_path / "evaluation.json").read_text())["evaluation"]["window"] == 20

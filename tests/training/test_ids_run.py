@@ -64,7 +64,7 @@ def test_a_run_with_a_relative_path_is_evaluated_from_another_folder(run: Path, 
         assert units["bpt"] == pytest.approx(units["nll"] / math.log(2))
         assert units["bpb"] == pytest.approx(units["bpt"] / 2.5, rel=1e-3)  # 10,000 bytes for 4,000 ids
     assert result["bytes"] == round(result["tokens"] * 2.5)
-    assert math.isfinite(evaluation(run, tmp_path, protocol="sliding", window=8, stride=4)["nll"])
+    assert math.isfinite(evaluation(run, tmp_path, protocol="window", window=8, stride=4)["nll"])
 
 
 def test_files_that_have_moved_are_named_with_data_path(run: Path, tmp_path: Path) -> None:

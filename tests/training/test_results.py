@@ -132,7 +132,7 @@ def test_metrics_json(recorded: Recorded) -> None:
         "parameters": sum(p.numel() for p in load_trained(folder / "last.ckpt").model.parameters()),
         "processes": 1,
         "evaluation": {
-            **{"protocol": "memory", "mem_len": 16, "ext_len": 2, "same_length": True, "clamp_len": 14},
+            **{"protocol": "carried", "mem_len": 16, "ext_len": 2, "same_length": True, "clamp_len": 14},
             **{"segment_len": 6, "streams_start": "without context", "batch_size": 2, "max_segments": 5},
         },
         "corpus": {"name": "text.txt", "level": "char", "sha256": corpus.checksum},
@@ -224,10 +224,10 @@ def test_a_resumed_run_adds_its_seconds_and_tokens(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("memory.start=zeros",), ("memory", "with a memory of zeros that are attended to")),
-        (("memory.start=zeros", "evaluation.mem_len=0"), ("bare segments", "without context")),
+        (("memory.start=zeros",), ("carried", "with a memory of zeros that are attended to")),
+        (("memory.start=zeros", "evaluation.mem_len=0"), ("segment only", "without context")),
         (("memory=off", "evaluation.ext_len=4"), ("window", "without context")),
-        (("model=lstm", "model.d_model=8"), ("recurrent state", "without context")),
+        (("model=lstm", "model.d_model=8"), ("carried", "without context")),
     ],
 )
 def test_the_protocol_of_the_evaluation_is_named(

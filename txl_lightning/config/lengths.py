@@ -161,19 +161,13 @@ def clamp_untrained(lengths: dict[str, Any], config: Config) -> dict[str, Any]:
 def protocol_word(lengths: dict[str, Any], n_tokens: int = 0) -> str:
     """Name the protocol that lengths of `evaluation_lengths` make: where a token's context comes from.
 
-    memory             states of earlier segments
-    memory tokens      `n_tokens` tokens that earlier segments wrote, without states
-    window             extended context in front of every segment
-    bare segments      only the segment: its first tokens have hardly any
-    recurrent state    state of a recurrent model
+    carried         state of earlier segments: memory, `n_tokens` memory tokens, or the state of a recurrent model
+    window          extended context in front of every segment
+    segment only    only the segment: its first tokens have hardly any
     """
-    if not lengths:
-        return "recurrent state"
-    if lengths["mem_len"]:
-        return "memory"
-    if n_tokens:
-        return "memory tokens"
-    return "window" if lengths["ext_len"] else "bare segments"
+    if not lengths or lengths["mem_len"] or n_tokens:
+        return "carried"
+    return "window" if lengths["ext_len"] else "segment only"
 
 
 def streams_start(lengths: dict[str, Any], memory_start: str) -> str:

@@ -73,14 +73,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_models_of_one_distribution_are_equal_at_equal_bytes(pairs: str, tmp_path: Path) -> None:
-    found = compared(tmp_path, [PAIRS, PAIR_BYTES], data_path=pairs, protocol="sliding", window=64, block_len=20)
+    found = compared(tmp_path, [PAIRS, PAIR_BYTES], data_path=pairs, protocol="window", window=64, block_len=20)
     (ours_name, ours), (name, theirs) = found["test"]["scores"].items()
     assert ours["tokens"] * 2 + 1 == theirs["tokens"]
     assert found["test"]["bytes"] == 2 * ours["tokens"]
     assert ours["bpb"] == pytest.approx(theirs["bpb"], rel=1e-9)
     (difference,) = found["test"]["differences"]
     assert (difference["score"], difference["minus"]) == (ours_name, name)
-    assert name == f"{PAIR_BYTES[3:]}, sliding"
+    assert name == f"{PAIR_BYTES[3:]}, window"
     assert abs(difference["bpb"]) < 1e-9 < ours["standard_error"]
     assert difference["standard_error"] < ours["standard_error"]
     assert found["corpus"]["level"] == "byte"
@@ -101,11 +101,11 @@ def test_a_carried_state_and_windows_have_the_losses_and_errors_of_their_definit
         error = math.sqrt(U / (U - 1) * ((sums - bits.mean() * counts) ** 2).sum()) / len(bits)
         assert score["standard_error"] == pytest.approx(error, rel=1e-9)
         assert score["interval"] == pytest.approx([bits.mean() - 1.96 * error, bits.mean() + 1.96 * error], rel=1e-9)
-    assert list(found["scores"]) == [f"{COUNTS[3:]}, {protocol}" for protocol in ("memory", "sliding")]
+    assert list(found["scores"]) == [f"{COUNTS[3:]}, {protocol}" for protocol in ("carried", "window")]
 
 
 def test_a_run_has_the_score_of_its_own_evaluation_beside_another_model(runs: SmallRuns, tmp_path: Path) -> None:
-    for protocol, lengths in (("memory", {"mem_len": 12, "batch_size": 2}), ("sliding", {"window": 12, "stride": 3})):
+    for protocol, lengths in (("carried", {"mem_len": 12, "batch_size": 2}), ("window", {"window": 12, "stride": 3})):
         own = result(runs, "relative", tmp_path, protocol=protocol, **lengths)["test"]
         references = [f"txl:{runs.checkpoint('relative')}", COUNTS]
         found = compared(tmp_path, references, protocol=protocol, **lengths, block_len=20)
@@ -135,8 +135,8 @@ def test_what_cannot_be_compared_is_named(runs: SmallRuns, pairs: str, tmp_path:
     short = str(tmp_path / "short.txt")
     Path(short).write_text("ten bytes.")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"models": [PAIRS]}, r"protocol=memory: py:.*make_pairs has no state that can be carried: choose sliding"),
-        ({"models": [COUNTS], "protocol": "sliding"}, "window=None: must be given: py:.* sees any number of tokens"),
+        ({"models": [PAIRS]}, r"protocol=carried: py:.*make_pairs has no state that can be carried: choose window"),
+        ({"models": [COUNTS], "protocol": "window"}, "window=None: must be given: py:.* sees any number of tokens"),
         ({"models": [COUNTS], "data_path": None}, "data_path=None: must be a text file"),
         ({"models": [COUNTS], "checkpoint": checkpoint}, "checkpoint=.*: is for a checkpoint"),
         ({"models": [COUNTS], "attention_lengths": [4]}, r"attention_lengths=\[4\]: is for a checkpoint"),
@@ -157,11 +157,11 @@ def test_what_cannot_be_compared_is_named(runs: SmallRuns, pairs: str, tmp_path:
         ),
         ({"models": ["txl:/nowhere"]}, "models=/nowhere: no such file"),
         (
-            {"models": [COUNTS], "protocol": "sliding", "window": 4, "data_path": short},
+            {"models": [COUNTS], "protocol": "window", "window": 4, "data_path": short},
             "splits=.* tokens: needs at least 2",
         ),
         ({"models": [txl], "data_path": "/nowhere"}, "data_path=/nowhere: cannot be read"),
-        ({"checkpoint": checkpoint, "protocol": "both"}, "protocol=both: must be memory or sliding"),
+        ({"checkpoint": checkpoint, "protocol": "both"}, "protocol=both: must be carried or window"),
         ({}, r"checkpoint: must be given \(checkpoint=…\), or models"),
     ]
     for options, words in cases:
@@ -170,4 +170,4 @@ def test_what_cannot_be_compared_is_named(runs: SmallRuns, pairs: str, tmp_path:
         message = re.sub("trained with [^:]*", "", str(caught.value))
         assert set(re.findall(r"\b([a-z_.]+)=", message)) <= set(vars(EvaluateOptions()))  # no other command's
     found = compared(tmp_path, [PAIRS, COUNTS], data_path=pairs, protocol="both", window=32)["test"]
-    assert [name.split(", ")[1] for name in found["scores"]] == ["sliding", "memory", "sliding"]
+    assert [name.split(", ")[1] for name in found["scores"]] == ["window", "carried", "window"]

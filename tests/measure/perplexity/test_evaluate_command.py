@@ -64,14 +64,14 @@ def test_a_longer_segment_leaves_the_memory_as_it_is(runs: SmallRuns, tmp_path: 
     given, explicit = (
         result(runs, "characters", tmp_path, segment_len=16, **more) for more in ({}, {"mem_len": 8, "ext_len": 0})
     )
-    assert (given["evaluation"]["protocol"], given["evaluation"]["mem_len"]) == ("memory", 8)
+    assert (given["evaluation"]["protocol"], given["evaluation"]["mem_len"]) == ("carried", 8)
     assert given["test"]["nll"] == explicit["test"]["nll"]
     for segment_len in (4, 16):
         config = tiny_config(tmp_path, f"evaluation.segment_len={segment_len}", "memory=on")
         assert evaluation_lengths(config)["mem_len"] == 8
 
 
-@pytest.mark.parametrize("protocol", ["memory", "sliding"])
+@pytest.mark.parametrize("protocol", ["carried", "window"])
 def test_interpolation_of_a_sweep_is_given_or_follows_the_attention_length(
     runs: SmallRuns, tmp_path: Path, protocol: str
 ) -> None:
@@ -114,17 +114,17 @@ def test_losses_are_in_the_order_of_the_text(runs: SmallRuns, tmp_path: Path, op
 
 def test_the_sliding_window_scores_one_stream(runs: SmallRuns, tmp_path: Path) -> None:
     tokens = load_corpus(load_trained(runs.checkpoint("characters")).config.data).splits["test"]
-    ours = result(runs, "characters", tmp_path, protocol="sliding", window=6, stride=1, losses=True)
+    ours = result(runs, "characters", tmp_path, protocol="window", window=6, stride=1, losses=True)
     lengths = {"window": 6, "stride": 1, "clamp_len": -1, "batch_size": 1, "max_segments": None}
     assert ours["evaluation"] == {**lengths, "precision": "32-true"}
     assert ours["test"]["tokens"] == len(tokens) - 1
     with np.load(tmp_path / "losses_test.npz") as file:
         assert file["positions"].tolist() == list(range(1, len(tokens)))
     lengths = {"window": 16, "stride": 8}  # memory and segment of training, and half of it
-    assert result(runs, "characters", tmp_path, protocol="sliding")["evaluation"].items() >= lengths.items()
-    capped = result(runs, "extended", tmp_path, protocol="sliding", window=100, max_segments=3)
+    assert result(runs, "characters", tmp_path, protocol="window")["evaluation"].items() >= lengths.items()
+    capped = result(runs, "extended", tmp_path, protocol="window", window=100, max_segments=3)
     assert (capped["evaluation"]["window"], capped["test"]["tokens"]) == (10, 15)
-    assert result(runs, "lstm", tmp_path, protocol="sliding", stride=4)["evaluation"]["clamp_len"] is None
+    assert result(runs, "lstm", tmp_path, protocol="window", stride=4)["evaluation"]["clamp_len"] is None
 
 
 def test_another_text_is_read_in_the_checkpoints_vocabulary(runs: SmallRuns, tmp_path: Path) -> None:
@@ -181,14 +181,14 @@ def test_a_corpus_that_is_no_longer_the_runs_is_refused(runs: SmallRuns, tmp_pat
         ("characters", {"batch_size": 4000}, "^batch_size=4000"),
         ("characters", {"interpolation": 2.0}, "^interpolation=2.0: must be 1: encoding=relative rotates no"),
         ("lstm", {"interpolation": 2.0}, "^interpolation=2.0: must be null: lstm has no positions"),
-        ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be memory or sliding"),
+        ("characters", {"protocol": "vanilla"}, "^protocol=vanilla: must be carried or window"),
         ("characters", {"precision": "16-mixed"}, "precision=16-mixed: must be one of 32-true, bf16-mixed, auto"),
-        ("characters", {"window": 8}, "^window=8: is for protocol=sliding"),
-        ("characters", {"protocol": "sliding", "mem_len": 8}, "^mem_len=8: is for protocol=memory"),
-        ("characters", {"protocol": "sliding", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
+        ("characters", {"window": 8}, "^window=8: is for protocol=window"),
+        ("characters", {"protocol": "window", "mem_len": 8}, "^mem_len=8: is for protocol=carried"),
+        ("characters", {"protocol": "window", "window": 4, "stride": 5}, "^stride=5: must be in 1 … 4"),
         ("characters", {"attention_lengths": [8], "tolerance": -1.0}, "^tolerance=-1"),
         ("lstm", {"ext_len": 2}, "^ext_len=2: must be null: lstm has no such length"),
-        ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=sliding varies"),
+        ("lstm", {"attention_lengths": [8]}, "^attention_lengths=.*lstm has no attention; protocol=window varies"),
         ("extended", {"segment_len": 12}, r"^segment_len=12: segment_len \+ ext_len = 14 must be at most 10"),
         ("characters", {"data_path": "/nowhere.txt"}, "^data_path=/nowhere.txt: cannot be read"),
     ],

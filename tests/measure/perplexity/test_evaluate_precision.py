@@ -20,9 +20,9 @@ LARGEST = 0.01  # nats; eight bits of mantissa
     [
         ("relative", {"cached": False}),
         ("no_memory", {"ext_len": 6, "segment_len": 2}),
-        ("al_rfou", {"protocol": "sliding", "stride": 3}),
+        ("al_rfou", {"protocol": "window", "stride": 3}),
         ("shaw_words", {}),
-        ("qrnn", {"protocol": "sliding", "window": 5}),
+        ("qrnn", {"protocol": "window", "window": 5}),
     ],
 )
 def test_bfloat16_is_close_to_float32_and_says_how_close(
@@ -45,7 +45,7 @@ def test_bfloat16_is_close_to_float32_and_says_how_close(
 
 
 @pytest.mark.parametrize(
-    ("options", "tokens"), [({}, 32), ({"max_segments": 1}, 16), ({"protocol": "sliding", "stride": 7}, 21)]
+    ("options", "tokens"), [({}, 32), ({"max_segments": 1}, 16), ({"protocol": "window", "stride": 7}, 21)]
 )
 def test_the_difference_is_measured_on_a_few_segments(
     runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], tokens: int

@@ -37,9 +37,9 @@ def test_values_of_a_split_are_those_of_its_tokens(runs: SmallRuns, tmp_path: Pa
     ours = result(runs, "characters", tmp_path, losses=True, batch_size=3, max_segments=2)
     elapsed = time.perf_counter() - started
     corpus = load_corpus(load_trained(runs.checkpoint("characters")).config.data)
-    assert (ours["checkpoint"], ours["step"], ours["protocol"]) == (runs.checkpoint("characters"), 2, "memory")
+    assert (ours["checkpoint"], ours["step"], ours["protocol"]) == (runs.checkpoint("characters"), 2, "carried")
     assert ours["corpus"] == {"name": "text.txt", "sha256": corpus.checksum, "level": "char"}
-    lengths = {"protocol": "memory", "mem_len": 8, "ext_len": 0, "same_length": False, "clamp_len": -1}
+    lengths = {"protocol": "carried", "mem_len": 8, "ext_len": 0, "same_length": False, "clamp_len": -1}
     lengths |= {"segment_len": 8, "batch_size": 3, "max_segments": 2, "cached": True, "precision": "32-true"}
     assert ours["evaluation"] == lengths
     assert (ours["streams_start"], ours["float32_difference"]) == ("without context", None)

@@ -27,13 +27,10 @@ def selected(runs: SmallRuns, kind: str, directory: Path, *lengths: int, **optio
 
 
 def test_a_model_with_memory_is_scored_at_two_lengths(runs: SmallRuns, tmp_path: Path) -> None:
-    found = selected(runs, "characters", tmp_path, 4, 16, 24, memory_at_evaluation=12, unclamped=True)
+    found = selected(runs, "characters", tmp_path, 4, 16, 24)
     valid, test = found["valid"]["sweep"], found["test"]["selected"]
     assert "sweep" not in found["test"]
-    assert found["test"]["memory_at_evaluation"] is None
     assert [row["attention_length"] for row in valid["lengths"]] == [4, 16, 24]
-    assert [row["evaluation"]["clamp_len"] for row in valid["lengths"]] == [-1, -1, 15]
-    assert [row["attention_length"] for row in valid["unclamped"]] == [24]
     assert test["chosen_on"] == "valid"
     assert test["attention_length"] == test["best"]["attention_length"] == valid["best"]["attention_length"]
     metrics = json.loads((runs.directory("characters") / "metrics.json").read_text())
@@ -48,20 +45,13 @@ def test_a_model_with_memory_is_scored_at_two_lengths(runs: SmallRuns, tmp_path:
         with np.load(tmp_path / test[name]["losses"]) as file:
             assert test[name]["nll"] == pytest.approx(file["nll"].mean(dtype=float), rel=1e-9)
     assert "| test | " in (tmp_path / "attention_lengths.md").read_text()
-    assert not (tmp_path / "attention_lengths_test.png").exists()
 
 
-def test_without_memory_lengths_are_windows_and_a_memory_is_a_score_of_its_own(runs: SmallRuns, tmp_path: Path) -> None:
-    test = selected(runs, "no_memory", tmp_path, 4, 12, memory_at_evaluation=12)["test"]
+def test_without_memory_lengths_are_windows(runs: SmallRuns, tmp_path: Path) -> None:
+    test = selected(runs, "no_memory", tmp_path, 4, 12)["test"]
     init = test["selected"]["init"]
     assert (init["attention_length"], init["evaluation"]["protocol"]) == (8, "window")
     assert init["nll"] == test["nll"] == pytest.approx(direct(runs, "no_memory", 2, 6, mem_len=0), rel=1e-6)
-    memory = test["memory_at_evaluation"]
-    assert (memory["attention_length"], memory["evaluation"]["clamp_len"]) == (12, 7)
-    expected = direct(runs, "no_memory", 8, mem_len=12, same_length=True, clamp_len=7)
-    assert memory["nll"] == pytest.approx(expected, rel=1e-6)
-    assert memory["tokens"] == init["tokens"]
-    assert selected(runs, "extended", tmp_path, 5, memory_at_evaluation=12)["test"]["memory_at_evaluation"] is None
 
 
 def test_equal_lengths_share_a_file(runs: SmallRuns, tmp_path: Path) -> None:
@@ -71,21 +61,18 @@ def test_equal_lengths_share_a_file(runs: SmallRuns, tmp_path: Path) -> None:
     assert not (tmp_path / "losses_test_best.npz").exists()
 
 
-@pytest.mark.parametrize(("kind", "protocol"), [("lstm", "recurrent state"), ("tokens", "memory tokens")])
-def test_a_recurrent_model_has_no_lengths_to_choose_from(
-    runs: SmallRuns, tmp_path: Path, kind: str, protocol: str
-) -> None:
+@pytest.mark.parametrize("kind", ["lstm", "tokens"])
+def test_a_model_without_attention_lengths_has_none_to_choose_from(runs: SmallRuns, tmp_path: Path, kind: str) -> None:
     for lengths in ((), (4, 8)):
-        found = selected(runs, kind, tmp_path, *lengths, memory_at_evaluation=12)
+        found = selected(runs, kind, tmp_path, *lengths)
         assert found["valid"]["sweep"] is None
-        assert found["test"]["memory_at_evaluation"] is None
         test = found["test"]["selected"]
         assert test["attention_length"] is test["init"]["attention_length"] is None
         assert test["init"] == test["best"]
-        assert test["init"]["evaluation"]["protocol"] == protocol
+        assert test["init"]["evaluation"]["protocol"] == "carried"
     metrics = json.loads((runs.directory(kind) / "metrics.json").read_text())
     assert test["init"]["nll"] == pytest.approx(metrics["test/nll"], rel=1e-6)
-    assert metrics["evaluation"]["protocol"] == protocol
+    assert metrics["evaluation"]["protocol"] == "carried"
 
 
 def test_a_shorter_sweep_leaves_the_other_splits_whole(runs: SmallRuns, tmp_path: Path) -> None:
@@ -111,9 +98,6 @@ def test_sentences_stay_whole() -> None:
         ({"select_on": "train", "attention_lengths": [4]}, r"^select_on=train: .* among splits=\['valid', 'test'"),
         ({"select_on": "valid"}, "^attention_lengths=None: must be given with select_on"),
         ({"sweep_tokens": 9}, "^sweep_tokens=9: is for select_on=valid"),
-        ({"memory_at_evaluation": 9}, "^memory_at_evaluation=9: is for select_on=valid"),
-        ({"unclamped": True}, "^unclamped=True: is for a sweep of attention_lengths"),
-        ({"protocol": "sliding", "memory_at_evaluation": 9}, "^memory_at_evaluation=9: is for protocol=memory"),
     ],
 )
 def test_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, options: dict, words: str) -> None:

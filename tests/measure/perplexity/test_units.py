@@ -201,12 +201,12 @@ def test_both_formats_have_one_content(runs: SmallRuns, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"per": "word"}, "per=word: must be null or line or document or token"),
+        ({"per": "word"}, "per=word: must be null, line, document or token"),
         ({"per": "line", "table": "csv"}, "table=csv: must be tsv or parquet"),
         ({"table": "parquet"}, "table=parquet: is for per=line, document or token"),
-        ({"unit_memory": "fresh"}, "unit_memory=fresh: is for per="),
+        ({"unit_memory": "fresh"}, "unit_memory=fresh: is for per=line or document"),
         ({"per": "token", "unit_memory": "fresh"}, "unit_memory=fresh: is for per=line or document"),
-        ({"per": "line", "unit_memory": "fresh", "protocol": "sliding"}, "unit_memory=fresh: .*protocol=memory"),
+        ({"per": "line", "unit_memory": "fresh", "protocol": "window"}, "unit_memory=fresh: .*protocol=carried"),
         ({"per": "line", "attention_lengths": [4]}, "attention_lengths=.*must be null with per"),
         ({"per": "line", "dynamic": DynamicOptions(lr=0.1)}, "per=line: must be null for dynamic"),
     ],

@@ -43,7 +43,7 @@ from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.threads import set_threads
 from txl_lightning.runs.trained import is_other_text
 
-PROTOCOLS = {"both": ["memory", "sliding"]}
+PROTOCOLS = {"both": ["carried", "window"]}
 SEGMENT_LEN, BATCH_SIZE = 128, 10  # of a model from elsewhere, where none is given
 
 
@@ -88,7 +88,7 @@ def _scores(
     pieces: Any = text.pieces  # of a group in bytes
     for member, protocol in product(members, PROTOCOLS.get(options.protocol, [options.protocol])):
         found = _token_losses(member, text, split, replace(options, protocol=protocol), protocol_of)
-        allowed = f"{member.path} has no state that can be carried: choose sliding, or both"
+        allowed = f"{member.path} has no state that can be carried: choose window, or both"
         require(found is not None or options.protocol == "both", "protocol", protocol, allowed)
         if found is not None:
             name, of_tokens = f"{member.name}, {protocol}", found[0]
@@ -119,7 +119,7 @@ def _token_losses(
         protocol = protocol_of(trained, corpus, options)
         return protocol.losses(split), protocol.settings()
     precision = autocast(options.precision, device_of(reader.model))
-    if options.protocol == "sliding":
+    if options.protocol == "window":
         window = reader.limit if options.window is None else options.window
         require(window is not None, "window", None, f"must be given: {member.path} sees any number of tokens")
         window = reader.visible(window)  # type: ignore[arg-type]

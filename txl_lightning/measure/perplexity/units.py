@@ -119,7 +119,7 @@ def _report_missing(vocabulary: Vocabulary, content: bytes, name: str) -> None:
 
 @dataclass(frozen=True)
 class FreshUnits(StateReuse):
-    """Protocol `memory`, every unit a stream of its own: its losses are those of a text that is this unit.
+    """Protocol `carried`, every unit a stream of its own: its losses are those of a text that is this unit.
 
     Args:
         units: of every split.

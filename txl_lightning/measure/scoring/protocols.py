@@ -159,7 +159,7 @@ class ScoringProtocol(ABC):
 
 @dataclass(frozen=True)
 class StateReuse(ScoringProtocol):
-    """Protocol `memory`: B streams read in segments, the state carried from one to the next (section 3.2).
+    """Protocol `carried`: B streams read in segments, the state carried from one to the next (section 3.2).
 
     The attention length A is set by
 
@@ -200,10 +200,10 @@ class StateReuse(ScoringProtocol):
         """
         config = self.trained.config
         if not isinstance(config.model, TransformerXLModelConfig):
-            allowed = f"{config.model.name} has no attention; protocol=sliding varies its context"
+            allowed = f"{config.model.name} has no attention; protocol=window varies its context"
             raise OptionError("attention_lengths", [length], allowed)
         if config.memory.n_tokens:
-            allowed = "must be null: the context in memory tokens is no number of keys; protocol=sliding varies it"
+            allowed = "must be null: the context in memory tokens is no number of keys; protocol=window varies it"
             raise OptionError("attention_lengths", [length], allowed)
         return self.with_memory(length) if self.length_option == "mem_len" else self._with_window(length)
 
@@ -291,7 +291,7 @@ class StateReuse(ScoringProtocol):
 
 @dataclass(frozen=True)
 class SlidingWindowProtocol(ScoringProtocol):
-    """Protocol `sliding`: the split as one stream, the last tokens of every window scored (`sliding_losses`).
+    """Protocol `window`: the split as one stream, the last tokens of every window scored (`sliding_losses`).
 
     The attention length is the window: a token attends to all tokens of its window before it.
 

@@ -18,20 +18,23 @@ from txl_lightning.config.lengths import extended_context
 from txl_lightning.data.corpus import Corpus
 from txl_lightning.data.datamodule import evaluation_streams
 from txl_lightning.data.streams import Segment, Streams
+from txl_lightning.distributed.environment import environment
 from txl_lightning.errors import require
-from txl_lightning.measure.perplexity import DynamicOptions
-from txl_lightning.measure.perplexity.attention_lengths import SplitScores, difference
+from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
+from txl_lightning.measure.perplexity.attention_lengths import SplitScores
+from txl_lightning.measure.perplexity.command import split_line
 from txl_lightning.measure.scoring.protocols import ScoringProtocol, StateReuse
 from txl_lightning.measure.scoring.standard_errors import NORMAL_95
 from txl_lightning.measure.scoring.token_losses import TokenLosses, device_of, token_losses
 from txl_lightning.runs.bfloat16 import autocast
 
+RATES = ("lr", "decay", "epsilon")
 RUN = 8  # neighbouring segments of training text, before the next place
 
 
 @dataclass(frozen=True)
 class DynamicEvaluation(StateReuse):
-    """Protocol `memory` with weights that learn from every segment once it is scored.
+    """Protocol `carried` with weights that learn from every segment once it is scored.
 
         θ ← θ - η · g / (√MS + ε) + λ · min(√MS / mean(√MS), 1 / λ) · (θ_trained - θ)
 
@@ -46,19 +49,62 @@ class DynamicEvaluation(StateReuse):
         lr: η.
         decay: λ.
         epsilon: ε.
+        found: entry `dynamic` of `evaluation.json`: the rates, segments of training text, and search: lr, decay and nll
+            (None if not finite) on validation.
     """
 
     rms: tuple[Tensor, ...] = field(repr=False, kw_only=True)
     lr: float = field(kw_only=True)
     decay: float = field(kw_only=True)
     epsilon: float = field(kw_only=True)
+    found: dict[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
 
     def score(self, split: str) -> TokenLosses:
         streams = evaluation_streams(self.corpus, split, self.evaluation, extended_context(self.trained.config))
         return token_losses(self.model(), streams, self.evaluation.max_segments, self._losses)
 
     def lengths(self) -> dict[str, Any]:
-        return {**super().lengths(), "dynamic": {name: getattr(self, name) for name in ("lr", "decay", "epsilon")}}
+        return {**super().lengths(), "dynamic": {name: getattr(self, name) for name in RATES}}
+
+    def scores(self, static: ScoringProtocol, scores: SplitScores, files: Path | None) -> dict[str, Any]:
+        """Return the entry `dynamic` of a split in `evaluation.json`.
+
+        Args:
+            static: protocol with the trained weights.
+            scores: scores of the split.
+            files: folder for the losses of all tokens; None to write none.
+
+        Raises:
+            OptionError: the learning rate is too large.
+        """
+        after, name = scores.losses(self), f"losses_{scores.split}_dynamic.npz"
+        allowed = f"is too large: the loss of {scores.split} is not finite"
+        require(math.isfinite(after.mean), "dynamic.lr", self.lr, allowed)
+        losses = {} if files is None else {"losses": scores.write(self, files / name)}
+        return {**scores.values(after), "below_static": scores.difference(static, self), **losses}
+
+    def lines(self, scored: dict[str, Any], corpus: str) -> list[str]:
+        """Return lines to print: the chosen rates, if they were searched, and every split's loss and difference.
+
+        Args:
+            scored: entries of the splits in `evaluation.json`.
+            corpus: name of the corpus.
+        """
+        rates, lines = ", ".join(f"{name} {self.found[name]:g}" for name in RATES), []
+        if rows := self.found["search"]:
+            lrs = [row["lr"] for row in rows]
+            end = "; lr is an end of dynamic.lrs" if self.lr in (min(lrs), max(lrs)) else ""
+            lines = [f"{rates}: lowest validation loss of {len(rows)}{end}"]
+        for split, result in scored.items():
+            below = result["dynamic"]["below_static"]
+            unit = "ppl" if "ppl" in below else "bpc"
+            gain, error = below[unit], below["standard_error"][unit]
+            ends = [] if error is None else [gain - NORMAL_95 * error, gain + NORMAL_95 * error]
+            interval = ", 95 % interval {:.4f} to {:.4f}".format(*ends) if ends else ""
+            lines.append(split_line(f"{split}, dynamic", result["dynamic"], corpus, rates))
+            words = f"dynamic evaluation is {gain:.4f} {unit} below static{interval} (paired by token)"
+            lines.append(f"{split}: {words}")
+        return lines
 
     def _losses(self, model: Any, streams: Streams, max_segments: int | None) -> Iterator[Tensor]:
         """Yield the nll of every segment, [B, T], in nats; the weights learn from it before the next one is scored."""
@@ -104,7 +150,7 @@ def gradient_rms(protocol: StateReuse, corpus: Corpus, n_segments: int) -> tuple
 
 def dynamic_evaluation(
     protocol: StateReuse, corpus: Corpus, options: DynamicOptions, search_tokens: int | None
-) -> tuple[DynamicEvaluation, dict[str, Any]]:
+) -> DynamicEvaluation:
     """Return the protocol at the given rates, or at those with the lowest loss on validation.
 
     Args:
@@ -112,12 +158,9 @@ def dynamic_evaluation(
         corpus: that of the training.
         options: rates, or grid.
         search_tokens: tokens of validation to search on, from its start; None for all.
-
-    Returns:
-        The protocol, and the entry `dynamic` of `evaluation.json` (see `perplexity.command`).
     """
-    rates: dict[str, Any] = {"lr": options.lr or 0.0, "decay": options.decay, "epsilon": options.epsilon}
-    dynamic = DynamicEvaluation(**vars(protocol), rms=gradient_rms(protocol, corpus, options.segments), **rates)
+    given: dict[str, Any] = {"lr": options.lr or 0.0, "decay": options.decay, "epsilon": options.epsilon}
+    dynamic = DynamicEvaluation(**vars(protocol), rms=gradient_rms(protocol, corpus, options.segments), **given)
     rows: list[dict[str, Any]] = []
     for lr, decay in product(options.lrs, options.decays) if options.search else ():
         searched = replace(dynamic, lr=lr, decay=decay)
@@ -126,38 +169,33 @@ def dynamic_evaluation(
     if rows:
         best = min(rows, key=lambda row: math.inf if row["nll"] is None else row["nll"])
         dynamic = replace(dynamic, lr=best["lr"], decay=best["decay"])
-    return dynamic, {**dynamic.lengths()["dynamic"], "segments": options.segments, "search": rows}
+    rates = {name: getattr(dynamic, name) for name in RATES}
+    return replace(dynamic, found={**rates, "segments": options.segments, "search": rows})
 
 
-def dynamic_scores(
-    static: ScoringProtocol, dynamic: DynamicEvaluation, scores: SplitScores, files: Path | None
-) -> dict[str, Any]:
-    """Return the entry `dynamic` of a split in `evaluation.json` (see `perplexity.command`).
-
-    Args:
-        static: protocol with the trained weights.
-        dynamic: the same, with weights that learn.
-        scores: scores of the split.
-        files: folder for the losses of all tokens; None to write none.
+def check_options(options: EvaluateOptions) -> None:
+    """Check the options of dynamic evaluation, and that others fit.
 
     Raises:
-        OptionError: the learning rate is too large.
+        OptionError: naming the option.
     """
-    before, after = scores.losses(static), scores.losses(dynamic)
-    allowed = f"is too large: the loss of {scores.split} is not finite"
-    require(math.isfinite(after.mean), "dynamic.lr", dynamic.lr, allowed)
-    below = difference(before, after, scores.units(before)[0], scores.level)
-    name = f"losses_{scores.split}_dynamic.npz"
-    losses = {} if files is None else {"losses": scores.write(dynamic, files / name)}
-    return {**scores.values(after), "below_static": below, **losses}
-
-
-def difference_line(split: str, below: dict[str, Any]) -> str:
-    """Return one line: how far the loss of dynamic evaluation is below that of static, with a 95 % interval."""
-    unit = "ppl" if "ppl" in below else "bpc"
-    gain, error = below[unit], below["standard_error"][unit]
-    ends = "" if error is None else f", 95 % interval {gain - NORMAL_95 * error:.4f} to {gain + NORMAL_95 * error:.4f}"
-    return f"{split}: dynamic evaluation is {gain:.4f} {unit} below static{ends} (paired by token)"
+    dynamic = options.dynamic
+    for name, most in (("lr", math.inf), ("lrs", math.inf), ("decay", 1), ("decays", 1)):
+        value = getattr(dynamic, name)
+        values = value if isinstance(value, list) else [value or 0.0]
+        allowed = "must be >= 0" if name.startswith("lr") else "must be in 0 … 1"
+        require(bool(values) and min(values) >= 0 and max(values) <= most, f"dynamic.{name}", value, allowed)
+    require(dynamic.epsilon > 0, "dynamic.epsilon", dynamic.epsilon, "must be > 0")
+    require(dynamic.segments >= 1, "dynamic.segments", dynamic.segments, "must be an integer >= 1")
+    allowed = "must be null with dynamic.search=true, and given with other options of dynamic without it"
+    require(dynamic.search == (dynamic.lr is None), "dynamic.lr", dynamic.lr, allowed)
+    others = {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None, "models": []}
+    for name, only in others.items():
+        value = getattr(options, name)
+        allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
+        require(value == only, name, value, allowed)
+    alone = (started := environment()) is None or started.world_size() == 1
+    require(alone, "dynamic.lr", dynamic.lr, "must run in one process: segments follow each other")
 
 
 def _score(model: Any, segment: Segment, state: Any) -> Any:

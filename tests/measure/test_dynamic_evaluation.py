@@ -14,28 +14,18 @@ import torch
 from tests.measure.perplexity.scored import result
 from tests.measure.perplexity.test_evaluate_values import by_blocks
 from tests.measure.small_runs import SmallRuns
+from txl_lightning.beyond.dynamic_evaluation import DynamicEvaluation, dynamic_evaluation, gradient_rms
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import Corpus, load_corpus
 from txl_lightning.errors import OptionError
 from txl_lightning.measure.perplexity import DynamicOptions, EvaluateOptions
 from txl_lightning.measure.perplexity.command import run
-from txl_lightning.measure.perplexity.dynamic import DynamicEvaluation, dynamic_evaluation, gradient_rms
 from txl_lightning.measure.scoring.protocols import StateReuse
 from txl_lightning.runs.trained import TrainedModel, load_trained
 
 T = 8  # segment of the small runs, and their memory
 RATES = {"lr": 3e-3, "decay": 0.02, "epsilon": 1e-4}
-KINDS = [
-    "documents",
-    "sentences",
-    "al_rfou",
-    "shaw_words",
-    "extended",
-    "compressive",
-    "tokens",
-    "lstm",
-    "qrnn",
-]
+KINDS = ["characters", "documents", "sentences", "extended", "compressive", "tokens", "lstm"]
 
 
 def opened(runs: SmallRuns, kind: str = "characters", double: bool = False) -> tuple[TrainedModel, Corpus]:
@@ -55,7 +45,7 @@ def protocol_of(trained: TrainedModel, corpus: Corpus, **given: Any) -> StateReu
 
 
 def learning(static: StateReuse, segments: int = 16, **rates: float) -> DynamicEvaluation:
-    return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}), None)[0]
+    return dynamic_evaluation(static, static.corpus, DynamicOptions(segments=segments, **{**RATES, **rates}), None)
 
 
 def segments_of(tokens: np.ndarray, n: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -119,7 +109,7 @@ def test_statistics_are_root_mean_squares_of_gradients_of_training_text(runs: Sm
         torch.testing.assert_close(one, (square / 16).sqrt(), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["characters", *KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_first_segment_is_scored_before_anything_is_learned(runs: SmallRuns, kind: str) -> None:
     static = protocol_of(*opened(runs, kind), max_segments=12)
     before, after = static.losses("test"), learning(static, 4, epsilon=0.01).losses("test")
@@ -169,13 +159,14 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
     checkpoint = Path(runs.checkpoint("characters"))
     files = {path: path.read_bytes() for path in checkpoint.parents[1].rglob("*") if path.is_file()}
     options = {"dynamic": DynamicOptions(**RATES, segments=16), "losses": True, "splits": ["valid", "test"]}
-    found = result(runs, "characters", tmp_path, **options)
+    lines = run(EvaluateOptions(str(checkpoint), block_len=20, **options), tmp_path)
+    found = json.loads((tmp_path / "evaluation.json").read_text())
     assert {path: path.read_bytes() for path in checkpoint.parents[1].rglob("*") if path.is_file()} == files
     assert found["dynamic"] == {**RATES, "segments": 16, "search": []}
     assert (found["evaluation"]["batch_size"], found["evaluation"]["cached"]) == (1, False)
     (tmp_path / "static").mkdir()
     static = result(runs, "characters", tmp_path / "static", batch_size=1, cached=False, splits=["valid", "test"])
-    assert "dynamic" not in static
+    assert static["dynamic"] is None
     for split in ("valid", "test"):
         test, learned = found[split], found[split]["dynamic"]
         assert test["nll"] == static[split]["nll"]
@@ -188,21 +179,14 @@ def test_results_have_both_losses_and_their_difference(runs: SmallRuns, tmp_path
         assert below["nll"] == pytest.approx((before.astype(float) - nll).mean(), rel=1e-6)
         error, _ = by_blocks(before - nll, positions)
         assert below["standard_error"]["nll"] == pytest.approx(error, rel=1e-5)
-
-
-def test_lines_have_the_difference_and_its_interval(runs: SmallRuns, tmp_path: Path) -> None:
-    given = EvaluateOptions(
-        runs.checkpoint("characters"), splits=["test"], dynamic=DynamicOptions(**RATES, segments=16), block_len=20
-    )
-    static, dynamic, below = run(given, tmp_path)
-    found = json.loads((tmp_path / "evaluation.json").read_text())["test"]["dynamic"]
-    gain, error = found["below_static"]["bpc"], found["below_static"]["standard_error"]["bpc"]
+    static, dynamic, difference = lines[0], *lines[-2:]
     assert "segments of 8, 1 streams without context" in static
-    assert dynamic.startswith(f"test, dynamic: nll {found['nll']:.4f}, bpc {found['bpc']:.4f} ± ")
+    assert dynamic.startswith(f"test, dynamic: nll {learned['nll']:.4f}, bpc {learned['bpc']:.4f} ± ")
     assert "(lr 0.003, decay 0.02, epsilon 0.0001; left out: " in dynamic
+    gain, error = below["bpc"], below["standard_error"]["bpc"]
     interval = f"{gain - 1.96 * error:.4f} to {gain + 1.96 * error:.4f}"
     expected = f"test: dynamic evaluation is {gain:.4f} bpc below static, 95 % interval {interval} (paired by token)"
-    assert below == expected
+    assert difference == expected
 
 
 def test_rates_are_chosen_on_validation(runs: SmallRuns, tmp_path: Path) -> None:
@@ -235,7 +219,7 @@ def test_another_text_is_learned_with_statistics_of_the_runs_own_corpus(runs: Sm
     trained, own = opened(runs)
     corpus = load_corpus(replace(trained.config.data, path=str(other)), trained.vocabulary)
     static = protocol_of(trained, corpus, max_segments=20)
-    dynamic = dynamic_evaluation(static, own, given["dynamic"], None)[0]
+    dynamic = dynamic_evaluation(static, own, given["dynamic"], None)
     np.testing.assert_allclose(np.load(tmp_path / "losses_test_dynamic.npz")["nll"], dynamic.losses("test").nll)
     assert not all(map(torch.equal, dynamic.rms, learning(static).rms))
 
@@ -250,32 +234,24 @@ def test_a_rate_that_diverges_is_named(runs: SmallRuns, tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"lr": -1.0}, "^dynamic.lr=-1.0: must be >= 0"),
-        ({"lr": 1e-3, "decay": 1.5}, "^dynamic.decay=1.5: must be in 0 … 1"),
-        ({"lr": 1e-3, "epsilon": 0.0}, "^dynamic.epsilon=0.0: must be > 0"),
-        ({"lr": 1e-3, "segments": 0}, "^dynamic.segments=0: must be an integer >= 1"),
-        ({"search": True, "lrs": []}, r"^dynamic.lrs=\[\]: must be >= 0"),
-        ({"search": True, "decays": [0.1, 2.0]}, r"^dynamic.decays=\[0.1, 2.0\]: must be in 0 … 1"),
-        ({"search": True, "lr": 1e-3}, "^dynamic.lr=0.001: must be null with dynamic.search=true"),
-        ({"decay": 0.1}, "^dynamic.lr=None: must be .* given with other options of dynamic"),
-    ],
-)
-def test_impossible_rates_are_named(runs: SmallRuns, tmp_path: Path, given: dict, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=DynamicOptions(**given)), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"protocol": "sliding"}, "^protocol=sliding: must be memory for dynamic evaluation"),
+        ({"decay": 1.5}, "^dynamic.decay=1.5: must be in 0 … 1"),
+        ({"epsilon": 0.0}, "^dynamic.epsilon=0.0: must be > 0"),
+        ({"segments": 0}, "^dynamic.segments=0: must be an integer >= 1"),
+        ({"lr": None, "search": True, "lrs": []}, r"^dynamic.lrs=\[\]: must be >= 0"),
+        ({"search": True}, "^dynamic.lr=0.001: must be null with dynamic.search=true"),
+        ({"lr": None, "decay": 0.1}, "^dynamic.lr=None: must be .* given with other options of dynamic"),
+        ({"protocol": "window"}, "^protocol=window: must be carried for dynamic evaluation"),
         ({"attention_lengths": [8]}, r"^attention_lengths=\[8\]: must be null for dynamic evaluation"),
         ({"select_on": "valid"}, "^select_on=valid: must be null for dynamic evaluation"),
         ({"sweep_tokens": 80}, "^sweep_tokens=80: is for select_on=valid"),
     ],
 )
-def test_other_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, given: dict, words: str) -> None:
+def test_options_that_do_not_fit_are_named(runs: SmallRuns, tmp_path: Path, given: dict, words: str) -> None:
+    rates = {name: value for name, value in given.items() if hasattr(DynamicOptions(), name)}
+    others = {name: value for name, value in given.items() if name not in rates}
+    dynamic = DynamicOptions(**{"lr": 1e-3, **rates})
     with pytest.raises(OptionError, match=words):
-        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=DynamicOptions(lr=1e-3), **given), tmp_path)
+        run(EvaluateOptions(runs.checkpoint("characters"), dynamic=dynamic, **others), tmp_path)
 
 
 def test_several_processes_are_refused(runs: SmallRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
