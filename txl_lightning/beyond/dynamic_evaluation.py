@@ -189,7 +189,13 @@ def check_options(options: EvaluateOptions) -> None:
     require(dynamic.segments >= 1, "dynamic.segments", dynamic.segments, "must be an integer >= 1")
     allowed = "must be null with dynamic.search=true, and given with other options of dynamic without it"
     require(dynamic.search == (dynamic.lr is None), "dynamic.lr", dynamic.lr, allowed)
-    others = {"protocol": "carried", "attention_lengths": None, "select_on": None, "per": None, "models": []}
+    others: dict[str, Any] = {
+        "protocol": "carried",
+        "attention_lengths": None,
+        "select_on": None,
+        "per": None,
+        "models": [],
+    }
     for name, only in others.items():
         value = getattr(options, name)
         allowed = f"must be {'null' if only is None else only} for dynamic evaluation"
