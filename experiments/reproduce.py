@@ -1,8 +1,8 @@
 """Reproduce the paper: `python -m experiments.reproduce` (or `make reproduce`).
 
 Plan the trainings and measurements that the tables and figures need, run what is not finished, several jobs at once,
-and write `report.html`, `report.md` and `results.json`, with what there is also while jobs run. After an interruption
-the same command continues.
+and write `report.html`, `report.md` and `results.json` whenever one is finished. After an interruption the same command
+continues.
 """
 
 from __future__ import annotations
@@ -20,32 +20,18 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.claims import CLAIMS
-from experiments.engine.jobs import Job, chosen_precision, composed
-from experiments.engine.plan import SECONDS_TO_SAVE, Plan, Stopwatch, make_plan
+from experiments.arms import OFF, ON, check_overrides
+from experiments.engine.jobs import Job, Outcomes, Pending, chosen_precision, composed
+from experiments.engine.plan import Plan, make_plan
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.live import LiveReport
-from experiments.tables import (
-    appendix_e,
-    beyond,
-    figures_5_to_7,
-    main_results,
-    prose,
-    regime,
-    table_6,
-    table_7,
-    table_8,
-    table_9,
-    table_10,
-)
-from experiments.tables.arms import check_overrides
-from experiments.tables.length_sweep import OFF, ON
+from experiments.report.pages import assemble, write_report
+from experiments.report.sections import Section
+from experiments.tables import figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
 from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import one_line
 from txl_lightning.config.schemas import Config
 from txl_lightning.errors import UserError
 from txl_lightning.jobs.folder import JobFolder
-from txl_lightning.jobs.processes import clock
 from txl_lightning.training.checks import check_config
 
 SECTIONS: dict[str, ModuleType] = {
@@ -56,15 +42,9 @@ SECTIONS: dict[str, ModuleType] = {
     "table_9": table_9,
     "table_10": table_10,
     "figures_5_to_7": figures_5_to_7,
-    "appendix_e": appendix_e,
-    "regime": regime,
-    "prose": prose,
-    "beyond": beyond,
 }
-ON_REQUEST = ("beyond",)  # made only if --only names them: the default run has no time for them
-PAIR = (ON.title, OFF.title)
-CLAIMS_OF_PAIR = ("recurrence_helps", "recurrence_helps_at_the_best_lengths")
-SECONDS_TO_END = SECONDS_TO_SAVE + 15.0  # kept of the time of `--minutes`, to end the jobs and write the report
+ORDER = ("table_10", "table_6", "table_7", "table_8", "table_9", "figures_5_to_7")  # of the claims, after ON and OFF
+SECONDS_BETWEEN_REPORTS = 20.0
 
 
 def main(words: list[str] | None = None) -> int:
@@ -94,11 +74,9 @@ def parse(words: list[str] | None = None) -> Setup:
     parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=__doc__)
     parser.add_argument("--profile", choices=PROFILES, default="laptop", help="sizes and lengths; also as profile=NAME")
     parser.add_argument("--plan", action="store_true", help="print all jobs and their estimated time, run nothing")
-    only = f"sections to make, with commas: {','.join(SECTIONS)}; default: all but {','.join(ON_REQUEST)}"
-    parser.add_argument("--only", default=None, help=only)
+    parser.add_argument("--only", default=None, help=f"sections to make, with commas: {','.join(SECTIONS)}")
     parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
     parser.add_argument("--parallel", type=int, default=None, help="jobs at once; default: one for each core or GPU")
-    parser.add_argument("--minutes", type=float, default=None, help="stop in time; the same command continues")
     parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
     parser.add_argument("--prefix", default="", help="words before every job's command, such as 'srun --nodes 2'")
     parser.add_argument("overrides", nargs="*", help="appended to every txl train, such as data=file data.path=…")
@@ -111,11 +89,7 @@ def parse(words: list[str] | None = None) -> Setup:
                 parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
     if options.parallel is not None and options.parallel < 1:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
-    if options.minutes is not None and not 0 < options.minutes < float("inf"):
-        parser.error(f"--minutes {options.minutes:g}: must be a number > 0")
-    sections = [name for name in SECTIONS if name not in ON_REQUEST]
-    if options.only is not None:
-        sections = list(dict.fromkeys(options.only.split(",")))
+    sections = list(SECTIONS) if options.only is None else list(dict.fromkeys(options.only.split(",")))
     if unknown := [name for name in sections if name not in SECTIONS]:
         parser.error(f"--only {','.join(unknown)}: must be of {', '.join(SECTIONS)}")
     try:
@@ -142,29 +116,24 @@ def parse(words: list[str] | None = None) -> Setup:
         prefix=prefix,
         command=command(*arguments, *overrides),
         again=command(*arguments, *places, *overrides),
-        minutes=options.minutes,
     )
 
 
 def reproduce(setup: Setup) -> None:
     """Plan, run and report; with `--plan`, print the plan only."""
-    until = None if setup.minutes is None else time.monotonic() + 60 * setup.minutes - SECONDS_TO_END
     check_overrides(setup.overrides)
     if setup.planning:
         print(plan(setup).table())
         return
-    page = setup.directory / "report.html"
     with JobFolder(setup.directory).locked():
         planned = plan(setup)
-        check_trainings(planned)
+        for job in planned.jobs:
+            if job.command == "train":
+                check_config(composed(job.overrides_in(setup.runs)))
         print(planned.summary(), file=sys.stderr, flush=True)
-        results = run(planned, until)
-    if results["finished"]:
-        publish(setup, page)
-    print(f"report: {page}")
-    if state := results["progress"]:
-        jobs = f"{state['jobs'] - state['finished']} of {state['jobs']} jobs"
-        print(f"the time is over; left: {jobs}, about {clock(state['seconds_left'])}; continue with: {setup.again}")
+        run(planned)
+    publish(setup)
+    print(f"report: {setup.directory / 'report.html'}")
 
 
 def plan(setup: Setup) -> Plan:
@@ -176,47 +145,59 @@ def plan(setup: Setup) -> Plan:
 
 def priority(job: Job) -> tuple[int, ...]:
     """Return the rank of a training: first those with and without recurrence, seed by seed; then in order of claims."""
-    if job.arm in PAIR:
+    if job.arm in (ON.title, OFF.title):
         return (0, job.seed or 0)
-    sections = [claim.tables[-1].removesuffix("_differences") for claim in CLAIMS if claim.id not in CLAIMS_OF_PAIR]
-    return (1, min((sections.index(name) for name in job.sections if name in sections), default=len(sections)))
+    return (1, min((ORDER.index(name) for name in job.sections if name in ORDER), default=len(ORDER)))
 
 
-def check_trainings(plan: Plan) -> None:
-    """Validate the options of every training before the first one starts.
-
-    Raises:
-        OptionError: naming the option.
-    """
-    for job in plan.jobs:
-        if job.command == "train":
-            check_config(composed(job.overrides_in(plan.setup.runs)))
-
-
-def run(plan: Plan, until: float | None = None) -> dict[str, Any]:
-    """Run the jobs that are not finished, write the report meanwhile and at the end, and return its results.
-
-    Args:
-        plan: the jobs.
-        until: time of `time.monotonic` at which jobs are stopped; None for no limit.
+def run(plan: Plan) -> None:
+    """Run the jobs that are not finished; write the report after each of them, 20 seconds apart, and at the end.
 
     Raises:
-        UserError: jobs failed.
+        UserError: jobs failed, a result cannot be read, or the report cannot be written.
+        KeyboardInterrupt: the jobs were stopped.
     """
+    started, last = time.monotonic(), -SECONDS_BETWEEN_REPORTS
+    before = seconds_before(plan)
+
+    def ended(done: set[str]) -> None:
+        nonlocal last
+        if len(done) < len(plan.jobs) and time.monotonic() > last + SECONDS_BETWEEN_REPORTS:
+            report(plan, done, before + time.monotonic() - started)
+            last = time.monotonic()
+
+    print(f"report while it runs: {plan.setup.directory / 'report.html'}", file=sys.stderr, flush=True)
+    try:
+        plan.run(ended)
+    finally:
+        report(plan, {job.name for job in plan.finished}, before + time.monotonic() - started)
+
+
+def seconds_before(plan: Plan) -> float:
+    """Return the wall-clock seconds of earlier calls, by their report; 0 if that was finished and jobs run again."""
+    results = JobFolder(plan.setup.directory, "results.json").record
+    again = results.get("finished") and len(plan.finished) < len(plan.jobs)
+    return 0.0 if again or not plan.finished else float(results.get("seconds", {}).get("wall", 0.0))
+
+
+def report(plan: Plan, done: set[str], wall_seconds: float) -> None:
+    """Write the report of the jobs that are finished, by their names."""
     setup = plan.setup
-    restart = JobFolder(setup.directory, "results.json").record.get("finished") and len(plan.finished) < len(plan.jobs)
-    with Stopwatch(setup.directory / "clock.json", bool(restart)) as watch:
-        report = LiveReport(plan, {name: SECTIONS[name] for name in setup.sections}, watch)
-        print(f"report while it runs: {setup.directory / 'report.html'}", file=sys.stderr, flush=True)
-        try:
-            plan.run(report.tick, until)
-        except (KeyboardInterrupt, UserError):
-            report.finish()
-            raise
-        return report.finish()
+    outcomes = Outcomes(setup.runs, setup.figures, tuple(plan.jobs), frozenset(done))
+    sections = [section(SECTIONS[name], name, setup, outcomes) for name in setup.sections]
+    write_report(assemble(plan, outcomes, sections, wall_seconds), setup.directory)
 
 
-def publish(setup: Setup, page: Path) -> None:
+def section(module: ModuleType, name: str, setup: Setup, outcomes: Outcomes) -> Section:
+    """Return a section; one whose results are not there yet says so."""
+    try:
+        made: Section = module.section(setup, outcomes)
+        return made
+    except Pending as pending:
+        return Section(name, module.TITLE, module.PAPER, f"pending: {pending}")
+
+
+def publish(setup: Setup) -> None:
     """Log the report as an artifact of its own W&B run, with `--logger wandb`."""
     if setup.logger != "wandb":
         return
@@ -224,7 +205,7 @@ def publish(setup: Setup, page: Path) -> None:
     from txl_lightning.reporting.wandb_panels import log_files, wandb_run
 
     config = LoggerConfig(name="wandb", group="report", tags=[setup.profile.name])
-    files = [page, *(page.with_name(name) for name in ("report.md", "results.json"))]
+    files = [setup.directory / name for name in ("report.html", "report.md", "results.json")]
     with wandb_run(setup.directory, config, "report", {"profile": setup.profile.name}) as logged:
         log_files(logged, f"report-{setup.profile.name}", "report", files)
 

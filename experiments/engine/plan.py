@@ -6,45 +6,36 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cached_property
-from pathlib import Path
 from statistics import median_high
 from typing import Any
 
 import torch
 
 from experiments.engine.jobs import Job, composed, corpus_checksum, defaults, keys, merge, path_value
-from experiments.engine.profiles import Profile, Setup
+from experiments.engine.profiles import Setup
 from txl_lightning.cli import main
 from txl_lightning.config.lengths import tokens_per_step
-from txl_lightning.config.schemas import TransformerXLModelConfig
 from txl_lightning.errors import UserError
-from txl_lightning.files import file_checksum, write_json
+from txl_lightning.files import file_checksum
 from txl_lightning.jobs.folder import JobFolder
 from txl_lightning.jobs.processes import Ended, JobProcess, Jobs, Progress, clock, execute
 from txl_lightning.reporting.machine import cores
 from txl_lightning.reporting.tables import markdown_table
-from txl_lightning.training.curves import PROGRESS_FILE
 
 MAX_DEFAULT_PARALLEL = 8
 COMMANDS_WITH_LOGGER = ("train", "evaluate", "recl", "attention", "speed")
 RECORD, LOG = "job.json", "log.txt"
-READ = (".json", ".jsonl", ".npz", ".svg", ".png")  # files of a job that a report reads
-RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json", "generate": "generation.json"}  # else COMMAND.json
+READ = (".json", ".jsonl", ".npz", ".png")  # files of a job that a report reads
+RESULTS = {"train": "metrics.json", "evaluate": "evaluation.json"}  # else COMMAND.json
 PRELOADED = (
     "txl_lightning.command_line.hydra_app",
     "txl_lightning.training.run",
     "txl_lightning.measure.perplexity.command",
     "wandb",
 )
-SEEN = 0.1  # share of its steps from which a running training shows its speed
-SAVE_EVERY_SECONDS = 5.0
-SECONDS_TO_SAVE = 15.0  # of a training at the end of the time that `--minutes` allows
 
 
 @dataclass
@@ -62,11 +53,6 @@ class Plan:
     jobs: list[Job]
     keys: dict[str, str]
     slots: list[dict[str, str]]
-
-    @property
-    def cores_in_use(self) -> int:
-        """Jobs that really run at once: more jobs than cores share the cores."""
-        return min(len(self.slots), cores())
 
     @property
     def finished(self) -> list[Job]:
@@ -94,12 +80,9 @@ class Plan:
         return self.folder(job).record
 
     def seconds(self, job: Job) -> float:
-        """Return the estimated wall-clock seconds of one job."""
-        profile = self.setup.profile
-        fixed = profile.seconds.get(job.name, profile.seconds.get(job.command, 30.0))
-        if job.command != "train":
-            return fixed
-        return fixed + tokens_read(job) * token_cost(job, profile) / self.tokens_per_second
+        """Return the estimated wall-clock seconds of one job; a training is taken for one of the profile's own model."""
+        fixed = self.setup.profile.seconds.get(job.command, 30.0)
+        return fixed + (tokens_read(job) / self.tokens_per_second if job.command == "train" else 0.0)
 
     @cached_property
     def tokens_per_second(self) -> float:
@@ -119,39 +102,32 @@ class Plan:
         )
 
     def table(self) -> str:
-        """Return every job with its sections, its state and its estimated time, and the sums, as Markdown."""
-        setup, profile, finished = self.setup, self.setup.profile, self.finished
+        """Return every job with its sections, its state and its estimated time, and the sum, as Markdown."""
+        setup, finished = self.setup, self.finished
         rows, left = [], 0.0
         for job in self.jobs:
             seconds = self.seconds(job)
             if job not in finished:
-                left += seconds if job.alone else seconds / self.cores_in_use
+                left += seconds if job.alone else seconds / min(len(self.slots), cores())
             size = f"{tokens_read(job):,} tokens" if job.command == "train" else ""
             state = "finished" if job in finished else clock(seconds)
             rows.append([job.name, job.command, size, ", ".join(job.sections), state])
-        trainings = [job for job in self.jobs if job.command == "train"]
-        measured_here = self.tokens_per_second != profile.tokens_per_second
-        source = "as the finished trainings here had" if measured_here else profile.measured
-        planned = {job.name for job in self.jobs}
-        absent = [name for name in profile.main if f"published-{name}" not in planned]
+        absent = [name for name in setup.profile.main if f"published-{name}" not in {job.name for job in self.jobs}]
         lines = [
             markdown_table(["job", "txl", "size", "used by", "time"], rows),
-            f"profile {profile.name}: {len(trainings)} trainings, {len(self.jobs) - len(trainings)} "
-            f"measurements, {len(self.slots)} at once",
-            f"left: about {clock(left)}, at {self.tokens_per_second:,.0f} tokens/s of a training ({source})",
+            f"left: about {clock(left)}, {len(self.slots)} jobs at once, at {self.tokens_per_second:,.0f} tokens/s",
+            f"needs: {setup.profile.needs}",
+            f"into {setup.directory}",
         ]
         if absent and "main_results" in setup.sections:
             lines.append(f"not planned, because their corpora are not in data.root or TXL_DATA: {', '.join(absent)}")
-        lines += [f"needs: {profile.needs}", f"into {setup.directory}"]
-        lines += [f"a training: txl train {' '.join(job.overrides_in(setup.runs))}" for job in trainings[:1]]
         return "\n".join(lines)
 
-    def run(self, tick: Callable[[Progress[Job]], object] = lambda progress: None, until: float | None = None) -> None:
+    def run(self, ended: Callable[[set[str]], object] = lambda done: None) -> None:
         """Run the jobs that are not finished; jobs that measure time run last, one at a time.
 
         Args:
-            tick: called ten times a second, and after the last job, also if jobs failed or were interrupted.
-            until: time of `time.monotonic` at which all must have ended: a job that would end later is not started.
+            ended: called with the names of the finished jobs, at the beginning and whenever there is one more.
 
         Raises:
             UserError: jobs failed; raised after all others ended. A second call runs only what is missing.
@@ -166,34 +142,22 @@ class Plan:
             first_signal=signal.SIGTERM,  # srun hands it on at once
             done={job.name for job in finished},
         )
-        progress = Progress(
-            jobs,
-            self.seconds,
-            self.cores_in_use,
-            describe=lambda job: training_progress(self.folder(job).path),
-            share=self._share,
-        )
-        if until is not None:
-            jobs.fits = lambda job: time.monotonic() + progress.left(job) <= until
-            jobs.limit, jobs.grace_seconds = max(0.0, until - time.monotonic()), SECONDS_TO_SAVE
+        progress = Progress(jobs, self.seconds, min(len(self.slots), cores()))
+        told: list[int] = []
 
         def show() -> None:
             progress.show()
-            tick(progress)
+            if told[-1:] != [len(jobs.done)]:
+                told.append(len(jobs.done))
+                ended(set(jobs.done))
 
         jobs.show = show
         try:
             jobs.run()
         finally:
             progress.close()
-            tick(progress)
         if jobs.failed:
             raise UserError("\n".join(jobs.failed.values()))
-
-    def _share(self, job: Job) -> tuple[float, float] | None:
-        """Share of a training that is done, and its seconds; None for one that must start from scratch."""
-        same = self.record(job).get("key") == self.keys[job.name]
-        return training_share(self.folder(job).path) if same and job.command == "train" else None
 
     def _start(self, job: Job, slot: int) -> JobProcess:
         folder = self.folder(job)
@@ -209,12 +173,12 @@ class Plan:
         return JobProcess(run_txl, words, prefix, variables=variables, log=log, modules=PRELOADED)
 
     def _options(self, job: Job) -> list[str]:
-        """Return overrides that change no number: threads, the progress file, the logger."""
+        """Return overrides that change no number: threads and the logger."""
         setup, training = self.setup, job.command == "train"
         # On CPU one thread for each job, however many run at once: the order of sums depends on the number of threads.
         threads = 1 if setup.profile.accelerator == "cpu" else max(1, cores() // len(self.slots))
         threads = cores() if job.alone else threads
-        words = ["trainer.progress_file=true"] if training else []
+        words = []
         if training or "num_threads" in defaults(job.command):
             words.append(f"{'trainer.' if training else ''}num_threads={threads}")
         if setup.logger == "wandb" and job.command in COMMANDS_WITH_LOGGER:
@@ -306,80 +270,3 @@ def tokens_read(job: Job) -> int:
     """Return how many tokens a training reads."""
     config = composed(job.overrides)
     return config.trainer.max_steps * tokens_per_step(config)
-
-
-def token_cost(job: Job, profile: Profile) -> float:
-    """Return how many times longer a training needs for a token than the profile's own model, by the layers' weights.
-
-    Recurrent networks are counted as the profile's own model.
-    """
-    own, model = composed((f"profile={profile.name}",)).model, composed(job.overrides).model
-    return _layer_weights(model) / _layer_weights(own) if isinstance(model, TransformerXLModelConfig) else 1.0
-
-
-def _layer_weights(model: Any) -> int:
-    attention = 5 * model.d_model * model.n_head * model.d_head
-    matrices = 2 if model.feed_forward == "relu" else 3
-    return int(model.n_layer * (attention + matrices * model.d_model * model.d_inner))
-
-
-def training_progress(run: Path) -> str:
-    """Return steps and loss of a training, such as `600/1500 bpc 2.610`, from its progress file; empty without one."""
-    state = _training_state(run)
-    if not state:
-        return ""
-    loss = "" if state["loss"] is None else f" {state['unit']} {state['loss']:.3f}"
-    return f"{state['steps']}/{state['max_steps']}{loss}"
-
-
-def training_share(run: Path) -> tuple[float, float] | None:
-    """Return the share of its steps that a training has done, and their seconds; None before it shows a speed."""
-    state = _training_state(run)
-    if not state or state["steps"] < SEEN * state["max_steps"]:
-        return None
-    return state["steps"] / state["max_steps"], state["seconds"]
-
-
-def _training_state(run: Path) -> dict[str, Any]:
-    state = JobFolder(run, PROGRESS_FILE).record
-    return state if all(isinstance(state.get(name), (float, int)) for name in ("steps", "max_steps", "seconds")) else {}
-
-
-class Stopwatch:
-    """Wall-clock seconds inside `with`, summed in a file over all calls, interrupted and killed ones included.
-
-    Args:
-        path: file of the sum.
-        restart: start from zero instead of continuing the sum in the file; so does a damaged file.
-
-    Attributes:
-        began: time of the first call, ISO 8601 in UTC.
-    """
-
-    def __init__(self, path: Path, restart: bool) -> None:
-        self.path = path
-        self.began, self._before = datetime.now(timezone.utc).isoformat(timespec="seconds"), 0.0
-        found = {} if restart else JobFolder(path.parent, path.name).record  # {} if there is none or it is damaged
-        with suppress(KeyError, TypeError, ValueError):
-            self._before, self.began = float(found["seconds"]), str(found["began"])
-        self._started = self._saved = time.perf_counter()
-
-    def __enter__(self) -> Stopwatch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._save()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of this call and the earlier ones."""
-        return self._before + time.perf_counter() - self._started
-
-    def tick(self) -> None:
-        """Save every few seconds: a killed process cannot save at its end."""
-        if time.perf_counter() - self._saved > SAVE_EVERY_SECONDS:
-            self._save()
-
-    def _save(self) -> None:
-        write_json(self.path, {"began": self.began, "seconds": round(self.seconds, 1)})
-        self._saved = time.perf_counter()

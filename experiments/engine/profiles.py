@@ -22,20 +22,15 @@ class Profile:
         differences: what else differs from the paper, in words, for the report.
         note: first sentence of the report: how far its numbers can be trusted.
         needs: hardware, time and data in words, for `--plan`.
-        seeds: seeds of the relative encoding with the full loss, with and without recurrence, on the profile's text.
-        seeds_others: seeds of the other arms that claims compare.
-        seeds_uncompared: seeds of the arms whose losses no claim compares.
-        seeds_absolute: seeds of the arms with an absolute encoding that claims compare; None for `seeds_others`.
-        seeds_of: seeds of single arms by `Arm.key`, in place of all these.
+        seeds: seeds of an arm.
         attention_lengths: grid of Table 6's evaluation, in tokens.
-        recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate of its own:
-            no_recurrence, shaw, absolute, lstm, qrnn and adam. Those of lstm and qrnn have the sizes that give as many
-            parameters as the Transformer-XL of Table 8's group 1.
-        evaluate, recl, speed, attention, generate: overrides of these commands.
-        dynamic: overrides of the dynamic evaluation, by the command evaluate.
-        tokens_per_second: estimated speed of one training.
-        measured: origin of `tokens_per_second`.
-        seconds: estimated seconds of one job, by its name or else by command; for `train` the time outside its steps.
+        evaluate, recl, speed, attention: overrides of these commands.
+        tokens_per_second: estimated speed of one training, until one here is measured.
+        seconds: estimated seconds of one job by command; for `train` the time outside its steps.
+        seeds_of: seeds of single arms by `Arm.key`, in place of `seeds`; without a seed the arm is left out.
+        recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate of its own. Those
+            of lstm and qrnn have the sizes that give as many parameters as the Transformer-XL of Table 8's group 1.
+        longer_segment: segments of Table 10 without recurrence, in tokens; None for as long as memory allows.
         devices: devices of one training.
         main: published models to train if their corpora are present, as files of `conf/experiment/paper`.
         main_warmup_steps: warm-up of those models when they train only as long as the profile's own runs;
@@ -43,7 +38,6 @@ class Profile:
         table_7: published model of Table 7, trained if its corpus is present, as a file of `conf/experiment/paper`;
             None for the profile's own model on shuffled lines.
         train: overrides of every training.
-        leave_out: arms that are not run, by `Arm.key`; rows and comparisons that need one are left out.
     """
 
     name: str
@@ -52,27 +46,21 @@ class Profile:
     note: str
     needs: str
     seeds: tuple[int, ...]
-    seeds_others: tuple[int, ...]
     attention_lengths: tuple[int, ...]
     evaluate: tuple[str, ...]
     recl: tuple[str, ...]
     speed: tuple[str, ...]
     attention: tuple[str, ...]
-    generate: tuple[str, ...]
-    dynamic: tuple[str, ...]
     tokens_per_second: float
-    measured: str
     seconds: dict[str, float]
+    seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
     recipes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    seeds_uncompared: tuple[int, ...] = (1,)
+    longer_segment: int | None = None
     devices: int = 1
     main: tuple[str, ...] = ()
     main_warmup_steps: int | None = None
     table_7: str | None = None
     train: tuple[str, ...] = ()
-    leave_out: tuple[str, ...] = ()
-    seeds_absolute: tuple[int, ...] | None = None
-    seeds_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def accelerator(self) -> str:
@@ -121,7 +109,6 @@ class Setup:
         prefix: words in front of every job's command, such as `srun --nodes 2`.
         command: command line that makes the same report.
         again: command line that continues this call.
-        minutes: time that this call may take; None for no limit.
     """
 
     profile: Profile
@@ -134,7 +121,6 @@ class Setup:
     prefix: tuple[str, ...] = ()
     command: str = ""
     again: str = ""
-    minutes: float | None = None
 
     @property
     def config(self) -> Config:

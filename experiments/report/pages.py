@@ -1,117 +1,89 @@
-"""Files of the report: `results.json`, as `results.schema.json` says, `report.html`, and `report.md` for GitHub."""
+"""Files of the report: `results.json`, and from it alone `report.md` for GitHub and `report.html` with its figures."""
 
 from __future__ import annotations
 
 import base64
 import json
 import platform
-import re
-import struct
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
-from hashlib import sha256
+from html import escape as html_text
 from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
-from markupsafe import Markup
 
+from experiments.claims import MARKS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
-from experiments.engine.plan import Plan, Stopwatch
-from experiments.engine.profiles import PROFILES
-from experiments.report import sections as text
-from experiments.report.pictures import (
-    CLAIMS_ALT,
-    CLAIMS_CAPTION,
-    CLAIMS_FILE,
-    OVERVIEW_ALT,
-    OVERVIEW_CAPTION,
-    OVERVIEW_FILE,
-    draw_claims,
-    draw_overview,
+from experiments.engine.plan import Plan
+from experiments.report.pictures import draw_claims
+from experiments.report.sections import (
+    HEADINGS,
+    Section,
+    cell_text,
+    decimal,
+    duration,
+    interval,
+    to_json,
 )
-from experiments.report.sections import HEADINGS, Figure, Section, Table, to_json
-from experiments.report.verdicts import COLUMNS, RULE, SIGNS, claim_text, counts, failures, mark_of, part_rows
-from txl_lightning.cli import COMMANDS
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
-from txl_lightning.jobs.identity import code_of
 from txl_lightning.reporting.machine import cores, processor
 from txl_lightning.reporting.tables import escape, markdown_table
 
-LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "wandb", "torchmetrics", "datasets")
-TEMPLATES = Path(__file__).parent / "templates"
+LIBRARIES = ("txl_lightning", "torch", "lightning", "hydra-core", "numpy")
 ROOT = Path(__file__).parents[2]
-CLAIMS = ROOT / "experiments" / "claims.yaml"
-MOST_STACKED = 5  # columns; on a phone, rows of a table with more would be too tall as blocks
-LARGEST_SVG = 300_000  # bytes; browsers draw a larger one more slowly than its PNG
+RULE = f"Marks: {'; '.join(f'{sign} {words}' for sign, words in MARKS.items())} (95 % intervals)."
 
 
-def assemble(
-    plan: Plan,
-    outcomes: Outcomes,
-    sections: Sequence[Section],
-    claims: list[dict[str, Any]],
-    watch: Stopwatch,
-    progress: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the content of `results.json`, with the sections themselves in place of their JSON.
+def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_seconds: float) -> dict[str, Any]:
+    """Return the content of `results.json`.
 
     Args:
         plan: jobs of the reproduction.
         outcomes: results of those that are finished.
         sections: sections of the report, in order.
-        claims: judged, as `claims.judged` returns them.
-        watch: wall-clock time so far.
-        progress: jobs done, running and left, as the schema says; None once all are finished.
+        wall_seconds: time so far, of this call and of those before it.
     """
     profile = plan.setup.profile
-    n_gpus = torch.cuda.device_count() if profile.accelerator == "gpu" else 0
-    gpus = [torch.cuda.get_device_name(i) for i in range(n_gpus)]
-    runs = {job.name: _run(job, plan, outcomes) for job in plan.jobs if outcomes.has(job)}
-    seconds = {"wall": watch.seconds, "training": 0.0, "rest": 0.0}
-    for run in runs.values():
-        seconds["training" if run["command"] == "train" else "rest"] += run["seconds"]
+    done = [job for job in plan.jobs if outcomes.has(job)]
+    seconds = {job.name: plan.record(job).get("seconds", 0.0) for job in done}
+    training = sum(seconds[job.name] for job in done if job.command == "train")
+    shown = [{name: value for name, value in to_json(section).items() if name != "differences"} for section in sections]
     return {
-        "schema_version": 2,
-        "finished": progress is None,
-        "progress": progress,
+        "schema_version": 3,
+        "finished": len(done) == len(plan.jobs),
+        "jobs": {"finished": len(done), "planned": len(plan.jobs)},
         "profile": profile.name,
+        "title": profile.title,
+        "differences": profile.differences,
         "note": profile.note,
         "command": plan.setup.command,
-        "started": watch.began,
-        "seconds": {kind: round(value, 1) for kind, value in seconds.items()},
+        "continue": plan.setup.again,
+        "seconds": {"wall": round(wall_seconds, 1), "training": round(training, 1)},
         "machine": {
             "processor": processor(),
             "cores": cores(),
-            "gpus": gpus,
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
             "python": platform.python_version(),
             "platform": platform.platform(),
         },
         "versions": {name: version(name) for name in LIBRARIES},
-        "code": code_of(*(f"{row.package}.command" for row in COMMANDS.values())),
-        "rules": sha256(
-            f"{code_of('experiments.tables', 'experiments.claims')} {CLAIMS.read_text()}".encode()
-        ).hexdigest(),
         "commit": _commit(),
-        "corpora": _corpora([job for job in plan.jobs if outcomes.has(job)], outcomes),
-        "settings": _settings(plan, outcomes),
-        "runs": runs,
-        "sections": sections,
-        "rule": RULE,
-        "claims": claims,
+        "corpora": _corpora(done, outcomes),
+        "settings": _settings(plan, done, outcomes),
+        "claims": judged(sections),
+        "sections": shown,
+        "runs": {job.name: _run(job, plan, outcomes, seconds[job.name]) for job in done},
     }
 
 
 @cache
 def _commit() -> str | None:
     """Commit of the checkout, with `-dirty` if its files differ; None outside of one, or without git."""
-    if not (ROOT / ".git").exists():
-        return None
     words = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
     try:
         found = [subprocess.run(["git", *part], cwd=ROOT, capture_output=True, text=True, check=True) for part in words]
@@ -121,260 +93,264 @@ def _commit() -> str | None:
     return commit + ("-dirty" if changes else "")
 
 
-def _run(job: Job, plan: Plan, outcomes: Outcomes) -> dict[str, Any]:
+def _run(job: Job, plan: Plan, outcomes: Outcomes, seconds: float) -> dict[str, Any]:
     """Entry of a job under `runs`."""
-    run: dict[str, Any] = {
-        "command": job.command,
-        "arm": job.arm,
-        "seed": job.seed,
-        "sections": list(job.sections),
-        "overrides": list(job.overrides),
-        "key": plan.keys[job.name],
-        "seconds": plan.record(job).get("seconds", 0.0),
-        "directory": f"runs/{job.name}",
-    }
+    run = {name: getattr(job, name) for name in ("command", "arm", "seed", "sections", "overrides")}
+    run |= {"key": plan.keys[job.name], "seconds": seconds}
     if job.command == "train":
         metrics = outcomes.metrics(job)
         run |= {name: metrics[name] for name in ("parameters", "steps", "tokens")}
-    return run
+    return to_json(run)
 
 
-def _corpora(jobs: list[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
-    """Every corpus once, with the ids of the sections that used it."""
-    found: dict[str, dict[str, Any]] = {}
-    for job in jobs:
-        if job.command == "train":
-            corpus = outcomes.metrics(job)["corpus"]
-            entry = found.setdefault(corpus["sha256"], {**corpus, "used_by": []})
-            entry["used_by"] = list(dict.fromkeys((*entry["used_by"], *job.sections)))
-    return list(found.values())
+def _corpora(done: Sequence[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
+    """Return every corpus that a training read, once."""
+    found = [outcomes.metrics(job)["corpus"] for job in done if job.command == "train"]
+    return [{name: one[name] for name in ("name", "level", "sha256")} for one in {c["sha256"]: c for c in found}.values()]
 
 
-def _optimizers(jobs: list[Job]) -> str:
-    """Recipe of the first training, and the optimizers and learning rates of others that differ in them."""
-    recipes = [composed(job.overrides).optimizer for job in jobs if job.command == "train"]
+def _settings(plan: Plan, done: Sequence[Job], outcomes: Outcomes) -> dict[str, str]:
+    """Return the settings that the runs share, in words."""
+    job = next((job for job in done if job.command == "train"), None)
+    if job is None:
+        return {}
+    config, metrics = composed(job.overrides), outcomes.metrics(job)
+    recipes = [composed(other.overrides).optimizer for other in plan.jobs if other.command == "train"]
     first, *others = dict.fromkeys(f"{recipe.name}, learning rate {recipe.lr:g}" for recipe in recipes)
-    also = f"; some arms: {'; '.join(others)}" if others else ""
-    schedule = "cosine to 0" if recipes[0].schedule == "cosine" else recipes[0].schedule
-    return f"{first}, {recipes[0].warmup_steps} steps of warm-up, {schedule}{also}"
-
-
-def _settings(plan: Plan, outcomes: Outcomes) -> list[list[str]]:
-    """Settings that all runs share, as pairs of text."""
-    first = next((job for job in plan.jobs if job.command == "train" and outcomes.has(job)), None)
-    if first is None:
-        return [["profile", plan.setup.profile.name]]
-    config, metrics = composed(first.overrides), outcomes.metrics(first)
-    evaluation = metrics["evaluation"]
-    return [
-        ["model", f"{config.model.name}: {metrics['parameters']:,} parameters"],
-        [
-            "training",
-            f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
-        ],
-        ["memory", f"{config.memory.mem_len} tokens in training (0 without recurrence)"],
-        ["optimizer", _optimizers(plan.jobs)],
-        [
-            "evaluation",
-            f"{evaluation['batch_size']} streams that start without context; with recurrence a memory, without it a "
-            "window before every token; attention length chosen on validation",
-        ],
-        ["weights", "those of the best validation"],
-        ["precision", config.trainer.precision],
-        ["overrides", " ".join(plan.setup.overrides) or "none"],
-    ]
+    return {
+        "model": f"{config.model.name}: {metrics['parameters']:,} parameters",
+        "training": f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
+        "memory": f"{config.memory.mem_len} tokens in training (0 without recurrence)",
+        "optimizer": "; some arms: ".join([first, *filter(None, ["; ".join(others)])]),
+        "evaluation": "weights of the best validation; with recurrence a memory, without it a window before every token; "
+        "attention length chosen on validation",
+        "precision": config.trainer.precision,
+        "overrides": " ".join(plan.setup.overrides) or "none",
+    }
 
 
 def write_report(results: Mapping[str, Any], directory: Path) -> Path:
-    """Write `results.json`, `report.md` and `report.html`, each atomically.
+    """Write `results.json`, `report.md` and `report.html`, each atomically, and return the path of the last.
 
     Args:
-        results: of `assemble`: as `results.schema.json` says, but with the sections themselves.
-        directory: folder of the report; the figures are there already, at the paths that the sections name.
-
-    Returns:
-        The path of `report.html`.
+        results: content of `results.json`.
+        directory: folder of the report, with the figures that the sections name.
 
     Raises:
         UserError: a number is not finite, a figure is missing, or a file cannot be written.
     """
     try:
-        pages = {"results.json": json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"}
+        content = json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        page = render(results, directory)
+        write_text(directory / "results.json", content)
+        write_text(directory / "report.md", "\n".join(page.markdown).rstrip("\n") + "\n")
+        write_text(directory / "report.html", page.as_html(results["title"]))
     except ValueError as error:
-        raise UserError(f"results.json: a number of the report is not finite ({error})") from error
-    for name, page in (pages | render(results, directory)).items():
-        encodable = page.encode("utf-8", "backslashreplace").decode()  # a model may write lone surrogates
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_text(directory / name, encodable)
-        except OSError as error:
-            raise UserError(f"{directory / name} cannot be written ({error.strerror or error})") from error
+        raise UserError(f"the report has a number that is not finite: {error}") from error
+    except OSError as error:
+        raise UserError(f"the report cannot be written: {error}") from error
     return directory / "report.html"
 
 
-def render(results: Mapping[str, Any], directory: Path) -> dict[str, str]:
-    """Return `report.md` and `report.html` of results as in `write_report`, by file name.
+class Page:
+    """Page that is written as Markdown and as HTML side by side; any text is escaped.
 
-    Figures are read from `directory`; the pictures of the first page are drawn there.
+    Args:
+        directory: folder of the figures.
     """
-    html = _environment(autoescape=True)
-    markdown = _environment(autoescape=False, finalize=escape)
-    markdown.globals.update(pipe_table=pipe_table, results_table=results_table)
-    markdown.filters.update(code=code, fence=fence, linked=linked)
-    sections: Sequence[Section] = results["sections"]
-    claims: Sequence[Mapping[str, Any]] = results["claims"]
-    profile = PROFILES[results["profile"]]
-    context = {
-        **results,
-        "title": profile.title,
-        "differences": profile.differences,
-        "images": {figure.png: _image(figure, directory) for section in sections for figure in section.figures},
-        "short": {section.id: section.title.partition(":")[0] for section in sections},
-        "captions": {table.id: table.caption for section in sections for table in section.tables},
-        "facts": _facts(results),
-        "intro": introduction(results),
-        "counts": counts(claims),
-        "failures": failures(claims),
-        "claim_rows": [claim_text(claim) for claim in claims],
-        "marks": [mark_of(claim) for claim in claims],
-        "parts": part_rows(claims),
-        "pictures": _pictures(results, directory),
-        "columns": COLUMNS,
-    }
-    return {
-        "report.md": markdown.get_template("report.md.jinja").render(context),
-        "report.html": html.get_template("report.html.jinja").render(context),
-    }
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.markdown: list[str] = []
+        self.html: list[str] = []
+
+    def heading(self, level: int, text: str, anchor: str = "") -> None:
+        """Add a heading."""
+        self.markdown += [f'<a id="{anchor}"></a>\n'] * bool(anchor) + [f"{'#' * level} {escape(text)}\n"]
+        self.html.append(f'<h{level} id="{anchor}">{html_text(text)}</h{level}>')
+
+    def text(self, text: str, strong: str = "", kind: str = "") -> None:
+        """Add a paragraph; `strong` begins it, and `kind` quote or note sets it off."""
+        begin = f"**{escape(strong)}** " if strong else ""
+        self.markdown.append(f"{'> ' * (kind == 'quote')}{begin}{escape(text)}\n")
+        begin = f"<strong>{html_text(strong)}</strong> " if strong else ""
+        paragraph = f'<p class="{kind}">{begin}{html_text(text)}</p>'
+        self.html.append(f"<blockquote>{paragraph}</blockquote>" if kind == "quote" else paragraph)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+        """Add a table; columns for which `right` is true are aligned to the right."""
+        self.markdown.append(markdown_table(header, rows, right))
+        lines = ["<thead>", *(_html_row("th", header, right),), "</thead><tbody>"]
+        lines += [*(_html_row("td", row, right) for row in rows), "</tbody>"]
+        self.html.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
+
+    def figure(self, png: str, caption: str) -> None:
+        """Add a figure, which the HTML holds itself.
+
+        Raises:
+            OSError: its file cannot be read.
+        """
+        data = base64.b64encode((self.directory / png).read_bytes()).decode()
+        self.markdown.append(f"![{escape(caption)}]({png})\n\n{escape(caption)}\n")
+        image = f'<img src="data:image/png;base64,{data}" alt="{html_text(caption)}" style="width:min(100%,44rem)">'
+        self.html.append(f"<figure>{image}<figcaption>{html_text(caption)}</figcaption></figure>")
+
+    @contextmanager
+    def folded(self, title: str) -> Iterator[None]:
+        """Fold what is added in the block."""
+        for lines in (self.markdown, self.html):
+            lines.append(f"<details><summary>{html_text(title)}</summary>\n")
+        yield
+        for lines in (self.markdown, self.html):
+            lines.append("</details>\n")
+
+    def as_html(self, title: str) -> str:
+        """Return the page with its style."""
+        style = Path(__file__).with_name("report.css").read_text("utf-8")
+        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        head += f"<title>{html_text(title)}</title><style>{style}</style>"
+        body = "\n".join(self.html)
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _environment(**options: Any) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        **options,
-    )
-    environment.globals.update(signs=SIGNS, most_stacked=MOST_STACKED, column_groups=column_groups)
-    environment.globals.update({name: getattr(text, name) for name in ("common_seeds", "notes", "values_by_seed")})
-    environment.filters.update(
-        {name: getattr(text, name) for name in ("cell_text", "seeds_text", "duration", "visible")}
-    )
-    environment.filters.update(number=lambda value: text.decimal(value, 0))
-    return environment
+def _html_row(tag: str, cells: Sequence[str], right: Sequence[bool]) -> str:
+    kinds = (' class="right"' if at_right else "" for at_right in right)
+    return f"<tr>{''.join(f'<{tag}{kind}>{html_text(c)}</{tag}>' for kind, c in zip(kinds, cells, strict=True))}</tr>\n"
 
 
-def column_groups(table: Table) -> list[tuple[str, str, int]]:
-    """Return heading, `of` and number of columns of each group of neighbours of the same `of`."""
-    groups = groupby(table.columns, lambda column: column.of)
-    return [(HEADINGS[of], of, len(list(columns))) for of, columns in groups]
+def render(results: Mapping[str, Any], directory: Path) -> Page:
+    """Return the page of the content of `results.json`; the picture of the claims is drawn in `directory`.
+
+    Raises:
+        OSError: a figure cannot be read or written.
+    """
+    page = Page(directory)
+    page.heading(1, results["title"])
+    if not results["finished"]:
+        jobs = results["jobs"]
+        unfinished = f"Unfinished: {jobs['finished']} of {jobs['planned']} jobs are finished."
+        page.text(f"To continue: {results['continue']}", unfinished, "quote")
+    page.text(introduction(results))
+    quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
+    page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
+    page.heading(2, "Claims, in this run", "claims")
+    page.table(*claims_table(results["claims"]))
+    page.text(RULE, kind="note")
+    if picture := draw_claims(directory, results["claims"]):
+        page.figure(picture.png, picture.caption)
+    page.heading(3, "The differences")
+    for number, claim in enumerate(results["claims"], 1):
+        page.text(f"{claim['paper']}. {claim['difference']}", f"{number}. {claim['claim']}.")
+        page.table(["difference", "", "effect here", "in percent", "paper"], rows_of(claim), [False] * 2 + [True] * 3)
+        for note in dict.fromkeys(filter(None, (row.get("untested") for row in claim["rows"]))):
+            page.text(f"–: {note}", kind="note")
+    for section in results["sections"]:
+        _section(page, section)
+    _settings_and_runs(page, results)
+    return page
 
 
 def introduction(results: Mapping[str, Any]) -> str:
-    """Return corpus, model, training, optimizer, hardware and time in a sentence or two."""
-    machine, settings = results["machine"], dict(results["settings"])
+    """Return command, models, corpora, time and hardware in two sentences."""
+    machine, trained = results["machine"], [run for run in results["runs"].values() if run["command"] == "train"]
     where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
-    spent = f"{text.duration(results['seconds']['wall'])} on {where}"
-    trainings = [run for run in results["runs"].values() if run["command"] == "train"]
-    if not trainings:
-        return f"No training is finished yet: {spent} so far."
-    tokens = max(trainings, key=lambda run: sum(other["tokens"] == run["tokens"] for other in trainings))["tokens"]
+    took = f"{results['command']} took {duration(results['seconds']['wall'])} on {where}"
+    if not trained:
+        return f"{took}. No training is finished."
     corpora = " and ".join(f"{corpus['name']} ({corpus['level']} level)" for corpus in results["corpora"])
-    return (
-        f"{len(trainings)} models were trained on {corpora}, the first with {trainings[0]['parameters']:,} parameters, "
-        f"on {tokens:,} tokens each unless a table says otherwise. Optimizer: {settings['optimizer']}. "
-        f"It took {spent}{'' if results['finished'] else ' so far'}."
-    )
+    size = f"{trained[0]['parameters'] / 1e6:.1f}M parameters on {trained[0]['tokens']:,} tokens each"
+    return f"{took}. It trained {len(trained)} models of {size} (exceptions are in the tables), on {corpora}."
 
 
-def _pictures(results: Mapping[str, Any], directory: Path) -> list[dict[str, Any]]:
-    """Draw the pictures of the arms and of the claims, as far as there is something to draw, and return them."""
-    claims: Sequence[Mapping[str, Any]] = results["claims"]
-    tables = [table for section in results["sections"] for table in section.tables if table.id == "table_6"]
-    drawn = []
-    if tables and _draw(directory / OVERVIEW_FILE, tables[0], draw_overview):
-        caption = f"{tables[0].caption}: {OVERVIEW_CAPTION}"
-        drawn.append(Figure(OVERVIEW_FILE, OVERVIEW_FILE.replace(".png", ".svg"), caption, OVERVIEW_ALT))
-    if _draw(directory / CLAIMS_FILE, claims, draw_claims):
-        drawn.append(Figure(CLAIMS_FILE, CLAIMS_FILE.replace(".png", ".svg"), CLAIMS_CAPTION, CLAIMS_ALT))
-    return [{**vars(figure), **_image(figure, directory)} for figure in drawn]
+def claims_table(claims: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return header, rows and alignment of the table with a row for each claim."""
+    rows = []
+    for number, claim in enumerate(claims, 1):
+        found = [row for row in claim["rows"] if "percent" in row]
+        marks = " ".join(row["mark"] for row in claim["rows"]) or "–"
+        if len(found) == 1:
+            effect = _in_percent(found[0])
+        else:
+            effect = _range([row["percent"] for row in found])
+        rows.append([str(number), claim["claim"], marks, effect, _range([r["paper"] for r in claim["rows"] if "paper" in r])])
+    return ["", "claim", "marks", "effect here", "paper"], rows, [True, False, False, True, True]
 
 
-_DRAWN: dict[Path, tuple[str, bool]] = {}
-"""For each picture what it was drawn from, and whether there was something to draw."""
+def rows_of(claim: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row of text for each difference of a claim: title, mark, effect, the same in percent, the paper's."""
+    rows = []
+    for row in claim["rows"]:
+        effect, paper, unit = "", row.get("paper"), row.get("unit")
+        if "effect" in row:
+            digits = 3 if unit in (None, "bpc") else 2 if unit == "ppl" else 0
+            effect = f"{decimal(row['effect'], digits, True)}{f' {unit}' if unit else ''}"
+            effect += f" {interval(row.get('low'), row.get('high'), digits)}"
+        percent = _in_percent(row) if "percent" in row and unit != "%" else ""
+        rows.append([row["title"], row["mark"], effect.strip(), percent, "" if paper is None else _percent(paper)])
+    return rows
 
 
-def _draw(path: Path, content: Any, draw: Callable[[Path, Any], bool]) -> bool:
-    """Draw a picture unless its content is unchanged; drawing takes longer than the rest of the page."""
-    described = repr(content)
-    if path not in _DRAWN or _DRAWN[path][0] != described or (_DRAWN[path][1] and not path.exists()):
-        _DRAWN[path] = described, draw(path, content)
-    return _DRAWN[path][1]
+def _percent(value: float) -> str:
+    return f"{decimal(value, 1 if abs(value) < 100 else 0, True)} %"
 
 
-def _image(figure: Figure, directory: Path) -> dict[str, Any]:
-    """Return `source` (a data URI), `width` and `height` of a figure, in CSS pixels (96 per inch).
-
-    Raises:
-        UserError: a file is missing.
-    """
-    try:
-        picture = (directory / figure.png).read_bytes()
-        drawing = (directory / figure.svg).read_bytes() if figure.svg else None
-    except OSError as error:
-        raise UserError(f"figure {error.filename} cannot be read ({error.strerror})") from error
-    width, height = struct.unpack(">II", picture[16:24])
-    kind, data = ("png", picture)
-    if drawing is not None and len(drawing) < LARGEST_SVG:
-        kind, data = ("svg+xml", drawing)
-    scale = 96 / 150  # figures are saved with 150 dots per inch
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    return {"source": source, "width": round(width * scale), "height": round(height * scale)}
+def _in_percent(row: Mapping[str, Any]) -> str:
+    digits = 1 if abs(row["percent"]) < 100 else 0
+    return f"{_percent(row['percent'])} {interval(row.get('percent_low'), row.get('percent_high'), digits)}".strip()
 
 
-def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Hardware and time, as pairs of text."""
-    machine, seconds = results["machine"], results["seconds"]
-    return [
-        ("CPU", f"{machine['processor'] or 'unknown'}, {machine['cores']} cores"),
-        ("GPUs", ", ".join(machine["gpus"]) or "none"),
-        ("platform", machine["platform"]),
-        ("Python", machine["python"]),
-        ("started", results["started"]),
-        ("wall-clock time", text.duration(seconds["wall"])),
-        ("time of all trainings", f"{text.duration(seconds['training'])} (sum; some ran in parallel)"),
-        ("time of everything else", f"{text.duration(seconds['rest'])} (sum; some ran in parallel)"),
-    ]
+def _range(values: Sequence[float]) -> str:
+    """Return the lowest and the highest of effects in percent."""
+    return " to ".join(dict.fromkeys(map(_percent, (min(values), max(values))))) if values else ""
 
 
-def linked(value: object) -> Markup:
-    """Escape text for the brackets of a link or an image."""
-    return Markup(re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", escape(value)))
+def _section(page: Page, section: Mapping[str, Any]) -> None:
+    page.heading(2, section["title"], f"section-{section['id']}")
+    page.text(section["paper"], "Paper:")
+    page.text(section["here"], "Here:")
+    for table in section.get("tables", ()):
+        columns = table["columns"]
+        page.text("", table["caption"])
+        page.table(
+            [heading(column) for column in columns],
+            [[cell_text(row.get(column["key"])) for column in columns] for row in table["rows"].values()],
+            [column["of"] != "label" for column in columns],
+        )
+        for note in table.get("notes", ()):
+            page.text(note, kind="note")
+    for figure in section.get("figures", ()):
+        page.figure(figure["png"], figure["caption"])
 
 
-def code(value: object) -> Markup:
-    """Return text as inline code; between backticks, pipes could not be escaped."""
-    return Markup(f"<code>{escape(value)}</code>") if str(value).strip() else Markup("")
+def heading(column: Mapping[str, Any]) -> str:
+    """Return group, title and unit of a column in one line."""
+    text = ": ".join(filter(None, (HEADINGS[column["of"]], column.get("title", ""))))
+    return f"{text} ({column['unit']})" if column.get("unit") else text
 
 
-def fence(value: str) -> Markup:
-    """Return text as a code block, fenced by more backticks than it has in a row."""
-    longest = max((len(run) for run in re.findall(r"`+", value)), default=0)
-    ticks = "`" * max(3, longest + 1)
-    return Markup(f"{ticks}text\n{value}\n{ticks}")
+def _settings_and_runs(page: Page, results: Mapping[str, Any]) -> None:
+    machine = results["machine"]
+    page.heading(2, "Settings, versions, data", "settings")
+    page.text("± is the standard error over seeds or heads; a cell without it is of one, or its values are shown.")
+    facts = {
+        **results["settings"],
+        **{f"data: {corpus['name']}": f"SHA-256 {corpus['sha256']}" for corpus in results["corpora"]},
+        "time": f"{duration(results['seconds']['wall'])}; {duration(results['seconds']['training'])} of training in all jobs",
+        "machine": f"{machine['cores']} cores, {machine['processor']}; {', '.join(machine['gpus']) or 'no GPU'}; "
+        f"{machine['platform']}; Python {machine['python']}",
+        "versions": ", ".join(f"{name} {number}" for name, number in results["versions"].items()),
+        "command": f"{results['command']}; commit {results['commit'] or 'unknown'}",
+    }
+    page.table(["", ""], [[name, value] for name, value in facts.items()], [False, False])
+    runs = results["runs"]
+    with page.folded(f"All {len(runs)} runs"):
+        header = ["run", "tokens", "time", "overrides of its command"]
+        rows = [
+            [name, decimal(run["tokens"], 0) if "tokens" in run else "", duration(run["seconds"]), _command(run)]
+            for name, run in runs.items()
+        ]
+        page.table(header, rows, [False, True, True, False])
 
 
-def pipe_table(header: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[bool] | None = None) -> Markup:
-    """Return a pipe table of any text; columns for which `right` is true are aligned to the right."""
-    return Markup(markdown_table(header, rows, right or [False] * len(header)).rstrip("\n"))
-
-
-def results_table(table: Table) -> Markup:
-    """Return a table of the report; each heading has its group (`here` or `paper`), title and unit."""
-    common = text.common_seeds(table)
-    return pipe_table(
-        [column.heading for column in table.columns],
-        [[text.cell_text(row[column.key], common) for column in table.columns] for row in table.rows.values()],
-        [column.of != "label" for column in table.columns],
-    )
+def _command(run: Mapping[str, Any]) -> str:
+    return " ".join(["txl", run["command"], *run["overrides"]])

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.engine.jobs import Job, Outcomes
+from experiments.arms import ON, Arm, kept, trainings
+from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
-from experiments.report.sections import Number, Section, Table, copied_figures, label, ours
-from experiments.tables.arms import ADAM, Arm, kept, trainings
-from experiments.tables.arms import training as arm_training
-from experiments.tables.comparisons import Comparison, comparisons_table
+from experiments.report.sections import Difference, Number, Section, Table, copied_figures, label, ours
+from experiments.tables.differences import row
 from experiments.tables.intervals import Array, of_repeats
 from experiments.tables.main_results import largest_run
 
@@ -30,46 +29,35 @@ PAPER = (
     "flatter."
 )
 NEARLY_UNIFORM = 0.9
-SPLITS = {"trained": ("as trained", ""), "centred": ("q centred", "_centred")}  # in words, and in the names of terms
 ROWS = {"all": "all terms", "a": "(a) content", "b": "(b) content and position", "d": "(d) position"}
-PARTS = {
-    "a_uniform": f"entropy: (a) − {NEARLY_UNIFORM} of the uniform's",
-    "b_unlike_a": "distance to all terms: (a) − (b)",
-    "b_unlike_d": "distance to all terms: (d) − (b)",
-    "d_nearer": "mean distance in tokens: (a) − (d)",
-    "d_flatter": "entropy, of the uniform's: (d) − (b)",
-}
 FIGURES = {
-    "by_distance": ("Figure 5: attention by relative position, one row per head.", "Figure 5"),
-    "text": ("Figure 6: attention of single targets, the top 20 % of the memory marked.", "Figure 6"),
-    "terms": ("Figure 7: as Figure 5, for single terms of the score.", "Figure 7"),
+    "by_distance": "Figure 5: attention by relative position, one row per head.",
+    "text": "Figure 6: attention of single targets, the top 20 % of the memory marked.",
+    "terms": "Figure 7: as Figure 5, for single terms of the score.",
 }
-
-
-def training(setup: Setup) -> Job:
-    """Return the run whose attention is measured; appendix E samples from it."""
-    return largest_run(setup) or arm_training(Arm(), setup.profile.seeds[0], setup)
 
 
 def jobs(setup: Setup) -> list[Job]:
     """Return the runs and their attention maps."""
-    runs, measured = _runs(setup), _attention(setup)
-    return [job for name in runs for pair in zip(runs[name], measured[name], strict=True) for job in pair]
+    return [job for measured in _measured(setup).values() for pair in measured for job in pair]
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the figures and the table of their shapes.
+    """Return the figures, the table of their shapes and the differences.
 
     Raises:
-        Pending: the first run is not finished.
+        Pending: no run is measured.
     """
-    measured = _attention(setup)
-    first = next(iter(measured.values()))[0]
+    finished = {
+        optimizer: [job for _, job in measured if outcomes.has(job)] for optimizer, measured in _measured(setup).items()
+    }
+    finished = {optimizer: found for optimizer, found in finished.items() if found}
+    if not finished:
+        raise Pending("no attention is measured yet")
+    by_distance = {optimizer: _all_heads(outcomes, found) for optimizer, found in finished.items()}
+    first = next(iter(finished.values()))[0]
     maps = outcomes.result(first, "attention.json")
-    finished = {name: list(filter(outcomes.has, planned)) for name, planned in measured.items()}
-    by_distance = {name: _all_heads(setup, found) for name, found in finished.items() if found}
-    pending = {name: len(measured[name]) - len(finished[name]) for name in measured}
-    counts = " and ".join(f"{len(found)} with {name}" for name, found in finished.items())
+    counts = " and ".join(f"{len(found)} with {optimizer}" for optimizer, found in finished.items())
     return Section(
         id="figures_5_to_7",
         title=TITLE,
@@ -79,51 +67,35 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{maps['corpus']['name']} ({maps['split']}) that see all {maps['distances']} relative positions. The "
             "terms are not unique: a constant added to every query q and taken from u and v changes no score, but "
             "moves weight between (a) and (c), and between (b) and (d), and nothing in training fixes it. The paper's "
-            "terms are those as trained. With q centred, the mean query of each head is moved into u and v. The "
-            "figures are of the first run, as trained."
+            "terms are those as trained, as here. The figures are of the first run."
         ),
-        tables=(
-            shape_table(by_distance),
-            comparisons_table("figures_5_to_7", TITLE, None, 3, differences(by_distance, pending)),
-        ),
+        tables=(shape_table(by_distance),),
         figures=copied_figures(outcomes, first, FIGURES),
+        differences=tuple(differences(by_distance)),
     )
 
 
-def _runs(setup: Setup) -> dict[str, list[Job]]:
-    """Return the runs by the name of their optimizer: the profile's own first, then Adam if that is another."""
-    own = setup.config.optimizer.name.capitalize()
-    if published := largest_run(setup):
-        return {own: [published]}
-    adam = adam_arm(setup)
-    return {own: trainings(Arm(), setup), **({"Adam": trainings(adam, setup)} if adam else {})}
+def _measured(setup: Setup) -> dict[str, list[tuple[Job, Job]]]:
+    """Return runs with their attention maps by optimizer: the profile's own first, then Adam if that is another."""
+    own, published = setup.config.optimizer.name.capitalize(), largest_run(setup)
+    runs = {own: [published] if published else trainings(ON, setup)}
+    if own != "Adam" and not published and (adam := kept([Arm(adam=True)], setup)):
+        runs["Adam"] = trainings(adam[0], setup)
+    return {optimizer: [(run, _attention(run, setup)) for run in of_optimizer] for optimizer, of_optimizer in runs.items()}
 
 
-def adam_arm(setup: Setup) -> Arm | None:
-    """Return the arm with Adam; None if the profile's own optimizer is Adam, or it leaves the arm out."""
-    arms = kept([Arm(variant=ADAM)], setup)
-    return arms[0] if arms and setup.config.optimizer.name != "adam" else None
+def _attention(run: Job, setup: Setup) -> Job:
+    words = (f"checkpoint={run.checkpoint}", *setup.profile.attention)
+    return Job(f"{run.name}-attention", "attention", words, run.arm, needs=(run.name,))
 
 
-def _attention(setup: Setup) -> dict[str, list[Job]]:
-    """Return the attention maps of the runs by the name of their optimizer."""
-    found: dict[str, list[Job]] = {}
-    for name, runs in _runs(setup).items():
-        stem = f"attention-{name.lower()}" if found else "attention"
-        for run in runs:
-            words = (f"checkpoint={run.checkpoint}", *setup.profile.attention)
-            job = Job(f"{stem}-seed{run.seed}", "attention", words, run.arm, needs=(run.name,))
-            found.setdefault(name, []).append(job)
-    return found
-
-
-def _all_heads(setup: Setup, found: Sequence[Job]) -> dict[str, Array]:
-    """Read the rows of all heads of some measurements, by term."""
+def _all_heads(outcomes: Outcomes, found: Sequence[Job]) -> dict[str, Array]:
+    """Read the rows of all heads of some measurements, by term: heads × relative positions."""
     files = []
     for job in found:
-        with np.load(setup.runs / job.name / "attention.npz") as file:
-            files.append({name: np.asarray(file[name], dtype=np.float64) for name in file.files})
-    return {name: np.concatenate([rows[name] for rows in files]) for name in files[0]}
+        with np.load(outcomes.runs / job.name / "attention.npz") as file:
+            files.append({name: np.asarray(file[name], dtype=np.float64) for name in ROWS})
+    return {name: np.concatenate([rows[name] for rows in files]) for name in ROWS}
 
 
 def shape_table(by_distance: Mapping[str, Mapping[str, Array]]) -> Table:
@@ -134,11 +106,9 @@ def shape_table(by_distance: Mapping[str, Mapping[str, Array]]) -> Table:
     """
     rows = {}
     for optimizer, maps in by_distance.items():
-        for split, (words, suffix) in SPLITS.items():
-            shapes = _shapes(maps, suffix)
-            for name in ROWS:
-                title = f"{optimizer}, {words}: {ROWS[name]}"
-                rows[f"{optimizer.lower()}-{split}-{name}"] = (title, name, [of_term[name] for of_term in shapes])
+        flat, far, unlike = _shapes(maps)
+        for name, words in ROWS.items():
+            rows[f"{optimizer.lower()}-{name}"] = (f"{optimizer}: {words}", flat[name], far[name], unlike[name])
     length = next(iter(by_distance.values()))["all"].shape[1]
     return Table.filled(
         "figures_5_to_7",
@@ -146,9 +116,9 @@ def shape_table(by_distance: Mapping[str, Mapping[str, Array]]) -> Table:
         rows,
         {
             label("arm", "softmax of"): lambda row: row[0],
-            ours("flatness", "entropy, of the uniform's"): lambda row: _over_heads(row[2][0], 3),
-            ours("distance", "mean distance", "tokens"): lambda row: _over_heads(row[2][1], 1),
-            ours("unlike", "distance to all terms"): lambda row: None if row[1] == "all" else _over_heads(row[2][2], 3),
+            ours("flatness", "entropy, of the uniform's"): lambda row: _over_heads(row[1], 3),
+            ours("distance", "mean distance", "tokens"): lambda row: _over_heads(row[2], 1),
+            ours("unlike", "distance to all terms"): lambda row: _over_heads(row[3], 3),
         },
         notes=(
             f"Of the averages over {length} relative positions, rescaled to sum to 1; mean and standard error over "
@@ -158,54 +128,42 @@ def shape_table(by_distance: Mapping[str, Mapping[str, Array]]) -> Table:
     )
 
 
-def differences(by_distance: Mapping[str, Mapping[str, Array]], pending: Mapping[str, int]) -> list[Comparison]:
+def differences(by_distance: Mapping[str, Mapping[str, Array]]) -> list[Difference]:
     """Return what the paper reads from Figure 7 as differences within heads; positive is as in the paper.
 
     (a) is flatter than `NEARLY_UNIFORM` of the uniform's entropy; (b) is nearer to all terms than (a) and (d) are; (d)
-    looks at nearer tokens than (a), but is flatter than (b) (appendix D). For each optimizer, as trained and with q
-    centred; the heads of all its runs are the repeats.
+    looks at nearer tokens than (a), but is flatter than (b) (appendix D). The heads of all runs of an optimizer are the
+    repeats.
 
     Args:
-        by_distance: by optimizer with a finished run, attention by term, heads × relative positions.
-        pending: measurements to come, by optimizer.
+        by_distance: by optimizer, attention by term, heads × relative positions.
     """
-    result = []
-    for optimizer, to_come in pending.items():
-        for split, (words, suffix) in SPLITS.items():
-            sides = _sides(by_distance[optimizer], suffix) if optimizer in by_distance else {}
-            for part, title in PARTS.items():
-                key = f"terms_look_as_described/{optimizer.lower()}-{split}-{part}"
-                interval = relative = None
-                if sides:
-                    one, other, reference = sides[part]
-                    interval = of_repeats(one - other)
-                    relative = interval.times(100 / max(float(reference.mean()), 1e-12))
-                result.append(Comparison(key, f"{optimizer}, {words}: {title}", interval, relative, pending=to_come))
-    return result
+    found = []
+    for optimizer, maps in by_distance.items():
+        flat, far, unlike = _shapes(maps)
+        limit = np.full_like(flat["a"], NEARLY_UNIFORM)
+        sides = {  # key: both sides, and the side that is 100 %
+            "a_uniform": (f"entropy: (a) − {NEARLY_UNIFORM} of the uniform's", flat["a"], limit, limit),
+            "b_unlike_a": ("distance to all terms: (a) − (b)", unlike["a"], unlike["b"], unlike["a"]),
+            "b_unlike_d": ("distance to all terms: (d) − (b)", unlike["d"], unlike["b"], unlike["d"]),
+            "d_nearer": ("mean distance in tokens: (a) − (d)", far["a"], far["d"], far["a"]),
+            "d_flatter": ("entropy, of the uniform's: (d) − (b)", flat["d"], flat["b"], flat["b"]),
+        }
+        for key, (title, one, other, reference) in sides.items():
+            effect = of_repeats(one - other)
+            percent = effect.times(100 / max(float(reference.mean()), 1e-12))
+            found.append(row(f"terms_look_as_described/{optimizer}-{key}", f"{optimizer}: {title}", None, effect, percent))
+    return found
 
 
-def _sides(maps: Mapping[str, Array], suffix: str) -> dict[str, tuple[Array, Array, Array]]:
-    """Return both sides of each difference by head, and the side that is 100 %."""
-    flat, far, unlike = _shapes(maps, suffix)
-    limit = np.full_like(flat["a"], NEARLY_UNIFORM)
-    return {
-        "a_uniform": (flat["a"], limit, limit),
-        "b_unlike_a": (unlike["a"], unlike["b"], unlike["a"]),
-        "b_unlike_d": (unlike["d"], unlike["b"], unlike["d"]),
-        "d_nearer": (far["a"], far["d"], far["a"]),
-        "d_flatter": (flat["d"], flat["b"], flat["b"]),
-    }
-
-
-def _shapes(maps: Mapping[str, Array], suffix: str) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-    """Measure each term's rows, rescaled to sum to 1, by head; `suffix` chooses the split into terms.
+def _shapes(maps: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Measure each term's rows, rescaled to sum to 1, by head.
 
     Returns:
         entropy -Σ p ln p divided by that of the uniform distribution; mean distance Σ j p_j in tokens (column j is j
         tokens back); distance ½ Σ |p_j - q_j| to the row of all terms.
     """
-    rows_of = {name: maps[name if name == "all" else name + suffix] for name in ROWS}
-    shares = {name: rows / rows.sum(axis=1, keepdims=True) for name, rows in rows_of.items()}
+    shares = {name: maps[name] / maps[name].sum(axis=1, keepdims=True) for name in ROWS}
     flat, far, unlike = {}, {}, {}
     for name, rows in shares.items():
         logs = np.log(np.where(rows > 0, rows, 1.0))

@@ -14,13 +14,13 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.arms import OFF, ON, Arm, OtherCorpus, kept, trainings
 from experiments.engine.jobs import RUNS, Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_7
 from experiments.report.sections import DIGITS, Section, Table, cell, label, ours, paper
-from experiments.tables.arms import Arm, OtherCorpus, kept, trainings
-from experiments.tables.comparisons import compare, comparisons_table, percent_of_loss
-from experiments.tables.length_sweep import OFF, ON, WINDOWS, evaluations, loss_cell, with_sweeps
+from experiments.tables.differences import Comparisons, percent_of_loss
+from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, with_evaluations
 from experiments.tables.main_results import published_experiment
 from txl_lightning.data.corpus import SPLITS, load_corpus
 from txl_lightning.files import write_json
@@ -31,8 +31,6 @@ PAPER = (
     "the perplexity from 27.1 to 25.2: without it a segment begins in the middle of a sentence that it has not seen."
 )
 ROWS = {Arm(row.recurrence, row.encoding): row for row in TABLE_7}
-NOT_COMPARED = Arm(True, "shaw")  # by any claim
-CLAIM = "recurrence_helps_without_long_dependencies"
 SHUFFLED = "shuffled lines"
 SEED = 1  # of the shuffling
 MAX_MEAN_LINE = 1000  # characters; a corpus with a longer mean line has no sentences on lines of their own
@@ -41,17 +39,16 @@ WORDS_PER_PIECE = 25
 
 def jobs(setup: Setup) -> list[Job]:
     """Return every run and its evaluation."""
-    return with_sweeps(_runs(setup), setup)
+    return with_evaluations(_runs(setup), setup)
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
     """Return the table and the differences."""
     runs = _runs(setup)
-    found = evaluations(runs, setup, outcomes)
-    metrics, unit = outcomes.metrics(next(iter(runs.values()))[0]), outcomes.unit
+    found, unit = evaluations(runs, setup, outcomes), outcomes.unit
+    metrics = outcomes.metrics(next(run for of_arm in runs.values() for run in of_arm if outcomes.has(run)))
     losses = {replace(arm, corpus=None): loss_cell(found[arm], unit) for arm in found}  # by the arm of the paper's row
     on, off = (replace(arm, corpus=next(iter(runs)).corpus) for arm in (ON, OFF))
-    above = loss_cell(found[on], unit).value
     table = Table.filled(
         "table_7",
         TITLE,
@@ -59,13 +56,15 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
         {
             label("arm"): lambda arm: arm.title,
             ours("loss", "test loss", unit): lambda arm: losses[arm],
-            ours("difference", "above the first row", unit): lambda arm: cell(losses[arm].value - above, DIGITS[unit]),
+            ours("difference", "above the first row", unit): lambda arm: (
+                cell(losses[arm].value - losses[ON].value, DIGITS[unit]) if ON in losses else None
+            ),
             paper("paper", "test loss", "ppl"): lambda arm: cell(ROWS[arm].ppl, 1),
             paper("paper_difference", "above the first row", "ppl"): lambda arm: cell(ROWS[arm].ppl - ROWS[ON].ppl, 1),
         },
     )
     theirs = percent_of_loss(ROWS[OFF].ppl, ROWS[ON].ppl)
-    difference = compare(f"{CLAIM}/init", on, off, "init", found, outcomes, theirs)
+    key = "recurrence_helps_without_long_dependencies/init"
     return Section(
         id="table_7",
         title=TITLE,
@@ -74,7 +73,8 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"{_corpus_in_words(metrics['corpus']['name'], setup)} {metrics['parameters']:,} parameters, "
             f"{metrics['steps']:,} steps; test loss at training's lengths, without recurrence in {WINDOWS}."
         ),
-        tables=(table, comparisons_table("table_7", TITLE, unit, 3, [difference])),
+        tables=(table,),
+        differences=(Comparisons(found, outcomes).losses(key, on, off, "init", theirs),),
     )
 
 
@@ -86,10 +86,10 @@ def _corpus_in_words(name: str, setup: Setup) -> str:
     return f"{lines} the next.{missing}"
 
 
-def _runs(setup: Setup) -> dict[Arm, list[Job]]:
+def _runs(setup: Setup) -> Runs:
     corpus = one_billion_word(setup) or shuffled_lines(setup)
     arms = kept((replace(arm, corpus=corpus) for arm in ROWS), setup)
-    return {arm: trainings(arm, setup, compared=replace(arm, corpus=None) != NOT_COMPARED) for arm in arms}
+    return {arm: trainings(arm, setup) for arm in arms}
 
 
 def one_billion_word(setup: Setup) -> OtherCorpus | None:

@@ -17,14 +17,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from experiments.engine.jobs import Job, Outcomes
+from experiments.arms import OFF, ON, Arm, in_precision_of_training, kept, training, trainings
+from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_8
 from experiments.report.sections import (
     DIGITS,
     Cell,
+    Difference,
     Figure,
-    Number,
     Section,
     Table,
     cell,
@@ -34,9 +35,8 @@ from experiments.report.sections import (
     over_seeds,
     paper,
 )
-from experiments.tables.arms import Arm, in_precision_of_training, kept, training, trainings
-from experiments.tables.comparisons import Comparison, comparisons_table
-from experiments.tables.intervals import Interval, pooled_spread, student
+from experiments.tables.differences import row
+from experiments.tables.intervals import Interval, seed_spread, student
 from experiments.tables.main_results import standard_run
 
 TITLE = "Table 8, Figures 3 and 4: relative effective context length"
@@ -46,11 +46,11 @@ PAPER = (
     "Transformer with absolute positions sees its 128 tokens."
 )
 GROUPS: dict[int, dict[str, Arm]] = {
-    1: {"Transformer-XL": Arm(), "QRNN": Arm(baseline="qrnn"), "LSTM": Arm(baseline="lstm")},
+    1: {"Transformer-XL": ON, "QRNN": Arm(baseline="qrnn"), "LSTM": Arm(baseline="lstm")},
     2: {
-        "Transformer-XL": Arm(),
+        "Transformer-XL": ON,
         "Shaw encoding": Arm(True, "shaw"),
-        "no recurrence": Arm(False),
+        "no recurrence": OFF,
         "Transformer": Arm(False, "al_rfou", "half"),
     },
 }
@@ -72,18 +72,19 @@ def jobs(setup: Setup) -> list[Job]:
 
 
 def section(setup: Setup, outcomes: Outcomes) -> Section:
-    """Return the table, and the figures of both groups.
+    """Return the table, the differences, and the figures of both groups.
 
     Raises:
-        Pending: the first seed of a group is not finished.
+        Pending: the RECL of no seed is finished.
     """
-    results, pending = {}, {}
+    results = {}
     for group in GROUPS:
-        found = {seed: _recl(group, setup, seed) for seed in _seeds(group, setup)}
-        done = {seed: job for i, (seed, job) in enumerate(found.items()) if i == 0 or outcomes.has(job)}
-        results[group] = {seed: outcomes.result(job, "recl.json") for seed, job in done.items()}
-        pending[group] = len(found) - len(done)
-    one = results[1][setup.profile.seeds[0]]
+        done = {seed: job for seed in _seeds(group, setup) if outcomes.has(job := _recl(group, setup, seed))}
+        if done:
+            results[group] = {seed: outcomes.result(job, "recl.json") for seed, job in done.items()}
+    if not results:
+        raise Pending("no RECL is measured yet")
+    one = next(iter(next(iter(results.values())).values()))
     return Section(
         id="table_8",
         title=TITLE,
@@ -98,65 +99,54 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "figures are of the first seed."
             f"{' Group 1 has the standard model of Table 1.' if standard_run(setup) else ''}"
         ),
-        tables=(_table(results), comparisons_table("table_8", TITLE, "tokens", 0, differences(results, pending))),
+        tables=(_table(results),),
         figures=tuple(figure for group in GROUPS for figure in _figures(group, setup, outcomes)),
+        differences=(
+            *_differences(results, "RECL", "value", "at_least"),
+            *_differences(results, "guarded RECL", "guarded", "guarded_at_least"),
+        ),
     )
 
 
-def differences(results: Results, pending: Mapping[int, int]) -> list[Comparison]:
+def _differences(results: Results, title: str, value: str, at_least: str) -> list[Difference]:
     """Return how much longer the RECL of Transformer-XL is at r = 0.1 than that of each other model of its group.
 
-    Means over the seeds, by the paper's definition, then guarded. The ends are by Student's t; the variance between
-    seeds, which have other models and other positions, is pooled over the differences of both groups. A length that may
-    lie beyond the grid leaves its side of the interval open.
+    Means over the seeds, with ends by Student's t; the variance between seeds, which have other models and other
+    positions, is pooled over the differences of both groups. A length that may lie beyond the grid leaves its side of
+    the interval open.
 
     Args:
         results: `recl.json` by seed, by group.
-        pending: measurements to come, by group.
+        title: kind of RECL, in words.
+        value: its name in `recl.json`.
+        at_least: name there of whether it may lie beyond the grid.
     """
-    return [
-        *_differences(results, pending, "recl_order", "RECL", "value", "at_least"),
-        *_differences(results, pending, "guarded", "guarded RECL", "guarded", "guarded_at_least"),
-    ]
-
-
-def _differences(
-    results: Results, pending: Mapping[int, int], key: str, title: str, value: str, at_least: str
-) -> list[Comparison]:
     lengths = {
-        (group, name): [_models(result)[name]["recl"]["0.1"] for result in by_seed.values()]
+        (group, name): {seed: _models(result)[name]["recl"]["0.1"] for seed, result in by_seed.items()}
         for group, by_seed in results.items()
         for name in _models(next(iter(by_seed.values())))
     }
-    values = {row: [length[value] for length in of_seeds] for row, of_seeds in lengths.items()}
-    open_ = {row: any(length[at_least] for length in of_seeds) for row, of_seeds in lengths.items()}
     longer = {
-        row: [own - other for own, other in zip(values[row[0], LONGEST], values[row], strict=True)]
-        for row in lengths
-        if row[1] != LONGEST
+        (group, name): {seed: lengths[group, LONGEST][seed][value] - of_seeds[seed][value] for seed in of_seeds}
+        for (group, name), of_seeds in lengths.items()
+        if name != LONGEST
     }
-    spread = pooled_spread(list(longer.values()))
+    spread = seed_spread([[by_seed] for by_seed in longer.values()])
     theirs = {(row.group, row.model): row.recl[0.1] for row in TABLE_8}
     found = []
     for (group, name), by_seed in longer.items():
-        effect, low, high = statistics.mean(by_seed), None, None
+        own, other = lengths[group, LONGEST].values(), lengths[group, name].values()
+        effect, low, high = statistics.mean(by_seed.values()), None, None
         if spread.freedom:
             half = student(spread.freedom) * math.sqrt(spread.variance / len(by_seed))
-            low = None if open_[group, name] else effect - half
-            high = None if open_[group, LONGEST] else effect + half
-        difference, reference = Interval(effect, low, high), max(1.0, statistics.mean(values[group, name]))
-        percent = 100 * (theirs[group, LONGEST] / theirs[group, name] - 1) if value == "value" else None
-        found.append(
-            Comparison(
-                f"{key}/{row_key(group, GROUPS[group][name])}",
-                f"group {group}: {LONGEST} − {name}, {title} at r = 0.1",
-                difference,
-                difference.times(100 / reference),
-                percent,
-                step=next(iter(results[group].values()))["step"],
-                pending=pending[group],
-            )
-        )
+            low = None if any(length[at_least] for length in other) else effect - half
+            high = None if any(length[at_least] for length in own) else effect + half
+        difference = Interval(effect, low, high)
+        in_percent = difference.times(100 / max(1.0, statistics.mean(length[value] for length in other)))
+        paper = 100 * (theirs[group, LONGEST] / theirs[group, name] - 1) if value == "value" else None
+        key = f"recl_order/{row_key(group, GROUPS[group][name])}{'-guarded' * (value == 'guarded')}"
+        words = f"group {group}: {LONGEST} − {name}, {title}"
+        found.append(row(key, words, "tokens", difference, in_percent, paper))
     return found
 
 
@@ -165,12 +155,11 @@ def _models(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _seeds(group: int, setup: Setup) -> list[int]:
-    """Seeds of the profile of which every model of a group has a run; at least the first."""
-    first, *others = setup.profile.seeds
+    """Seeds of which every model of a group has a run."""
     if group == 1 and standard_run(setup):
-        return [first]  # the standard model is trained once
-    of_arms = [{run.seed for run in trainings(arm, setup)} for arm in kept(GROUPS[group].values(), setup)]
-    return [first, *(seed for seed in others if all(seed in of_arm for of_arm in of_arms))]
+        return [1]  # the standard model is trained once
+    of_arms = [{run.seed or 0 for run in trainings(arm, setup)} for arm in kept(GROUPS[group].values(), setup)]
+    return sorted(set.intersection(*of_arms))
 
 
 def _runs(group: int, setup: Setup, seed: int) -> dict[str, Job]:
@@ -180,51 +169,30 @@ def _runs(group: int, setup: Setup, seed: int) -> dict[str, Job]:
     return {**runs, LONGEST: standard} if group == 1 and standard else runs
 
 
-def recl_job(name: str, arm: str, members: Mapping[str, Job], setup: Setup, *options: str) -> Job:
-    """Return the job that measures the RECL of a group of runs, by their names in the results, with further options."""
+def _recl(group: int, setup: Setup, seed: int) -> Job:
+    """Job that measures the RECL of a group of runs."""
+    members = _runs(group, setup, seed)
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{member}'" for member in members)
-    words = (
-        f"checkpoints=[{checkpoints}]",
-        f"names=[{names}]",
-        "documents=ignore",
-        *in_precision_of_training(setup.profile.recl, setup),
-    )
-    words += options
-    return Job(name, "recl", words, arm, needs=tuple(run.name for run in members.values()))
-
-
-def recl_cell(recl: Mapping[str, Any]) -> Cell:
-    """Return a RECL of `recl.json` in tokens with its interval, open above the grid; empty where it has none."""
-    if recl["value"] is None:
-        return None
-    high = None if recl["high_at_least"] else recl["high"]
-    return Number(recl["value"], 0, low=recl["low"], high=high, at_least=recl["at_least"])
-
-
-def _recl(group: int, setup: Setup, seed: int) -> Job:
-    members, options = _runs(group, setup, seed), (f"seed={seed}", f"position_seed={seed}")
-    return recl_job(f"recl-group{group}-seed{seed}", f"group {group}, seed {seed}", members, setup, *options)
+    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", "documents=ignore")
+    words += (*in_precision_of_training(setup.profile.recl, setup), f"seed={seed}", f"position_seed={seed}")
+    needs = tuple(run.name for run in members.values())
+    return Job(f"recl-group{group}-seed{seed}", "recl", words, f"group {group}, seed {seed}", needs=needs)
 
 
 def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
-    gains = f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions."
-    contexts = f"Figure 4, group {group}: loss by context, all positions."
-    differences = (
-        f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard error of the difference "
-        "over blocks of positions."
-    )
     captions = {
-        "gains_r0.1": (gains, f"Perplexity gain by context, group {group}"),
-        "contexts": (contexts, f"Loss by context, group {group}"),
-        "differences": (differences, f"Loss minus that of {LONGEST} by context, group {group}"),
+        "gains_r0.1": f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
+        "contexts": f"Figure 4, group {group}: loss by context, all positions.",
+        "differences": f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard error of the "
+        "difference over blocks of positions.",
     }
-    return copied_figures(outcomes, _recl(group, setup, setup.profile.seeds[0]), captions)
+    return copied_figures(outcomes, _recl(group, setup, _seeds(group, setup)[0]), captions)
 
 
 def _table(results: Results) -> Table:
     """Means over the seeds of RECL by group, model and r, of guarded RECL, and of the loss at the longest context."""
-    one = next(iter(results[1].values()))
+    one = next(iter(next(iter(results.values())).values()))
     unit, fractions = one["unit"], sorted(one["models"][0]["recl"])
     theirs = {(row.group, row.model): row.recl for row in TABLE_8}
     models: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_9
-from experiments.report.sections import Cell, Section, Table, cell, copied_figures, label, ours, paper
-from experiments.tables.comparisons import Comparison, comparisons_table
+from experiments.report.sections import Cell, Difference, Section, Table, cell, copied_figures, label, ours, paper
+from experiments.tables.differences import row
 from experiments.tables.intervals import Interval, of_repeats
 
 TITLE = "Table 9: speed of evaluation"
@@ -71,14 +71,13 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             "round, and shown are the median, the lowest and the highest over rounds. Hidden states are the paper's "
             "memory; cached keys and values give the same losses."
         ),
-        tables=(table, comparisons_table("table_9", TITLE, "%", 0, differences(measured))),
-        figures=copied_figures(
-            outcomes, _speed(setup), {"speed": ("Time per token by attention length.", "Time by attention length")}
-        ),
+        tables=(table,),
+        figures=copied_figures(outcomes, _speed(setup), {"speed": "Time per token by attention length."}),
+        differences=tuple(differences(measured)),
     )
 
 
-def differences(measured: Sequence[dict[str, Any]]) -> list[Comparison]:
+def differences(measured: Sequence[dict[str, Any]]) -> list[Difference]:
     """Return both ends of the curve: the speed-up at the shortest length less 1, and its growth to the longest.
 
     In percent. Intervals are of the logarithms, whose errors are alike at all lengths.
@@ -95,16 +94,10 @@ def differences(measured: Sequence[dict[str, Any]]) -> list[Comparison]:
             growth = theirs[longest] / theirs[shortest] if {shortest, longest} <= set(theirs) else None
             title = f"speed-up at {longest:,} / at {shortest:,}"
             ends.append(("growth", title, ratios[longest] - ratios[shortest], growth))
-        found += [
-            Comparison(
-                f"speed_up_grows/{level}-{key}",
-                f"{LEVELS.get(level, level)}: {title}",
-                _in_percent(logs),
-                _in_percent(logs),
-                None if factor is None else 100 * (factor - 1),
-            )
-            for key, title, logs, factor in ends
-        ]
+        for key, title, logs, factor in ends:
+            effect, theirs_percent = _in_percent(logs), None if factor is None else 100 * (factor - 1)
+            title = f"{LEVELS.get(level, level)}: {title}"
+            found.append(row(f"speed_up_grows/{level}-{key}", title, "%", effect, effect, theirs_percent))
     return found
 
 

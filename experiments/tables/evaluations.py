@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments.arms import Arm, in_precision_of_training
 from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
 from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
-from experiments.tables.arms import Arm, in_precision_of_training, memory_of_training
-from txl_lightning.config.schemas import Config
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
-# `StateReuse` scores the last quarter of each window.
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"
-ON, OFF = Arm(), Arm(False)
-IN_FIGURE = (ON, Arm(True, "shaw"), OFF, *(Arm(False, name, "half") for name in ("relative", "absolute", "al_rfou")))
 At = Literal["init", "best"]
+"""Attention length of a test loss: training's, or the one with the best validation loss."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Evaluation:
         return swept
 
     def test(self, at: At) -> dict[str, Any]:
-        """Return the test losses at training's lengths (`init`) or at the length chosen on validation (`best`)."""
+        """Return the test losses at training's lengths or at the length chosen on validation."""
         selected: dict[str, Any] = self.found["test"]["selected"][at]
         return selected
 
@@ -57,69 +55,56 @@ class Evaluation:
         return (self.test("best")["attention_length"] or 0) > (self.test("init")["attention_length"] or 0)
 
 
+Runs = Mapping[Arm, Sequence[Job]]
+"""Trainings of each arm."""
 Evaluations = Mapping[Arm, Sequence[Evaluation]]
 """Evaluations of the runs of each arm."""
 
 
-def sweep_job(arm: Arm, run: Job, setup: Setup) -> Job:
+def evaluation_job(arm: Arm, run: Job, setup: Setup) -> Job:
     """Return the job that evaluates a run: lengths on validation, then test at training's length and the best."""
-    profile = setup.profile
-    config = composed(run.overrides)
-    whole = [] if any(word.startswith("max_segments=") for word in profile.evaluate) else [WHOLE_SPLITS]
-    given = in_precision_of_training(profile.evaluate, setup)
-    if arm.corpus and arm.corpus.max_tokens:
-        stated = dict(word.split("=", 1) for word in given)
-        segment = int(stated.get("batch_size", config.evaluation.batch_size)) * setup.config.evaluation.segment_len
-        n = max(1, arm.corpus.max_tokens // segment)
-        given = (*given, f"max_segments={min(n, int(stated.get('max_segments', n)))}")
-        whole = []
-    words = [f"checkpoint={run.checkpoint}", *(_same_tokens(word, config, setup) for word in given), *whole]
+    profile, config = setup.profile, composed(run.overrides)
+    words = [f"checkpoint={run.checkpoint}", WHOLE_SPLITS, *in_precision_of_training(profile.evaluate, setup)]
     words += ["splits=[valid,test]", "select_on=valid", "losses=true"]
-    if not arm.baseline and not config.memory.n_tokens:  # those have no number of keys
+    if not arm.baseline:  # those have no number of keys
         # Lines in random order hold nothing that longer attention could find.
-        shuffled = arm.corpus and arm.corpus.max_tokens is None
-        lengths = [config.data.segment_len] if shuffled else profile.attention_lengths
+        lengths = [config.data.segment_len] if arm.corpus else profile.attention_lengths
         words.append(f"attention_lengths=[{','.join(map(str, lengths))}]")
-    if run.seed == profile.seeds[0] and arm.encoding == "relative" and not arm.baseline and not arm.corpus:
-        words += ["unclamped=true"] if arm in IN_FIGURE else []
-        words += [] if arm.recurrence else [f"memory_at_evaluation={memory_of_training(setup)}"]
     return Job(f"{run.name}-lengths", "evaluate", tuple(words), run.arm, needs=(run.name,))
 
 
-def _same_tokens(word: str, config: Config, setup: Setup) -> str:
-    """Return `max_segments=N`, given in segments of the profile, for segments of another length; others unchanged."""
-    option, _, value = word.partition("=")
-    if option != "max_segments":
-        return word
-    n_tokens = int(value) * setup.config.evaluation.segment_len
-    return f"max_segments={max(1, n_tokens // config.evaluation.segment_len)}"
-
-
-def with_sweeps(runs: Mapping[Arm, Sequence[Job]], setup: Setup) -> list[Job]:
+def with_evaluations(runs: Runs, setup: Setup) -> list[Job]:
     """Return every run of every arm, each followed by its evaluation."""
-    return [job for arm, arm_runs in runs.items() for run in arm_runs for job in (run, sweep_job(arm, run, setup))]
+    return [job for arm in runs for run in runs[arm] for job in (run, evaluation_job(arm, run, setup))]
 
 
-class _Finished(dict[Arm, list[Evaluation]]):
-    """Finished evaluations; a section that needs an arm without one is pending."""
+def evaluations(runs: Runs, setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
+    """Read the evaluations that are finished; arms without one are left out.
 
-    def __missing__(self, arm: Arm) -> list[Evaluation]:
-        raise Pending(arm.title)
-
-
-def evaluations(runs: Mapping[Arm, Sequence[Job]], setup: Setup, outcomes: Outcomes) -> dict[Arm, list[Evaluation]]:
-    """Read the evaluations that are finished; an arm without one is left out, and looking it up raises `Pending`."""
-    found = _Finished()
-    for arm, arm_runs in runs.items():
-        for run in arm_runs:
-            if outcomes.has(job := sweep_job(arm, run, setup)):
-                found.setdefault(arm, []).append(evaluation(job, outcomes, run.seed or 0))
+    Raises:
+        Pending: none is.
+    """
+    found: dict[Arm, list[Evaluation]] = {}
+    for arm, of_arm in runs.items():
+        for run in of_arm:
+            job = evaluation_job(arm, run, setup)
+            if outcomes.has(job):
+                result = outcomes.result(job, "evaluation.json")
+                found.setdefault(arm, []).append(Evaluation(run.seed or 0, outcomes.runs / job.name, result))
+    if not found:
+        raise Pending("no run is evaluated yet")
     return found
 
 
-def evaluation(job: Job, outcomes: Outcomes, seed: int = 0) -> Evaluation:
-    """Read the evaluation of one run."""
-    return Evaluation(seed, outcomes.runs / job.name, outcomes.result(job, "evaluation.json"))
+def all_evaluations(outcomes: Outcomes) -> list[list[Evaluation]]:
+    """Read the finished evaluations of a reproduction, by arm."""
+    found = defaultdict[str, list[Evaluation]](list)
+    seeds = {job.name: job.seed or 0 for job in outcomes.jobs}
+    for job in outcomes.jobs:
+        if "select_on=valid" in job.overrides and outcomes.has(job):
+            result = outcomes.result(job, "evaluation.json")
+            found[job.arm].append(Evaluation(seeds[job.needs[0]], outcomes.runs / job.name, result))
+    return list(found.values())
 
 
 def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Arm], Cell]]:
@@ -133,6 +118,7 @@ def loss_columns(evaluated: Evaluations, unit: str) -> dict[Column, Callable[[Ar
         return over_seeds({run.seed: run.sweep[at][unit] for run in evaluated[arm]}, DIGITS[unit])
 
     return {
+        ours("seeds", "seeds"): lambda arm: ", ".join(str(run.seed) for run in evaluated[arm]),
         ours("init", "test, init", unit): lambda arm: loss_cell(evaluated[arm], unit, "init"),
         ours("best", "test, best", unit): lambda arm: loss_cell(evaluated[arm], unit, "best"),
         ours("length", "attention length", "tokens"): length,
