@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.report.sections import Difference, Section, to_json
+from experiments.sections import Difference, Section, to_json
 
 MARKS = {"✓": "the interval is above zero", "✗": "below", "≈": "includes zero", "–": "this run cannot tell"}
 
@@ -44,8 +44,8 @@ CLAIMS = (
         "recurrence_helps_at_the_best_lengths",
         "Recurrence helps at the best attention lengths too",
         "Table 6: 26.77 with, 29.02 without, each at its best attention length",
-        "Test loss without recurrence minus with, each at the attention length that is best on validation. It cannot be "
-        "told if no run without recurrence chose a longer one than training’s: it would be the claim above again.",
+        "Test loss without recurrence minus with, each at the attention length that is best on validation. It cannot "
+        "be told if no run without recurrence chose a longer one than training’s: it would be the claim above again.",
     ),
     Claim(
         "recurrence_beats_longer_segments",
@@ -71,7 +71,7 @@ CLAIMS = (
         "half_loss_rescues_absolute_encodings",
         "Absolute encodings need the half loss",
         "Section 4.2: they only work well with it (Table 6 has no row without)",
-        "Test loss of each absolute encoding, at training’s lengths, minus that with the half loss: with the full loss, "
+        "Test loss of each absolute encoding, at training’s lengths, minus that with the half loss: with the full loss "
         "and with a random half of the positions, which has as many targets as the half loss.",
     ),
     Claim(

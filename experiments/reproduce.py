@@ -15,7 +15,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -25,7 +24,7 @@ from experiments.engine.jobs import Job, Outcomes, Pending, chosen_precision, co
 from experiments.engine.plan import Plan, make_plan
 from experiments.engine.profiles import PROFILES, Setup
 from experiments.report.pages import assemble, write_report
-from experiments.report.sections import Section
+from experiments.sections import Section
 from experiments.tables import figures_5_to_7, main_results, table_6, table_7, table_8, table_9, table_10
 from txl_lightning.command_line.caches import usable_caches
 from txl_lightning.command_line.messages import one_line

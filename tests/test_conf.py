@@ -34,7 +34,7 @@ ALL_EXPERIMENTS = sorted(
 PUBLISHED = [name for name in ALL_EXPERIMENTS if name.startswith("published/")]
 EXPERIMENTS = [name for name in ALL_EXPERIMENTS if name not in PUBLISHED]
 OF_THE_PAPER = [name for name in EXPERIMENTS if name.startswith("paper/")]
-PROFILES = ["smoke", "laptop", "evening", "gpu", "paper"]
+PROFILES = ["smoke", "laptop", "gpu", "paper"]
 WIKITEXT, BYTES = 267_735, 205
 
 
@@ -195,10 +195,6 @@ def test_longer_attention_of_the_ablation_is_clamped_at_trainings_longest_distan
     assert lengths["clamp_len"] == config.memory.mem_len + config.data.segment_len - 1
     at_training = protocol.at_training_lengths().lengths()
     assert (at_training["mem_len"], at_training["clamp_len"]) == (config.memory.mem_len, -1)
-
-
-def test_the_evening_trains_as_the_laptop_profile_and_so_continues_it() -> None:
-    assert composed("profile=evening") == composed("profile=laptop")
 
 
 def test_the_modern_recipe_has_as_many_parameters_as_the_papers_model() -> None:

@@ -80,7 +80,7 @@ class Plan:
         return self.folder(job).record
 
     def seconds(self, job: Job) -> float:
-        """Return the estimated wall-clock seconds of one job; a training is taken for one of the profile's own model."""
+        """Return the estimated seconds of one job; a training is taken for one of the profile's own model."""
         fixed = self.setup.profile.seconds.get(job.command, 30.0)
         return fixed + (tokens_read(job) / self.tokens_per_second if job.command == "train" else 0.0)
 

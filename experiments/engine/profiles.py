@@ -28,8 +28,8 @@ class Profile:
         tokens_per_second: estimated speed of one training, until one here is measured.
         seconds: estimated seconds of one job by command; for `train` the time outside its steps.
         seeds_of: seeds of single arms by `Arm.key`, in place of `seeds`; without a seed the arm is left out.
-        recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate of its own. Those
-            of lstm and qrnn have the sizes that give as many parameters as the Transformer-XL of Table 8's group 1.
+        recipes: overrides of the trainings of a family of arms (`Arm.family`), such as a learning rate. Those of lstm
+            and qrnn have the sizes that give as many parameters as the Transformer-XL of Table 8's group 1.
         longer_segment: segments of Table 10 without recurrence, in tokens; None for as long as memory allows.
         devices: devices of one training.
         main: published models to train if their corpora are present, as files of `conf/experiment/paper`.

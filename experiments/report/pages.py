@@ -20,7 +20,7 @@ from experiments.claims import MARKS, judged
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.plan import Plan
 from experiments.report.pictures import draw_claims
-from experiments.report.sections import (
+from experiments.sections import (
     HEADINGS,
     Section,
     cell_text,
@@ -106,7 +106,9 @@ def _run(job: Job, plan: Plan, outcomes: Outcomes, seconds: float) -> dict[str, 
 def _corpora(done: Sequence[Job], outcomes: Outcomes) -> list[dict[str, Any]]:
     """Return every corpus that a training read, once."""
     found = [outcomes.metrics(job)["corpus"] for job in done if job.command == "train"]
-    return [{name: one[name] for name in ("name", "level", "sha256")} for one in {c["sha256"]: c for c in found}.values()]
+    return [
+        {name: one[name] for name in ("name", "level", "sha256")} for one in {c["sha256"]: c for c in found}.values()
+    ]
 
 
 def _settings(plan: Plan, done: Sequence[Job], outcomes: Outcomes) -> dict[str, str]:
@@ -119,10 +121,10 @@ def _settings(plan: Plan, done: Sequence[Job], outcomes: Outcomes) -> dict[str, 
     first, *others = dict.fromkeys(f"{recipe.name}, learning rate {recipe.lr:g}" for recipe in recipes)
     return {
         "model": f"{config.model.name}: {metrics['parameters']:,} parameters",
-        "training": f"{metrics['steps']:,} steps of {config.data.batch_size} streams × {config.data.segment_len} tokens",
+        "training": f"{metrics['steps']:,} steps of {config.data.batch_size} × {config.data.segment_len} tokens",
         "memory": f"{config.memory.mem_len} tokens in training (0 without recurrence)",
         "optimizer": "; some arms: ".join([first, *filter(None, ["; ".join(others)])]),
-        "evaluation": "weights of the best validation; with recurrence a memory, without it a window before every token; "
+        "evaluation": "weights of the best validation; with recurrence a memory, without it a window before each; "
         "attention length chosen on validation",
         "precision": config.trainer.precision,
         "overrides": " ".join(plan.setup.overrides) or "none",
@@ -143,7 +145,7 @@ def write_report(results: Mapping[str, Any], directory: Path) -> Path:
         content = json.dumps(results, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         page = render(results, directory)
         write_text(directory / "results.json", content)
-        write_text(directory / "report.md", "\n".join(page.markdown).rstrip("\n") + "\n")
+        write_text(directory / "report.md", page.as_markdown())
         write_text(directory / "report.html", page.as_html(results["title"]))
     except ValueError as error:
         raise UserError(f"the report has a number that is not finite: {error}") from error
@@ -172,7 +174,7 @@ class Page:
     def text(self, text: str, strong: str = "", kind: str = "") -> None:
         """Add a paragraph; `strong` begins it, and `kind` quote or note sets it off."""
         begin = f"**{escape(strong)}** " if strong else ""
-        self.markdown.append(f"{'> ' * (kind == 'quote')}{begin}{escape(text)}\n")
+        self.markdown.append(f"{'> ' * (kind == 'quote')}{begin}{escape(text)}".rstrip() + "\n")
         begin = f"<strong>{html_text(strong)}</strong> " if strong else ""
         paragraph = f'<p class="{kind}">{begin}{html_text(text)}</p>'
         self.html.append(f"<blockquote>{paragraph}</blockquote>" if kind == "quote" else paragraph)
@@ -191,8 +193,9 @@ class Page:
             OSError: its file cannot be read.
         """
         data = base64.b64encode((self.directory / png).read_bytes()).decode()
-        self.markdown.append(f"![{escape(caption)}]({png})\n\n{escape(caption)}\n")
-        image = f'<img src="data:image/png;base64,{data}" alt="{html_text(caption)}" style="width:min(100%,44rem)">'
+        alt = caption.partition(":")[0]
+        self.markdown.append(f"![{escape(alt)}]({png})\n\n{escape(caption)}\n")
+        image = f'<img src="data:image/png;base64,{data}" alt="{html_text(alt)}" style="width:min(100%,44rem)">'
         self.html.append(f"<figure>{image}<figcaption>{html_text(caption)}</figcaption></figure>")
 
     @contextmanager
@@ -204,10 +207,14 @@ class Page:
         for lines in (self.markdown, self.html):
             lines.append("</details>\n")
 
+    def as_markdown(self) -> str:
+        """Return the page as Markdown."""
+        return "\n".join(self.markdown).rstrip("\n") + "\n"
+
     def as_html(self, title: str) -> str:
         """Return the page with its style."""
         style = Path(__file__).with_name("report.css").read_text("utf-8")
-        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         head += f"<title>{html_text(title)}</title><style>{style}</style>"
         body = "\n".join(self.html)
         return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
@@ -257,9 +264,9 @@ def introduction(results: Mapping[str, Any]) -> str:
     took = f"{results['command']} took {duration(results['seconds']['wall'])} on {where}"
     if not trained:
         return f"{took}. No training is finished."
-    corpora = " and ".join(f"{corpus['name']} ({corpus['level']} level)" for corpus in results["corpora"])
+    corpus = f"{results['corpora'][0]['name']} ({results['corpora'][0]['level']} level)"
     size = f"{trained[0]['parameters'] / 1e6:.1f}M parameters on {trained[0]['tokens']:,} tokens each"
-    return f"{took}. It trained {len(trained)} models of {size} (exceptions are in the tables), on {corpora}."
+    return f"{took}. It trained {len(trained)} models of {size}, of {corpus}, unless a table says otherwise."
 
 
 def claims_table(claims: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], list[bool]]:
@@ -268,11 +275,9 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[l
     for number, claim in enumerate(claims, 1):
         found = [row for row in claim["rows"] if "percent" in row]
         marks = " ".join(row["mark"] for row in claim["rows"]) or "–"
-        if len(found) == 1:
-            effect = _in_percent(found[0])
-        else:
-            effect = _range([row["percent"] for row in found])
-        rows.append([str(number), claim["claim"], marks, effect, _range([r["paper"] for r in claim["rows"] if "paper" in r])])
+        effect = _in_percent(found[0]) if len(found) == 1 else _range([row["percent"] for row in found])
+        paper = _range([row["paper"] for row in claim["rows"] if "paper" in row])
+        rows.append([str(number), claim["claim"], marks, effect, paper])
     return ["", "claim", "marks", "effect here", "paper"], rows, [True, False, False, True, True]
 
 
@@ -308,34 +313,33 @@ def _section(page: Page, section: Mapping[str, Any]) -> None:
     page.heading(2, section["title"], f"section-{section['id']}")
     page.text(section["paper"], "Paper:")
     page.text(section["here"], "Here:")
-    for table in section.get("tables", ()):
-        columns = table["columns"]
+    for table in filter(lambda table: table["rows"], section.get("tables", ())):
         page.text("", table["caption"])
-        page.table(
-            [heading(column) for column in columns],
-            [[cell_text(row.get(column["key"])) for column in columns] for row in table["rows"].values()],
-            [column["of"] != "label" for column in columns],
-        )
+        page.table(*table_of(table))
         for note in table.get("notes", ()):
             page.text(note, kind="note")
     for figure in section.get("figures", ()):
         page.figure(figure["png"], figure["caption"])
 
 
-def heading(column: Mapping[str, Any]) -> str:
-    """Return group, title and unit of a column in one line."""
-    text = ": ".join(filter(None, (HEADINGS[column["of"]], column.get("title", ""))))
-    return f"{text} ({column['unit']})" if column.get("unit") else text
+def table_of(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return header, rows and alignment of a table of results; a heading has its group, title and unit in one line."""
+    columns = table["columns"]
+    titles = (": ".join(filter(None, (HEADINGS[column["of"]], column.get("title", "")))) for column in columns)
+    header = [f"{title} ({c['unit']})" if c.get("unit") else title for title, c in zip(titles, columns, strict=True)]
+    rows = [[cell_text(row.get(column["key"])) for column in columns] for row in table["rows"].values()]
+    return header, rows, [column["of"] != "label" for column in columns]
 
 
 def _settings_and_runs(page: Page, results: Mapping[str, Any]) -> None:
     machine = results["machine"]
     page.heading(2, "Settings, versions, data", "settings")
     page.text("± is the standard error over seeds or heads; a cell without it is of one, or its values are shown.")
+    seconds = results["seconds"]
     facts = {
         **results["settings"],
         **{f"data: {corpus['name']}": f"SHA-256 {corpus['sha256']}" for corpus in results["corpora"]},
-        "time": f"{duration(results['seconds']['wall'])}; {duration(results['seconds']['training'])} of training in all jobs",
+        "time": f"{duration(seconds['wall'])}; {duration(seconds['training'])} of training in all jobs",
         "machine": f"{machine['cores']} cores, {machine['processor']}; {', '.join(machine['gpus']) or 'no GPU'}; "
         f"{machine['platform']}; Python {machine['python']}",
         "versions": ", ".join(f"{name} {number}" for name, number in results["versions"].items()),

@@ -8,14 +8,14 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter
 
-from experiments.report.sections import Figure
+from experiments.sections import Figure
 from txl_lightning.reporting.canvas import COLOURS, new_figure
 
 MARK_COLOURS = {"✓": "#0b6b50", "✗": "#a33a00", "≈": "#4a4f57", "–": "#9aa0a8"}
 LINEAR = 1.0  # percent: up to here the scale is linear, beyond logarithmic
 CAPTION = (
-    "The differences that each claim rests on, in the order of their rows below, in percent, with 95 % intervals (◇: the "
-    "paper’s): right of the line as the claim says. An arrow: the interval is open there."
+    "The differences that each claim rests on, in the order of their rows below, in percent, with 95 % intervals (◇: "
+    "the paper’s): right of the line as the claim says. An arrow: the interval is open there."
 )
 
 

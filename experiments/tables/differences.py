@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from experiments.arms import Arm
 from experiments.engine.jobs import Outcomes
-from experiments.report.sections import Difference
+from experiments.sections import Difference
 from experiments.tables.evaluations import At, Evaluation, Evaluations, all_evaluations
 from experiments.tables.intervals import Array, Interval, Spread, over_blocks, seed_spread
 from txl_lightning.errors import UserError
@@ -27,8 +27,9 @@ def row(
     key: str, title: str, unit: str | None, effect: Interval, percent: Interval, paper: float | None = None
 ) -> Difference:
     """Return a difference with its interval in a unit and in percent."""
-    ends = {"low": effect.low, "high": effect.high, "percent_low": percent.low, "percent_high": percent.high}
-    return Difference(key, title, unit, effect.effect, percent=percent.effect, paper=paper, **ends)
+    return Difference(
+        key, title, unit, *(effect.effect, effect.low, effect.high), *(percent.effect, percent.low, percent.high), paper
+    )
 
 
 def percent_of_loss(worse_ppl: float, better_ppl: float) -> float:
@@ -63,7 +64,9 @@ class Comparisons:
         worse_runs, better_runs = self._of_shared_seeds(worse, better)
         if not worse_runs:
             return Difference(key, title, self.unit, paper=paper)
-        (worse_SB, better_SB), weights_B = shared_blocks(*([run.losses(at) for run in r] for r in (worse_runs, better_runs)))
+        (worse_SB, better_SB), weights_B = shared_blocks(
+            *([run.losses(at) for run in r] for r in (worse_runs, better_runs))
+        )
         spread = self._spread(lambda run: float(run.test(at)["nll"]))
         nats = over_blocks(worse_SB - better_SB, weights_B, Spread(2 * spread.variance, spread.freedom))
         return self._row(key, title, nats, (worse_SB, better_SB), weights_B, paper)
@@ -106,10 +109,12 @@ class Comparisons:
         return [[runs[seed] for seed in seeds] for runs in by_seed]
 
     def _spread(self, value: Callable[[Evaluation], float]) -> Spread:
-        """Spread of a value between seeds, pooled over all arms of each text."""
+        """Spread of a value between seeds, pooled over the arms of each text of which a run has one that is not 0."""
         texts = defaultdict[str, list[dict[int, float]]](list)
         for runs in all_evaluations(self.outcomes):
-            texts[runs[0].found["corpus"]["sha256"]].append({run.seed: value(run) for run in runs})
+            by_seed = {run.seed: value(run) for run in runs}
+            if any(by_seed.values()):
+                texts[runs[0].found["corpus"]["sha256"]].append(by_seed)
         return seed_spread(list(texts.values()))
 
 

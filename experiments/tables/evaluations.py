@@ -11,7 +11,7 @@ from typing import Any, Literal
 from experiments.arms import Arm, in_precision_of_training
 from experiments.engine.jobs import Job, Outcomes, Pending, composed
 from experiments.engine.profiles import Setup
-from experiments.report.sections import DIGITS, Cell, Column, Number, ours, over_seeds
+from experiments.sections import DIGITS, Cell, Column, Number, ours, over_seeds
 
 WHOLE_SPLITS = "max_segments=1000000000"  # a run's own evaluation may be shorter
 WINDOWS = "windows of that length, of which every scored token sees at least three quarters"

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.arms import ON, Arm, kept, trainings
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
-from experiments.report.sections import Difference, Number, Section, Table, copied_figures, label, ours
+from experiments.sections import Difference, Number, Section, Table, copied_figures, label, ours
 from experiments.tables.differences import row
 from experiments.tables.intervals import Array, of_repeats
 from experiments.tables.main_results import largest_run
@@ -81,7 +81,9 @@ def _measured(setup: Setup) -> dict[str, list[tuple[Job, Job]]]:
     runs = {own: [published] if published else trainings(ON, setup)}
     if own != "Adam" and not published and (adam := kept([Arm(adam=True)], setup)):
         runs["Adam"] = trainings(adam[0], setup)
-    return {optimizer: [(run, _attention(run, setup)) for run in of_optimizer] for optimizer, of_optimizer in runs.items()}
+    return {
+        optimizer: [(run, _attention(run, setup)) for run in of_optimizer] for optimizer, of_optimizer in runs.items()
+    }
 
 
 def _attention(run: Job, setup: Setup) -> Job:
@@ -152,7 +154,9 @@ def differences(by_distance: Mapping[str, Mapping[str, Array]]) -> list[Differen
         for key, (title, one, other, reference) in sides.items():
             effect = of_repeats(one - other)
             percent = effect.times(100 / max(float(reference.mean()), 1e-12))
-            found.append(row(f"terms_look_as_described/{optimizer}-{key}", f"{optimizer}: {title}", None, effect, percent))
+            found.append(
+                row(f"terms_look_as_described/{optimizer}-{key}", f"{optimizer}: {title}", None, effect, percent)
+            )
     return found
 
 

@@ -60,7 +60,9 @@ def seed_spread(texts: Sequence[Sequence[Mapping[int, float]]]) -> Spread:
     for arms in texts:
         seeds = sorted({seed for by_seed in arms for seed in by_seed}) if len(arms) > 1 else []
         runs = [(i, seed, loss) for i, by_seed in enumerate(arms) for seed, loss in by_seed.items()]
-        design = np.array([[*(a == i for a in range(len(arms))), *(one == s for one in seeds)] for i, s, _ in runs], float)
+        design = np.array(
+            [[*(a == i for a in range(len(arms))), *(one == s for one in seeds)] for i, s, _ in runs], float
+        )
         losses = np.array([loss for *_, loss in runs]) - np.mean([loss for *_, loss in runs])
         effects, _, rank, _ = np.linalg.lstsq(design, losses)
         total += float(((losses - design @ effects) ** 2).sum())

@@ -14,7 +14,7 @@ from experiments.arms import OFF, ON, PLACES, Arm, devices, kept, trainings
 from experiments.engine.jobs import Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import MAIN_RESULTS, ResultRow
-from experiments.report.sections import Cell, Section, Table, cell, label, ours, paper
+from experiments.sections import Cell, Section, Table, cell, label, ours, paper
 from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, with_evaluations
 from txl_lightning.config.schemas import DataConfig
 
@@ -90,7 +90,10 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
             f"validation loss, at training's lengths; without recurrence in {WINDOWS}. The paper's numbers are of the "
             "same kind of model on another corpus: compare their order only."
         ),
-        tables=(table, *(_paper_table(table, published) for table in sorted({PUBLISHED[name][0] for name in published}))),
+        tables=(
+            table,
+            *(_paper_table(table, published) for table in sorted({PUBLISHED[name][0] for name in published})),
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from experiments.arms import ON, Arm, kept, memory_of_training, saved_bytes, tra
 from experiments.engine.jobs import Job, Outcomes, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_10
-from experiments.report.sections import Section, Table, cell, label, ours, paper
+from experiments.sections import Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
 from experiments.tables.evaluations import Evaluations, Runs, evaluations, loss_columns, with_evaluations
 

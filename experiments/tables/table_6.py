@@ -19,7 +19,7 @@ from experiments.arms import ENCODINGS, OFF, ON, Arm, in_precision_of_training, 
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_6, TABLE_6_STANDARD, table_6
-from experiments.report.sections import DIGITS, Difference, Figure, Section, Table, cell, label, ours, paper
+from experiments.sections import DIGITS, Difference, Figure, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
 from experiments.tables.evaluations import (
     WINDOWS,
@@ -81,7 +81,7 @@ def section(setup: Setup, outcomes: Outcomes) -> Section:
 
 
 def differences(found: Evaluations, outcomes: Outcomes) -> list[Difference]:
-    """Return the differences of the claims that Table 6 tells; one without a result has a side that is not evaluated."""
+    """Return the differences of the claims that Table 6 tells; without a result where a side has none yet."""
     half = {name: Arm(False, name, "half") for name in ENCODINGS}
     others = [name for name in ENCODINGS if name != "relative"]
     pairs: list[tuple[str, Arm, Arm, At]] = [  # key, the arm that is lower if the claim is right, the other
@@ -145,7 +145,9 @@ def _losses_table(found: Evaluations, unit: str) -> Table:
         "Loss over all positions, a random half or the last half, without recurrence",
         {arm.key: arm for arms in LOSSES.values() for arm in arms if arm in found},
         {label("arm"): lambda arm: arm.title, **loss_columns(found, unit)},
-        notes=("The random half has as many losses as the last half, drawn for each step, but some have little context.",),
+        notes=(
+            "The random half has as many losses as the last half, drawn for each step, but some have little context.",
+        ),
     )
 
 
@@ -199,7 +201,9 @@ def _learning_curves(runs: Runs, metrics: dict[str, Any], outcomes: Outcomes) ->
         curves[arm.title] = [([r["tokens"] for r in rows], [r[f"val/{unit}"] for r in rows]) for rows in rows_by_run]
     path, png = outcomes.figure("learning_curves.png")
     line_figure(path, curves, "training tokens", _loss_axis(metrics, unit), "With and without recurrence")
-    return Figure(png, "Validation loss during training at training's lengths, without recurrence in windows; one line per seed.")
+    return Figure(
+        png, "Validation loss during training at training's lengths, without recurrence in windows; one line per seed."
+    )
 
 
 def _loss_axis(metrics: dict[str, Any], unit: str) -> str:

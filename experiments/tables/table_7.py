@@ -18,7 +18,7 @@ from experiments.arms import OFF, ON, Arm, OtherCorpus, kept, trainings
 from experiments.engine.jobs import RUNS, Job, Outcomes, at_hand, composed
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_7
-from experiments.report.sections import DIGITS, Section, Table, cell, label, ours, paper
+from experiments.sections import DIGITS, Section, Table, cell, label, ours, paper
 from experiments.tables.differences import Comparisons, percent_of_loss
 from experiments.tables.evaluations import WINDOWS, Runs, evaluations, loss_cell, with_evaluations
 from experiments.tables.main_results import published_experiment

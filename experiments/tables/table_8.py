@@ -21,7 +21,7 @@ from experiments.arms import OFF, ON, Arm, in_precision_of_training, kept, train
 from experiments.engine.jobs import Job, Outcomes, Pending
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_8
-from experiments.report.sections import (
+from experiments.sections import (
     DIGITS,
     Cell,
     Difference,
@@ -174,18 +174,18 @@ def _recl(group: int, setup: Setup, seed: int) -> Job:
     members = _runs(group, setup, seed)
     checkpoints = ",".join(run.checkpoint for run in members.values())
     names = ",".join(f"'{member}'" for member in members)
-    words = (f"checkpoints=[{checkpoints}]", f"names=[{names}]", "documents=ignore")
-    words += (*in_precision_of_training(setup.profile.recl, setup), f"seed={seed}", f"position_seed={seed}")
+    words = [f"checkpoints=[{checkpoints}]", f"names=[{names}]", "documents=ignore"]
+    words += [*in_precision_of_training(setup.profile.recl, setup), f"seed={seed}", f"position_seed={seed}"]
     needs = tuple(run.name for run in members.values())
-    return Job(f"recl-group{group}-seed{seed}", "recl", words, f"group {group}, seed {seed}", needs=needs)
+    return Job(f"recl-group{group}-seed{seed}", "recl", tuple(words), f"group {group}, seed {seed}", needs=needs)
 
 
 def _figures(group: int, setup: Setup, outcomes: Outcomes) -> tuple[Figure, ...]:
     captions = {
         "gains_r0.1": f"Figure 3, group {group}: gain of a longer context, at the hardest tenth of positions.",
         "contexts": f"Figure 4, group {group}: loss by context, all positions.",
-        "differences": f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard error of the "
-        "difference over blocks of positions.",
+        "differences": f"Figure 4, group {group}, as differences: loss minus that of {LONGEST}, ± standard error of "
+        "the difference over blocks of positions.",
     }
     return copied_figures(outcomes, _recl(group, setup, _seeds(group, setup)[0]), captions)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from experiments.engine.jobs import Job, Outcomes
 from experiments.engine.profiles import Setup
 from experiments.paper import TABLE_9
-from experiments.report.sections import Cell, Difference, Section, Table, cell, copied_figures, label, ours, paper
+from experiments.sections import Cell, Difference, Section, Table, cell, copied_figures, label, ours, paper
 from experiments.tables.differences import row
 from experiments.tables.intervals import Interval, of_repeats
 

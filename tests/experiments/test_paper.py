@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import pytest
 
-from experiments import dynamic_evaluation, paper
+from experiments import paper
 
 # model, parameters in millions or -, result, * if fine-tuned
 RESULTS = {
@@ -50,17 +50,6 @@ def test_a_result_is_found_by_its_model() -> None:
     assert paper.TABLE_1.row("QRNN").result == 33.0
     assert paper.TABLE_5.row("AWD-LSTM").result == 58.8
     assert paper.TABLE_5.row("AWD-LSTM", finetuned=True).result == 57.3
-
-
-def test_dynamic_evaluation() -> None:
-    typed = {"WikiText-103": (257, 16.4, "ppl"), "enwik8": (277, 0.94, "bpc"), "text8": (277, 1.038, "bpc")}
-    for number, row in dynamic_evaluation.DYNAMIC.items():
-        table = paper.MAIN_RESULTS[number]
-        assert typed.pop(table.corpus) == (row.parameters, row.result, table.unit)
-        static = table.row(row.model.removesuffix(", dynamic evaluation"))
-        assert static.parameters == row.parameters
-        assert static.result > row.result
-    assert not typed
 
 
 def test_table_6() -> None:

@@ -15,12 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from experiments import claims, reproduce
-from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan, training_progress
+from experiments import reproduce
+from experiments.arms import OFF, ON
+from experiments.engine.plan import COMMANDS_WITH_LOGGER, Plan
 from experiments.engine.profiles import PROFILES, Setup
-from experiments.tables.length_sweep import OFF, ON
 from tests import wandb_files
-from tests.experiments.report.written import check_results, read_sections
 from txl_lightning.jobs.folder import JobFolder
 
 ROOT = Path(__file__).parents[2]
@@ -50,22 +49,17 @@ def test_from_nothing_to_a_report_and_again_at_once(
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == f"report: {directory}/report.html"
     results = read(directory)
-    check_results(results)
-    by_default = [name for name in reproduce.SECTIONS if name not in reproduce.ON_REQUEST]
-    assert [section["id"] for section in results["sections"]] == by_default
-    assert results["claims"] == claims.judged(read_sections(results))
-    assert len(results["claims"]) == 10  # all but those beyond the paper
+    assert results["finished"]
+    assert [section["id"] for section in results["sections"]] == list(reproduce.SECTIONS)
+    assert all(claim["rows"] for claim in results["claims"])
     assert results["corpora"][0]["name"].startswith("sympy ")
     page = (directory / "report.html").read_text()
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page)
     for section in results["sections"]:
-        assert section["title"] in page or section["title"].replace("'", "&#39;") in page
         assert section["title"] in (directory / "report.md").read_text()
         for figure in section.get("figures", []):
             assert (directory / figure["png"]).stat().st_size > 5000
-    for name, run in results["runs"].items():  # for the status line, and offline runs of W&B
-        if run["command"] == "train":
-            assert training_progress(directory / "runs" / name).startswith(f"{run['steps']}/{run['steps']} bpc ")
+    for name, run in results["runs"].items():
         files = wandb_files.run_files(directory / "runs" / name)
         assert len(files) == (run["command"] in COMMANDS_WITH_LOGGER), name
     (report,) = wandb_files.run_files(directory)
@@ -99,11 +93,10 @@ def test_a_section_of_the_smoke_run_makes_a_report_and_nothing_runs_twice(
     words = [*SMALL, "--directory", str(directory), *steps, *short_text(tmp_path)]
     assert reproduce.main(words) == 0
     results = read(directory)
-    check_results(results)
     assert [section["id"] for section in results["sections"]] == ["table_7"]
     for name, run in results["runs"].items():
         assert run["seconds"] == json.loads((directory / "runs" / name / "job.json").read_text())["seconds"] > 0
-    assert results["seconds"]["wall"] > sum(run["seconds"] for run in results["runs"].values()) - 1
+    assert results["seconds"]["wall"] > 0
     capsys.readouterr()
     before = finished(directory)
     assert reproduce.main(words) == 0
@@ -154,7 +147,8 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
     assert process.returncode == 130
     assert "continues from here" in errors
     assert not finished(broken)
-    assert (read(broken)["finished"], read(broken)["progress"]["stopped"]) == (False, True)
+    assert (read(broken)["finished"], read(broken)["jobs"]) == (False, {"finished": 0, "planned": 4})
+    assert "To continue: make reproduce PROFILE=smoke" in (broken / "report.html").read_text()
 
     process = begin(broken, tmp_path)  # kill -9 in the second
     wait_for(lambda: len(checkpoints(broken)) == 2)
@@ -179,7 +173,7 @@ def test_interrupted_and_killed_it_continues_and_ends_with_the_same_results(
 
 def test_bad_input_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "book.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}\n" for i in range(600)))
-    where = ["--profile", "smoke", "--only", "appendix_e", "--logger", "none", "--directory", str(tmp_path)]
+    where = ["--profile", "smoke", "--only", "table_7", "--logger", "none", "--directory", str(tmp_path)]
     book = ["data=file", f"data.path={tmp_path}/book.txt", f"data.cache_dir={tmp_path}/cache"]
     assert reproduce.main([*where, "memory.mem_length=4"]) == 2
     assert "mem_length" in capsys.readouterr().err
@@ -230,32 +224,15 @@ def test_what_decides_a_claim_soonest_runs_first(tmp_path: Path) -> None:
     assert first["table_7"] > max(i for i, job in enumerate(others) if "table_6" in job.sections)
 
 
-def test_in_the_given_time_it_reports_what_is_finished_and_how_to_continue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = tmp_path / "report"
-    words = [*SMALL, "--directory", str(directory), *short_text(tmp_path)]
-    assert reproduce.main([*words, "--minutes", "0.5"]) == 0  # all of it is kept for the end
-    results = read(directory)
-    check_results(results)
-    again = reproduce.parse(words).again
-    assert "--minutes" not in again
-    assert (results["finished"], results["progress"]["finished"], results["progress"]["continue"]) == (False, 0, again)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"report: {directory}/report.html"
-    assert re.fullmatch(rf"the time is over; left: 4 of 4 jobs, about .*; continue with: {re.escape(again)}", said[1])
-    assert "Unfinished: 0 of 4 jobs" in (directory / "report.html").read_text()
-
-
 @pytest.mark.parametrize(("finished", "before"), [(True, 0), (False, 100)])
-def test_the_clock_starts_again_after_a_finished_report_alone(finished: bool, before: float, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"finished": finished}))
-    (tmp_path / "clock.json").write_text('{"began": "2026-11-24T03:00:00+00:00", "seconds": 100.0}')
+def test_the_clock_starts_again_after_a_finished_report_alone(
+    finished: bool, before: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"finished": finished, "seconds": {"wall": 100.0}}))
     setup = Setup(PROFILES["smoke"], (), tmp_path, sections=("table_9",), logger="none")
-    planned = Plan(setup, reproduce.SECTIONS["table_9"].jobs(setup), {"speed": "ab" * 32}, [{}])
-    results = reproduce.run(planned, until=time.monotonic())  # too short for any job
-    assert before <= results["seconds"]["wall"] < before + 50
-    assert not results["finished"]
+    jobs = reproduce.SECTIONS["table_9"].jobs(setup)
+    monkeypatch.setattr(Plan, "finished", [] if finished else jobs)
+    assert reproduce.seconds_before(Plan(setup, jobs, {"speed": "ab" * 32}, [{}])) == before
 
 
 def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
@@ -269,7 +246,6 @@ def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
         "csv",
         "seed=3",
         "--plan",
-        "--minutes=2.5",
     ]
     assert reproduce.parse([*words, "--directory", str(tmp_path), "--parallel", "3"]) == Setup(
         PROFILES["smoke"],
@@ -283,13 +259,11 @@ def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
         command="make reproduce PROFILE=smoke ARGS='--only=table_7 --logger=csv seed=3'",
         again="make reproduce PROFILE=smoke ARGS='--only=table_7 --logger=csv "
         f"--directory={tmp_path} --parallel=3 '\"'\"'--prefix=srun -n 2'\"'\"' seed=3'",
-        minutes=2.5,
     )
     default = reproduce.parse([])
     assert (default.command, default.parallel) == ("make reproduce", None)
     assert default.directory == Path("reports/laptop").resolve()
-    assert set(reproduce.SECTIONS) - set(default.sections) == {"beyond"}
-    assert reproduce.parse(["--only", "beyond"]).sections == ("beyond",)
+    assert default.sections == tuple(reproduce.SECTIONS)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +271,6 @@ def test_the_command_line_becomes_a_setup(tmp_path: Path) -> None:
     [
         (["--only", "table_99"], "--only table_99: must be of main_results, table_6"),
         (["profile=huge"], "profile=huge: must be one of smoke"),
-        (["--minutes", "0"], "--minutes 0: must be a number > 0"),
         (["--parallel", "0"], "--parallel 0: must be an integer >= 1"),
         (["--prefix", "srun 'a"], "--prefix srun 'a: "),
     ],

@@ -50,7 +50,6 @@ def write_outcomes(setup: Setup, jobs: Sequence[Job], world: World = PAPER) -> N
             falls = {"all": 0.2, "a": 0.0, "b": 0.19, "d": 0.08}  # the fall of attention with distance
             if world.sign < 0:
                 falls = {"all": 0.2, "a": 0.15, "b": 0.01, "d": 0.3}
-            falls |= {f"{name}_centred": fall for name, fall in falls.items() if name != "all"}
             rows = {name: np.exp(-fall * far) * maps.uniform(0.9, 1.1, (6, 40)) for name, fall in falls.items()}
             np.savez(folder / "attention.npz", **rows)
 
@@ -67,9 +66,7 @@ def _train(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
 
 
 def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
-    """An evaluation as `txl evaluate splits=[valid,test] select_on=valid losses=true` writes it, or a dynamic one."""
-    if "dynamic.search=true" in job.overrides:
-        return {"evaluation.json": _dynamic(world, random_)}
+    """An evaluation as `txl evaluate splits=[valid,test] select_on=valid losses=true` writes it."""
     absolute = "absolute" in job.name or "al_rfou" in job.name
     swept = next((word for word in job.overrides if word.startswith("attention_lengths=")), None)
     trained = 32 if "no_recurrence" in job.name else 64
@@ -84,7 +81,7 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
         "best": {"attention_length": chosen, **scored(best), "tokens": POSITIONS, "losses": "losses_test_best.npz"},
     }
     valid: dict[str, Any] = {"tokens": 9000, **scored(init + random_.random())}
-    if swept is None:  # recurrent networks and memory tokens have no attention length
+    if swept is None:  # recurrent networks have no attention length
         selected |= {"attention_length": None, "init": {**selected["init"], "attention_length": None}}
         selected |= {"best": selected["init"]}
         valid |= {"sweep": None, "selected": {**selected, "init": {**scored(init + random_.random())}}}
@@ -99,25 +96,9 @@ def _evaluate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
             "lengths": [{"attention_length": n, **scored(2 + random_.random())} for n in lengths],
             "tolerance": 0.001,
         }
-        if "unclamped=true" in job.overrides:
-            far = [n for n in lengths if n > trained]
-            valid["sweep"]["unclamped"] = [{"attention_length": n, **scored(3 + random_.random())} for n in far]
-    memory = any(word.startswith("memory_at_evaluation=") for word in job.overrides)
-    alone = scored(2.9 + random_.random()) if memory else None
-    test = {"tokens": 1, "selected": selected, "memory_at_evaluation": alone}
+    test = {"tokens": 1, "selected": selected}
     corpus = CORPUS | ({"sha256": "cd" * 32} if "shuffled_lines" in job.name else {})
     return {"evaluation.json": {"corpus": corpus, "valid": valid, "test": test}}
-
-
-def _dynamic(world: World, random_: random.Random) -> dict[str, Any]:
-    static, below = 4.3 + random_.random(), 0.3 * world.sign + random_.random() / 10
-    errors = {"bpc": 0.01 + random_.random() / 100}
-    errors |= {"ppl": 3 * errors["bpc"]}
-    gain = {"bpc": below, "ppl": 2**static - 2 ** (static - below), "standard_error": errors}
-    learned = {**scored(static - below), "tokens": 128_000, "below_static": gain}
-    rates = {"lr": random_.choice([1e-4, 3e-4]), "decay": random_.choice([0.0, 1e-3])}
-    corpus = CORPUS | {"level": world.level}
-    return {"corpus": corpus, "dynamic": rates, "test": {**scored(static), "tokens": 128_000, "dynamic": learned}}
 
 
 POSITIONS = 12_345
@@ -129,14 +110,9 @@ def scored(bpc: float) -> dict[str, float]:
 
 
 def base_loss(job: Job, world: World) -> float:
-    """Return the bits per byte of a run: as in the paper, and as the claims beyond it say."""
+    """Return the bits per byte of a run: as in the paper."""
     worse = 0.1 * ("no_recurrence" in job.name) + 0.1 * ("shaw" in job.name) + 0.05 * ("half" in job.name)
     worse += (0.1 if "-half" in job.name else 0.4) * ("absolute" in job.name or "al_rfou" in job.name)
-    later = {"-rope": -0.05, "-alibi": -0.05, "-none": 0.2, "compressed": -0.05, "modern": -0.1}
-    later |= {"forget_gate": -0.05, "none-full_loss-forget": -0.2, "gate_of": -0.05, "gated_residual": -0.05}
-    later |= {"memory_tokens": -0.05, "tokens_and_states": -0.1, "or_gradient": 0.1}
-    later |= {"gradient_through": -0.1}
-    worse += sum(difference for part, difference in later.items() if part in job.name)
     return 4.2 + world.sign * worse + random.Random(job.name).gauss(0, 0.002)
 
 
@@ -205,32 +181,20 @@ def _attention(world: World, job: Job, random_: random.Random) -> dict[str, Any]
     return {"attention.json": maps}
 
 
-def _generate(world: World, job: Job, random_: random.Random) -> dict[str, Any]:
-    return {
-        "generation.json": {
-            "options": {"n_tokens": 500, "top_k": 40, "temperature": 1.0},
-            "prompt": {"tokens": [1, 2, 3], "text": "def"},
-            "continuation": " f(x):",
-            "samples": [{"text": " g(y):\n"}, {"text": " h(z):\n"}],
-        }
-    }
-
-
 WRITERS = {
     "train": _train,
     "evaluate": _evaluate,
     "recl": _recl,
     "speed": _speed,
     "attention": _attention,
-    "generate": _generate,
 }
 
 
 def draw_figures(setup: Setup) -> None:
     """Write the figures that jobs draw; each is one grey pixel, of which no two are alike."""
-    names = {"attention-seed1": ("by_distance", "text", "terms"), "speed": ("speed",)}
+    names = {"recurrence-relative-full_loss-seed1-attention": ("by_distance", "text", "terms"), "speed": ("speed",)}
     recl = ("gains_r0.1", "contexts", "differences")
-    names |= {f"recl-{group}": recl for group in ("group1-seed1", "group2-seed1", "beyond")}
+    names |= {f"recl-{group}": recl for group in ("group1-seed1", "group2-seed1")}
     for i, (job, figure) in enumerate((job, figure) for job, figures in names.items() for figure in figures):
         if (folder := setup.runs / job).is_dir():
             matplotlib.image.imsave(folder / f"{figure}.png", np.full((1, 1, 3), i / 20))

@@ -204,7 +204,7 @@ def to_json(part: Any) -> Any:
     if not is_dataclass(part):
         return part
     values = {field.name: to_json(getattr(part, field.name)) for field in fields(part)}
-    return {name: value for name, value in values.items() if value not in (None, "", [], {})}
+    return {name: value for name, value in values.items() if value not in (None, "", [])}
 
 
 def decimal(value: float, digits: int, signed: bool = False) -> str:

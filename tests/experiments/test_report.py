@@ -1,0 +1,127 @@
+"""The report: its JSON, its pages, and the parts of README and docs that show the committed run."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.engine.profiles import Setup
+from experiments.report import readme
+from experiments.report.pages import render, write_report
+from experiments.reproduce import SECTIONS
+from experiments.sections import cell_text, decimal, duration, interval
+from txl_lightning.errors import UserError
+
+HOSTILE = "<script>alert('x')</script> | *a* `b` [c](d) & \\"
+COMMITTED = json.loads((readme.ROOT / readme.LAPTOP / "results.json").read_text())
+
+
+class Parsed(HTMLParser):
+    """Text of `report.html`; parsing it asserts that tags close in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open += [] if tag in ("meta", "img") else [tag]
+        self.text += "\n" if tag in ("tr", "p") else " "
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_results_have_the_runs_the_claims_and_where_they_come_from(results: dict[str, Any], finished: Setup) -> None:
+    assert (results["finished"], results["jobs"]["finished"]) == (True, len(results["runs"]))
+    assert [section["id"] for section in results["sections"]] == list(SECTIONS)
+    assert len(results["claims"]) == 10
+    assert all(claim["rows"] for claim in results["claims"])
+    (name, run), *_ = results["runs"].items()
+    metrics = json.loads((finished.runs / name / "metrics.json").read_text())
+    assert (run["seconds"], run["key"], run["tokens"]) == (1.5, "0", metrics["tokens"])
+    trained = [i + 1.5 for i, run in enumerate(results["runs"].values()) if run["command"] == "train"]
+    assert results["seconds"] == {"wall": 5000.0, "training": sum(trained)}
+    assert [corpus["name"] for corpus in results["corpora"]] == ["sample"]
+    assert results["settings"]["model"].endswith(f": {metrics['parameters']:,} parameters")
+
+
+def test_both_pages_show_every_claim_table_and_figure(results: dict[str, Any], finished: Setup) -> None:
+    write_report(results, finished.directory)
+    assert json.loads((finished.directory / "results.json").read_text()) == results
+    markdown = (finished.directory / "report.md").read_text()
+    page = Parsed((finished.directory / "report.html").read_text())
+    figures = [figure for section in results["sections"] for figure in section.get("figures", ())]
+    assert page.tags.count("img") == markdown.count("![") == len(figures) + 1
+    for section in results["sections"]:
+        assert section["title"] in page.text
+        for table in section["tables"]:
+            assert table["caption"] in page.text
+            for row in table["rows"].values():
+                cells = [cell_text(row.get(column["key"])) for column in table["columns"]]
+                assert "".join(cells).replace(" ", "") in page.text.replace(" ", "")
+    for claim in results["claims"]:
+        for row in claim["rows"]:
+            assert f"| {row['title']} | {row['mark']} | " in markdown
+            assert row["title"] in page.text
+    assert "Unfinished" not in markdown
+
+
+def test_no_text_becomes_markup_and_an_unfinished_report_says_how_to_continue(
+    results: dict[str, Any], finished: Setup
+) -> None:
+    first, *others = results["sections"]
+    changed = {**results, "finished": False, "note": HOSTILE, "sections": [{**first, "here": HOSTILE}, *others]}
+    page = render(changed, finished.directory)
+    html = Parsed(page.as_html("title"))
+    assert "script" not in html.tags
+    assert html.text.count(HOSTILE) == 2
+    assert r"\| \*a\* \`b\` [c\](d) &amp; \\" in page.as_markdown()
+    assert "To continue: make it again" in html.text
+
+
+def test_what_cannot_be_written_is_one_error(results: dict[str, Any], finished: Setup, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not finite"):
+        write_report({**results, "seconds": {"wall": float("nan"), "training": 1.0}}, finished.directory)
+    with pytest.raises(UserError, match=r"cannot be written: .*\.png"):
+        write_report(results, tmp_path)
+
+
+def test_the_texts_of_numbers() -> None:
+    assert [decimal(1234.5, 1), decimal(-0.04, 1), decimal(2.0, 1, True)] == ["1,234.5", "0.0", "+2.0"]
+    assert [interval(-0.04, 0.4, 1), interval(None, -3.0, 0), interval(None, None, 1)] == [
+        "[−0.04, +0.40]",
+        "[−∞, −3]",
+        "",
+    ]
+    assert [duration(75.1), duration(5000)] == ["75 s", "1 h 23 min"]
+    mean = {"value": 2.0, "digits": 2, "standard_error": 0.1, "by_seed": {"1": 1.9, "2": 2.1}}
+    assert cell_text(mean) == "2.00 ± 0.10"
+    lengths = {"value": 192, "digits": 0, "by_seed": {"1": 128, "2": 256}, "at_least": True}
+    assert [cell_text(lengths), cell_text(None), cell_text("words")] == ["≥ 128 to 256", "", "words"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reproduction.md"])
+def test_a_page_shows_the_committed_run(page: str) -> None:
+    text = (readme.ROOT / page).read_text()
+    assert readme.with_part(text, readme.parts(COMMITTED)[page]) == text, "python -m experiments.report.readme"
+
+
+def test_the_committed_report_is_that_of_its_results(tmp_path: Path) -> None:
+    folder = readme.ROOT / readme.LAPTOP
+    (tmp_path / "figures").mkdir()
+    for png in folder.glob("figures/*.png"):
+        (tmp_path / "figures" / png.name).symlink_to(png)
+    (tmp_path / "figures/claims.png").unlink()
+    assert render(COMMITTED, tmp_path).as_markdown() == (folder / "report.md").read_text()
