@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from experiments.arms import ENCODINGS
 
+from experiments.arms import ENCODINGS
 from tests.docs.pages import PAGES, ROOT, blocks, name_of, prose
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
