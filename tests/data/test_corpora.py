@@ -1,4 +1,4 @@
-"""Corpora of files, and the cache of encoded tokens."""
+"""Corpora of installed packages and of files, and the cache of encoded tokens."""
 
 import hashlib
 import os
@@ -15,36 +15,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import DataConfig, FileData, data_class
+from tests.data.helpers import corpus_of, files, text_of
+from txl_lightning.config.schemas import DataConfig, data_class
 from txl_lightning.data import corpus as corpus_module
 from txl_lightning.data import sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.errors import UserError, notice
 
 
-def stdlib(cache_dir: Path) -> Corpus:
-    return load_corpus(DataConfig(name="python-stdlib", cache_dir=str(cache_dir)))
+def installed_corpus(name: str, folder: Path) -> Corpus:
+    return load_corpus(DataConfig(name=name, cache_dir=str(folder / "cache")))
 
 
-def corpus_of(path: Path, content: bytes | None, **options: object) -> Corpus:
-    """Corpus of a file in a folder, where the cache is too."""
-    if content is not None:
-        path.write_bytes(content)
-    return load_corpus(FileData(name="file", path=str(path), cache_dir=str(path.parent / "cache"), **options))
+def in_order(names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
 
 
 def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = tmp_path / "lib"
     names = [f"{folder}module_{i}.py" for i in range(80) for folder in ("", "package/", "package/inner/")]
-    for name in [*names, "test/a.py", "package/tests/b.py", "site-packages/c/d.py", "__pycache__/e.py", "f.txt"]:
-        (library / name).parent.mkdir(parents=True, exist_ok=True)
-        (library / name).write_text(f"# {name}\n" * 10)
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(library)})
-    corpus = stdlib(tmp_path)
-    texts = [f"# {name}\n" * 10 for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())]
-    assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == "".join(texts)
+    others = ["test/a.py", "package/tests/b.py", "site-packages/c/d.py", "__pycache__/e.py", "f.txt"]
+    files(tmp_path / "lib", {name: f"# {name}\n" * 10 for name in [*names, *others]})
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
+    corpus = installed_corpus("python-stdlib", tmp_path)
+    texts = [f"# {name}\n" * 10 for name in in_order(names)]
+    assert text_of(corpus) == "".join(texts)
     shares = [len(corpus.splits[split]) / len("".join(texts)) for split in SPLITS]
     assert shares == pytest.approx([0.9, 0.05, 0.05], abs=1.5 / len(names))  # no file is cut
     starts = [0, *accumulate(map(len, texts))]
@@ -52,26 +48,13 @@ def test_python_stdlib_is_its_source_files_in_an_order_of_their_own(
     assert corpus.documents["train"].tolist() == starts[:n_train]
     assert corpus.documents["test"].tolist() == [start - starts[-1 - n_test] for start in starts[-1 - n_test : -1]]
     assert (corpus.name, len(corpus.vocabulary)) == (f"python-stdlib {platform.python_version()}", 256)
-    assert stdlib(tmp_path / "other").checksum == corpus.checksum
-    (library / names[0]).write_text("changed\n")
-    assert stdlib(tmp_path).checksum != corpus.checksum
-
-
-SOURCES = ("__init__.py", *(f"core/m{i}.py" for i in range(30)))
-
-
-def installed(folder: Path, sympy: str, networkx: str) -> None:
-    """Write two packages of these versions, as pip does."""
-    for package, version in (("sympy", sympy), ("networkx", networkx)):
-        (folder / f"{package}-{version}.dist-info").mkdir(parents=True)
-        (folder / f"{package}-{version}.dist-info/METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-        for name in (*SOURCES, "core/tests/test_b.py", "conftest.py", "__pycache__/a.py"):
-            (folder / package / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / package / name).write_text(f"raise ImportError  # {package}/{name}\n" * 20)
+    assert installed_corpus("python-stdlib", tmp_path / "other").checksum == corpus.checksum
+    files(tmp_path / "lib", {names[0]: "changed\n"})
+    assert installed_corpus("python-stdlib", tmp_path).checksum != corpus.checksum
 
 
 def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    corpus = load_corpus(config := DataConfig(name="python-packages", cache_dir=str(tmp_path / "cache")))
+    corpus = installed_corpus("python-packages", tmp_path)
     if corpus.name != "sympy 1.14.0 + networkx 3.6.1":  # which needs Python 3.11
         assert corpus.name == " + ".join(f"{name} {metadata.version(name)}" for name in ("sympy", "networkx"))
         assert corpus.name in capfd.readouterr().err
@@ -79,45 +62,51 @@ def test_the_default_corpus_is_the_same_text_everywhere(tmp_path: Path, capfd: p
     assert corpus.checksum == sources.PACKAGES_CHECKSUM
     assert sum(map(len, corpus.splits.values())) == 20_602_987
     assert corpus.vocabulary.decode(corpus.splits["test"][:40]) == '"""Power series evaluation and manipulat'
-    assert (load_corpus(config).name, capfd.readouterr().err) == (corpus.name, "")
+    assert (installed_corpus("python-packages", tmp_path).name, capfd.readouterr().err) == (corpus.name, "")
+
+
+SOURCES = [f"core/m{i}.py" for i in range(30)]
 
 
 @pytest.mark.parametrize(
-    ("versions", "name", "said"),
+    ("networkx", "name", "said"),
     [
-        (("1.14.0", "3.4.2"), "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
-        (("1.14.0", "3.6.1"), "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
+        ("3.4.2", "sympy 1.14.0 + networkx 3.4.2", "this text is sympy 1.14.0 + networkx 3.4.2; losses of"),
+        ("3.6.1", "sympy 1.14.0 + networkx 3.6.1, changed", "differ from the published ones"),
     ],
 )
 def test_other_packages_are_named_and_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    versions: tuple[str, str],
+    networkx: str,
     name: str,
     said: str,
 ) -> None:
-    installed(tmp_path / "site", *versions)
-    for module in ("sympy", "networkx"):  # imported by torch
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    found = [f"{package}/{file}" for package in ("sympy", "networkx") for file in ("__init__.py", *SOURCES)]
+    left_out = [f"sympy/{file}" for file in ("core/tests/test_b.py", "conftest.py", "__pycache__/a.py")]
+    files(tmp_path / "site", {file: f"raise ImportError  # {file}\n" * 20 for file in [*found, *left_out]})
+    for package, version in (("sympy", "1.14.0"), ("networkx", networkx)):  # as pip does
+        information = f"Name: {package}\nVersion: {version}\n"
+        files(tmp_path / "site", {f"{package}-{version}.dist-info/METADATA": information})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     notice.cache_clear()
-    corpus = load_corpus(config := DataConfig(name="python-packages", cache_dir=str(tmp_path / "cache")))
-    files = [f"{package}/{file}" for package in ("sympy", "networkx") for file in SOURCES]
-    files.sort(key=lambda file: hashlib.sha256(file.encode()).digest())
-    text = "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS)
-    assert text == "".join(f"raise ImportError  # {file}\n" * 20 for file in files)
-    load_corpus(config)
+    corpus = installed_corpus("python-packages", tmp_path)
+    installed_corpus("python-packages", tmp_path)
     (line,) = capfd.readouterr().err.splitlines()
     assert said in line
-    assert corpus.name == name
+    assert (corpus.name, text_of(corpus)) == (
+        name,
+        "".join(f"raise ImportError  # {file}\n" * 20 for file in in_order(found)),
+    )
 
 
 def test_a_text_is_never_cut_inside_a_character(tmp_path: Path) -> None:
     text = "äöü€𝄞" * 30
+    (path,) = files(tmp_path, {"t.txt": text})
     for share in np.arange(0.02, 0.4, 0.03).tolist():
-        corpus = corpus_of(tmp_path / "t.txt", text.encode(), level="char", fractions=[1 - 2 * share, share, share])
-        assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == text
+        corpus = corpus_of(path, tmp_path, level="char", fractions=[1 - 2 * share, share, share])
+        assert text_of(corpus) == text
         assert len(corpus.splits["valid"]) == pytest.approx(share * len(text), abs=2)
 
 
@@ -169,27 +158,31 @@ def test_tokens_are_mapped_and_prepared_again_for_a_changed_file_or_level_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for content in (b"first text " * 20, b"other text " * 20):
-        tokens = corpus_of(tmp_path / "t.txt", content).splits["train"]
+        (path,) = files(tmp_path, {"t.txt": content})
+        tokens = corpus_of(path, tmp_path).splits["train"]
         assert isinstance(tokens, np.memmap)
         assert tokens.tobytes() == content[:198]
-    corpus_of(tmp_path / "t.txt", None, level="char")
+    corpus_of(path, tmp_path, level="char")
     assert len(list(tmp_path.glob("cache/*"))) == 3
     monkeypatch.setattr(corpus_module, "_prepare", lambda *given: pytest.fail("prepared again"))
-    assert corpus_of(tmp_path / "t.txt", b"first text " * 20).splits["train"].tobytes() == b"first text " * 18
+    files(tmp_path, {"t.txt": b"first text " * 20})
+    assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"first text " * 18
 
 
 def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = corpus_of(tmp_path / "t.txt", b"first text " * 20).checksum
+    (path,) = files(tmp_path, {"t.txt": b"first text " * 20})
+    small = corpus_of(path, tmp_path).checksum
     monkeypatch.setattr(corpus_module, "LARGE_FILE_BYTES", 200)
-    assert corpus_of(tmp_path / "t.txt", None).checksum == small
+    assert corpus_of(path, tmp_path).checksum == small
     with monkeypatch.context() as patch:
         patch.setattr(corpus_module, "file_checksum", lambda path: pytest.fail("hashed again"))
-        assert corpus_of(tmp_path / "t.txt", None).checksum == small
-    assert corpus_of(tmp_path / "t.txt", b"second text" * 20).checksum != small
-    assert len(list(tmp_path.glob("cache/fingerprints/*"))) == 2
+        assert corpus_of(path, tmp_path).checksum == small
+    files(tmp_path, {"t.txt": b"second text" * 20})
+    assert corpus_of(path, tmp_path).checksum != small
     shutil.rmtree(tmp_path / "cache/fingerprints")
     (tmp_path / "cache/fingerprints").touch()  # nothing can be kept
-    assert corpus_of(tmp_path / "t.txt", b"a text" * 50).splits["train"].tobytes() == b"a text" * 45
+    files(tmp_path, {"t.txt": b"a text" * 50})
+    assert corpus_of(path, tmp_path).splits["train"].tobytes() == b"a text" * 45
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,19 +191,27 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(sources, "write_json", full_disk)
     with pytest.raises(UserError, match=r"t\.txt: data\.cache_dir=.*No space left on device"):
-        corpus_of(tmp_path / "t.txt", b"text " * 50)
+        corpus_of(files(tmp_path, {"t.txt": "text " * 50}), tmp_path)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "size"), [("train.uint8", 100), ("description.json", 20), ("test.uint8", None)])
+def test_a_damaged_cache_is_named(tmp_path: Path, name: str, size: int | None) -> None:
+    listed = files(tmp_path, {"t.txt": "text " * 50})
+    corpus_of(listed, tmp_path)
+    (path,) = tmp_path.glob(f"cache/*/{name}")
+    path.unlink() if size is None else os.truncate(path, size)
+    with pytest.raises(UserError, match=rf"t\.txt: data\.cache_dir=.*{path.parent.name} is damaged; delete it"):
+        corpus_of(listed, tmp_path)
+
+
 def test_processes_that_prepare_at_the_same_time_do_not_harm_each_other(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes(os.urandom(2_000_000))
+    (path,) = files(tmp_path, {"t.txt": os.urandom(2_000_000)})
     program = (
-        "import sys; from txl_lightning.config.schemas import FileData\n"
-        "from txl_lightning.data.corpus import load_corpus\n"
-        "c = load_corpus(FileData(name='file', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
-        "print(sum(len(s) for s in c.splits.values()))"
+        "import sys; from pathlib import Path; from tests.data.helpers import corpus_of\n"
+        "print(sum(map(len, corpus_of(sys.argv[1], Path(sys.argv[2])).splits.values())))"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / "t.txt"), str(tmp_path / "c")]
+    command = [sys.executable, "-c", program, path, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["2000000"] * 3
-    assert len(list((tmp_path / "c").iterdir())) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -1,5 +1,6 @@
 """Token ids in files of NumPy: splits, documents, names, bytes, and input that is refused."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -7,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import FileData
+from tests.data.helpers import corpus_of, files
 from txl_lightning.data import own_files
-from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.documents import without_marks
 from txl_lightning.errors import OptionError, UserError
 
 IDS = np.arange(1000) % 37
 
 
-def corpus_of(folder: Path, path: Any, marked: bool = False, **options: Any) -> Corpus:
-    options = {"level": "ids", **options}
-    config = FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options)
-    return load_corpus(config, marked=marked)
+def ids_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
+    return corpus_of(path, folder, marked, **{"level": "ids", **options})
 
 
 def saved(folder: Path, ids: Any, name: str = "notes.npy") -> str:
@@ -34,38 +33,40 @@ def joined(corpus: Corpus) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", ">u2", "<i4", ">i8", "u8"])
 def test_a_file_of_any_integers_is_mapped_and_cut_by_fractions(tmp_path: Path, dtype: str) -> None:
-    corpus = corpus_of(tmp_path, saved(tmp_path, IDS.astype(dtype)), fractions=[0.5, 0.3, 0.2])
+    path = saved(tmp_path, IDS.astype(dtype))
+    corpus = ids_of(path, tmp_path, fractions=[0.5, 0.3, 0.2], bytes=2500)
     assert [len(corpus.splits[split]) for split in SPLITS] == [500, 300, 200]
     assert np.array_equal(joined(corpus), IDS)
     assert all(isinstance(corpus.splits[split].base, np.memmap) for split in SPLITS)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.stat().st_size > 500 and path.is_file()]
-    assert len(corpus.vocabulary) == 37
-    assert corpus.vocabulary.decode([3, 36]) == "3 36"
-    assert corpus.name == "notes.npy"
+    assert (corpus.name, len(corpus.vocabulary), corpus.vocabulary.decode([3, 36])) == ("notes.npy", 37, "3 36")
+    assert set(corpus.bytes_per_token.values()) == {2.5}
+    plain = ids_of(path, tmp_path)
+    assert (plain.bytes_per_token, plain.count_bytes("test", np.arange(10))) == ({}, None)
 
 
 @pytest.mark.parametrize("dtype", own_files.RAW_DTYPES)
 def test_a_raw_file_is_read_with_its_type_and_the_vocabulary_may_be_larger(tmp_path: Path, dtype: str) -> None:
     IDS.astype(dtype).tofile(tmp_path / "notes.bin")
-    corpus = corpus_of(tmp_path, str(tmp_path / "notes.bin"), dtype=dtype, vocab_size=50)
+    corpus = ids_of(str(tmp_path / "notes.bin"), tmp_path, dtype=dtype, vocab_size=50)
     assert np.array_equal(joined(corpus), IDS)
     assert len(corpus.vocabulary) == 50
+    with (tmp_path / "notes.bin").open("wb") as file:
+        np.save(file, IDS)  # an array is one under any name
+    assert np.array_equal(joined(ids_of(str(tmp_path / "notes.bin"), tmp_path, dtype=dtype)), IDS)
 
 
 def test_every_split_may_have_its_own_file(tmp_path: Path) -> None:
     for name, part in {"train.bin": IDS[:800], "val.bin": IDS[800:]}.items():
-        part.astype(np.uint16).tofile(tmp_path / name)
-    paths = [str(tmp_path / name) for name in ("train.bin", "val.bin", "val.bin")]
-    corpus = corpus_of(tmp_path, paths, dtype="uint16", bytes=[1600, 1000, 300])
+        (tmp_path / "ids").mkdir(exist_ok=True)
+        part.astype(np.uint16).tofile(tmp_path / "ids" / name)
+    paths = [str(tmp_path / "ids" / name) for name in ("train.bin", "val.bin", "val.bin")]
+    corpus = ids_of(paths, tmp_path, dtype="uint16", bytes=[1600, 1000, 300])
     assert [corpus.splits[split].tolist() for split in SPLITS] == [IDS[:800].tolist(), *[IDS[800:].tolist()] * 2]
     assert corpus.bytes_per_token == {"train": 2, "valid": 5, "test": 1.5}
     assert corpus.count_bytes("test", np.arange(10)) == 15
-
-
-def test_bytes_of_the_whole_are_shared_evenly(tmp_path: Path) -> None:
-    assert set(corpus_of(tmp_path, saved(tmp_path, IDS), bytes=2500).bytes_per_token.values()) == {2.5}
-    corpus = corpus_of(tmp_path, saved(tmp_path, IDS))
-    assert (corpus.bytes_per_token, corpus.count_bytes("test", np.arange(10))) == ({}, None)
+    by_name = ids_of(str(tmp_path / "ids"), tmp_path, dtype="uint16")
+    assert by_name.splits["valid"].tolist() == IDS[800:].tolist()
 
 
 def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytes
     saved(tmp_path, np.zeros(0, np.int64), "pieces/empty.npy")
     (tmp_path / "pieces/names.txt").write_text("not an array")
     for marked in (False, True):
-        corpus = corpus_of(tmp_path, str(tmp_path / "pieces"), marked)
+        corpus = ids_of(str(tmp_path / "pieces"), tmp_path, marked)
         assert np.array_equal(joined(corpus), IDS)
         assert corpus.documents["train"].tolist() == [0, 100, 250, 470, 700]
         begun = np.flatnonzero(corpus.splits["train"] < 0)
@@ -84,21 +85,18 @@ def test_the_arrays_of_a_folder_are_documents(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("start", ["7", "<go>"])
 def test_an_id_may_begin_documents_by_its_number_or_its_name(tmp_path: Path, start: str) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps({"<go>": 7, "x": 40}))
-    path, names = saved(tmp_path, IDS), str(tmp_path / "vocab.json")
-    corpus = corpus_of(tmp_path, path, marked=True, names=names, document_start=start)
+    (names,) = files(tmp_path, {"vocab.json": json.dumps({"<go>": 7, "x": 40})})
+    corpus = ids_of(saved(tmp_path, IDS), tmp_path, marked=True, names=names, document_start=start)
     assert corpus.documents["train"].tolist() == [0, *range(7, 900, 37)]
-    assert len(corpus.vocabulary) == 41
-    assert corpus.vocabulary.decode([7, 8, 40]) == "<go> 8 x"
+    assert (len(corpus.vocabulary), corpus.vocabulary.decode([7, 8, 40])) == (41, "<go> 8 x")
     assert corpus.vocabulary.encode(b"x 8\n<go>").tolist() == [40, 8, 7]
 
 
 def test_names_are_the_lines_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text("".join(f"note {number}\n" for number in range(40)))
-    corpus = corpus_of(tmp_path, saved(tmp_path, IDS), names=str(tmp_path / "names.txt"))
-    assert (len(corpus.vocabulary), corpus.vocabulary.symbols[39]) == (40, "note 39")
-    larger = corpus_of(tmp_path, saved(tmp_path, IDS), names=str(tmp_path / "names.txt"), vocab_size=64)
-    assert (len(larger.vocabulary), larger.vocabulary.symbols[63]) == (64, "63")
+    (names,) = files(tmp_path, {"names.txt": "".join(f"note {number}\n" for number in range(40))})
+    for more, size, last in (({}, 40, "note 39"), ({"vocab_size": 64}, 64, "63")):
+        vocabulary = ids_of(saved(tmp_path, IDS), tmp_path, names=names, **more).vocabulary
+        assert (len(vocabulary), vocabulary.symbols[-1]) == (size, last)
 
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
@@ -107,16 +105,18 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (np.array([{}]), {}, r"data.path=.*notes.npy: cannot be read"),
     (IDS.reshape(10, 100), {}, r"must have one dimension, not the shape \(10, 100\): save ids.ravel\(\)"),
     (IDS[:0], {}, r"data.path=.*notes.npy: must have ids: it is empty"),
+    (IDS[:4], {}, r"the valid split is empty: it is too short"),
     (IDS - 3, {}, r"data.path=.*notes.npy: has the negative id -3"),
     (IDS, {"vocab_size": 36}, r"data.path=.*: has the id 36, the vocabulary .data.vocab_size. only ids from 0 to 35"),
     (IDS, {"vocab_size": 0}, r"data.vocab_size=0: must be an integer >= 1"),
     (
         np.array([1, 2**40]),
         {},
-        r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776. Is data.dtype",
+        r"data.vocab_size=None: must be given: the largest of 2 ids is 1099511627776. Is data.dt",
     ),
     (IDS, {"vocab_size": 2**31}, r"data.vocab_size=2147483648: must be an integer >= 1 and below 2\^31"),
     (IDS, {"level": "byte"}, r"data.level=byte: must be ids for .*notes.npy: it holds an array, no text"),
+    (IDS, {"level": "byte", "dtype": "uint16"}, r"data.dtype=uint16: is for data.level=ids, not byte"),
     (IDS, {"bytes": [1, 2]}, r"data.bytes=\[1, 2\]: must be the bytes of all splits together, or of each"),
     (IDS, {"names": "/nowhere.txt"}, r"data.names=/nowhere.txt: must have a name in each line"),
     (IDS, {"tokenizer": "t.json"}, r"data.tokenizer=t.json: is for data.level=bpe, not ids"),
@@ -127,29 +127,33 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_input_that_is_no_sequence_of_ids_is_refused_in_one_line(
     tmp_path: Path, ids: Any, options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(OptionError, match=words) as error:
-        corpus_of(tmp_path, saved(tmp_path, ids), **options)
+    with pytest.raises(UserError, match=words) as error:
+        ids_of(saved(tmp_path, ids), tmp_path, **options)
     assert "\n" not in str(error.value)
 
 
-def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "odd.bin").write_bytes(b"\1\2\3")
-    (tmp_path / "text.npy").write_text("no array")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/notes.txt").write_bytes(b"1234")
-    (tmp_path / "folder/more.txt").write_bytes(b"1234")
-    cases = {
-        ("odd.bin", None): r"data.dtype=None: must be uint16, uint32, int32 for odd.bin: only a .npy file states",
-        ("odd.bin", "uint16"): r"data.path=.*odd.bin: cannot be read",
-        ("text.npy", None): r"data.path=.*text.npy: cannot be read",
-        ("none.npy", None): r"data.path=.*none.npy: cannot be read \(No such file",
-        ("folder", "uint16"): r"data.path=.*folder: must have ids: it is empty",
-    }
-    for (name, dtype), words in cases.items():
-        with pytest.raises(OptionError, match=words):
-            corpus_of(tmp_path, str(tmp_path / name), dtype=dtype)
-    with pytest.raises(UserError, match="the valid split is empty"):
-        corpus_of(tmp_path, saved(tmp_path, IDS[:4]))
-    config = FileData(name="file", level="byte", path=saved(tmp_path, IDS), dtype="uint16")
-    with pytest.raises(OptionError, match=r"data.dtype=uint16: is for data.level=ids, not byte"):
-        load_corpus(config)
+@pytest.mark.parametrize(
+    ("name", "content", "dtype", "words"),
+    [
+        (
+            "odd.bin",
+            b"\1\2\3",
+            None,
+            "data.dtype=None: must be uint16, uint32, int32 for odd.bin: only a .npy file states",
+        ),
+        ("odd.bin", b"\1\2\3", "uint16", "data.path=.*odd.bin: cannot be read"),
+        ("text.npy", b"no array", None, "data.path=.*text.npy: cannot be read"),
+        ("folder/notes.txt", b"1234", "uint16", "not digits of a text: save it with numpy.save"),
+        ("ids.bin", b"1 2 3 4 5 6 7 8\n" * 9, "uint16", "not digits of a text: save it with numpy.save"),
+        ("ids.json", json.dumps(list(range(99))).encode(), "uint16", "not digits of a text"),
+        ("ids.txt", b"\x01\x00\x02\x00", "uint16", "not binary: save it"),
+        ("ids.npz", b"PK\x03\x04" + bytes(60), "uint16", "not an archive: save it"),
+        ("ids.raw", gzip.compress(bytes(64), mtime=0), "uint16", "not compressed: save it"),
+    ],
+)
+def test_files_that_are_no_arrays_are_refused(
+    tmp_path: Path, name: str, content: bytes, dtype: str | None, words: str
+) -> None:
+    (path,) = files(tmp_path, {name: content})
+    with pytest.raises(OptionError, match=words):
+        ids_of(path, tmp_path, dtype=dtype)

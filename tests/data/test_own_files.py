@@ -6,40 +6,18 @@ import io
 import json
 import lzma
 import os
-import re
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from txl_lightning.config.schemas import FileData
-from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.documents import split_documents, start_pattern
-from txl_lightning.data.sources import Part
+from tests.data.helpers import corpus_of, files, text_of
+from txl_lightning.data.corpus import SPLITS
 from txl_lightning.errors import OptionError, UserError
 
 SPLIT_TEXTS = {"train": "to be or not to be\n" * 90, "valid": "that is the question\n" * 9, "test": "to sleep\n" * 9}
-
-
-def corpus_of(path: Any, cache: Path, **options: Any) -> Corpus:
-    return load_corpus(FileData(name="file", path=path, cache_dir=str(cache / "cache"), **options))
-
-
-def text_of(corpus: Corpus, split: str) -> str:
-    return bytes(corpus.splits[split].tolist()).decode()
-
-
-def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return [str(folder / name) for name in contents]
 
 
 @pytest.mark.parametrize(
@@ -49,63 +27,57 @@ def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
         ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
         ("training-00000-of-00001.txt", "dev-00000-of-00001.txt", "test-00000-of-00001.txt"),
         ("a/train/1.txt", "a/validation/1.txt", "a/test/1.txt"),
-        ("my_Train_set.txt", "my_VAL.csv", "heldout/my_testset.md"),
+        ("my_Train_set.txt", "my_VAL.csv", "my_testset.md"),
     ],
 )
-@pytest.mark.parametrize("is_folder", [True, False])
-def test_files_that_are_splits_are_splits(tmp_path: Path, names: tuple[str, ...], is_folder: bool) -> None:
-    if "heldout" in names[2]:  # a folder and a name that disagree say nothing: see below
-        names = (*names[:2], "my_testset.md")
+@pytest.mark.parametrize("given", ["folder", "list", "mapping"])
+def test_files_that_are_splits_are_splits(tmp_path: Path, names: tuple[str, ...], given: str) -> None:
     listed = files(tmp_path / "texts", dict(zip(names, SPLIT_TEXTS.values(), strict=True)))
-    corpus = corpus_of(str(tmp_path / "texts") if is_folder else listed[::-1], tmp_path)
+    ways = {"folder": str(tmp_path / "texts"), "list": listed[::-1], "mapping": dict(zip(SPLITS, listed, strict=True))}
+    corpus = corpus_of(ways[given], tmp_path)
     assert {split: text_of(corpus, split) for split in SPLITS} == SPLIT_TEXTS
 
 
 def test_a_missing_split_is_cut_from_train_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listed = files(tmp_path, {"train.txt": "train " * 100, "test.txt": "held out"})
-    corpus = corpus_of(listed, tmp_path)
-    assert text_of(corpus, "test") == "held out"
-    assert (text_of(corpus, "train") + text_of(corpus, "valid")) == "train " * 100
+    train, test = files(tmp_path, {"train.txt": "train " * 100, "test.txt": "held out"})
     said = "valid cut from the end of train, bytes of each split: train 568, valid 32, test 8"
-    assert said in capsys.readouterr().err
-    mapped = corpus_of({"train": listed[1:], "test": listed[0]}, tmp_path)
-    assert (text_of(mapped, "train") + text_of(mapped, "valid"), text_of(mapped, "test")) == (
-        "held out",
-        "train " * 100,
-    )
+    for paths in ([train, test], {"train": train, "test": test}):
+        corpus = corpus_of(paths, tmp_path)
+        assert (text_of(corpus, "train", "valid"), text_of(corpus, "test")) == ("train " * 100, "held out")
+        assert said in capsys.readouterr().err
+    swapped = corpus_of({"train": test, "test": train}, tmp_path)  # a mapping decides, not the names
+    assert (text_of(swapped, "train", "valid"), text_of(swapped, "test")) == ("held out", "train " * 100)
 
 
 def test_other_files_are_joined_and_said_with_their_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder of code has train.py and test_model.py; they are no splits of it."""
     files(tmp_path / "code", {"train.py": "a" * 10, "test_model.py": "b" * 10, "model.py": "c" * 80})
-    corpus = corpus_of(str(tmp_path / "code"), tmp_path)
-    assert (
-        text_of(corpus, "train") + text_of(corpus, "valid") + text_of(corpus, "test") == "c" * 80 + "b" * 10 + "a" * 10
-    )
+    assert text_of(corpus_of(str(tmp_path / "code"), tmp_path)) == "c" * 80 + "b" * 10 + "a" * 10
     assert "joined and cut, bytes of each split: train 90, valid 5, test 5" in capsys.readouterr().err
     files(tmp_path / "data", {"train.txt": "a" * 90, "test.txt": "b" * 10, "README": "c", ".git/x": "d"})
-    corpus = corpus_of(str(tmp_path / "data"), tmp_path)
-    assert text_of(corpus, "test") == "b" * 10
+    assert text_of(corpus_of(str(tmp_path / "data"), tmp_path), "test") == "b" * 10
     assert "README say no split; left out" in capsys.readouterr().err
-    listed = files(tmp_path, {"train.txt": "a" * 90, "test.txt": "b" * 10, "more.txt": "c"})
-    with pytest.raises(OptionError, match=r"has files that are splits and more.txt, which is none; name the splits: '"):
-        corpus_of(listed, tmp_path)
-    with pytest.raises(OptionError, match=r"name the splits: 'data.path={train:PATH,"):
-        corpus_of(listed[1:2] + files(tmp_path, {"valid.txt": "x"}), tmp_path)
-    with pytest.raises(OptionError, match=r"must have text: it is empty in test.txt|must not be empty"):
-        corpus_of({"train": listed[0], "test": files(tmp_path, {"none/test.txt": ""})[0]}, tmp_path)
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".bin"])
-def test_ids_in_a_folder_with_the_names_of_splits(tmp_path: Path, suffix: str) -> None:
-    for number, split in enumerate(("train", "val", "test")):
-        ids = np.arange(10 + number, dtype=np.uint16)
-        path = tmp_path / f"ids/{split}{suffix}"
-        path.parent.mkdir(exist_ok=True)
-        ids.tofile(path) if suffix == ".bin" else np.save(path, ids)
-    dtype = "uint16" if suffix == ".bin" else None
-    corpus = corpus_of(str(tmp_path / "ids"), tmp_path, level="ids", dtype=dtype)
-    assert [len(corpus.splits[split]) for split in SPLITS] == [10, 11, 12]
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (
+            ["train.txt", "test.txt", "more.txt"],
+            r"has files that are splits and more.txt, which is none; name the split",
+        ),
+        (["test.txt", "valid.txt"], r"name the splits: 'data.path={train:PATH,"),
+        ({"train": "train.txt", "test": "empty.txt"}, "must not be empty"),
+        ({"valid": "valid.txt"}, "must be a file, a folder, a list"),
+    ],
+)
+def test_splits_that_are_not_clear_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: object, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files(tmp_path, {f"{name}.txt": "a" * 90 for name in ("train", "valid", "test", "more")} | {"empty.txt": ""})
+    with pytest.raises(OptionError, match=words):
+        corpus_of(path, tmp_path)
 
 
 def test_rare_words_train_the_unknown_one_and_its_share_is_known(
@@ -115,8 +87,7 @@ def test_rare_words_train_the_unknown_one_and_its_share_is_known(
     listed = files(tmp_path, {"train.txt": train, "valid.txt": "to be new\n" * 5, "test.txt": "new be\n" * 5})
     corpus = corpus_of(listed, tmp_path, level="word")
     assert corpus.vocabulary.decode(corpus.splits["train"][:10]) == "to be or not to be or not <unk>\n"
-    assert corpus.unknown == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
-    assert corpus.facts()["unknown"] == corpus.unknown
+    assert corpus.unknown == corpus.facts()["unknown"] == {"train": 1 / 37, "valid": 1 / 4, "test": 1 / 3}
     assert corpus.unknown_share("test") == " with 33.3% <unk>"
     assert "never trained" not in capsys.readouterr().err
     untrained = corpus_of(listed, tmp_path, level="word", min_count=1)
@@ -137,16 +108,11 @@ def test_rare_words_train_the_unknown_one_and_its_share_is_known(
         ("all on one line " * 500, "the valid split is empty: cuts are at the ends of lines, .*: use data.level=bpe"),
     ],
 )
-def test_a_text_that_white_space_does_not_divide_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_text_that_cannot_be_words_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (path,) = files(tmp_path, {"text.txt": text})
     with pytest.raises(UserError, match=words):
         corpus_of(path, tmp_path, level="word")
     assert len(corpus_of(path, tmp_path, level="char").splits["valid"]) > 0
-
-
-def test_an_empty_split_says_why(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the valid split is empty: it is too short"):
-        corpus_of(files(tmp_path, {"text.txt": "short"})[0], tmp_path)
 
 
 def parquet(texts: list[str]) -> bytes:
@@ -174,7 +140,6 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "text.xz": lambda: lzma.compress(JOINED.encode()),
     "text.zst": lambda: zstd(JOINED.encode()),
     "text.utf16.txt": lambda: JOINED.encode("utf-16"),
-    "text.bom.txt": lambda: JOINED.encode("utf-8-sig"),
     "text.bom.txt.gz": lambda: gzip.compress(JOINED.encode("utf-8-sig")),
     "text.jsonl": lambda: LINES,
     "text.jsonl.zst": lambda: zstd(LINES),
@@ -189,61 +154,44 @@ FORMATS: dict[str, Callable[[], bytes]] = {
 def test_files_are_read_as_their_contents_say(tmp_path: Path, name: str, level: str) -> None:
     (path,) = files(tmp_path, {name: FORMATS[name]()})
     corpus = corpus_of(path, tmp_path, level=level)
-    decoded = "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS)
-    assert decoded == JOINED if level == "byte" else decoded.count("record") == 60
-    is_of_records = any(kind in name for kind in ("json", "csv", "parquet"))
+    assert text_of(corpus) == JOINED if level == "byte" else text_of(corpus).count("record") == 60
     n_documents = sum(len(corpus.documents[split]) for split in SPLITS)
-    assert 60 <= n_documents <= 62 if is_of_records else n_documents == 3  # a cut goes through a document
+    of_records = any(kind in name for kind in ("json", "csv", "parquet"))
+    assert 60 <= n_documents <= 62 if of_records else n_documents == 3  # a cut goes through a document
+
+
+NO_TEXT = "must be a text, not "
+NO_RECORD = "must have a text in the column text of every record "
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("name", "content", "words"),
     [
-        (b"%PDF-1.7 " + b"x" * 99, "must be a text, not binary"),
-        (b"\x89PNG\r\n\x1a\n" + b"x" * 99, "must be a text, not binary"),
-        (b"\x80\x04\x95" + bytes(99), "must be a text, not binary"),
-        (b"PK\x03\x04" + b"x" * 99, "must be a text, not an archive; unpack it"),
-        (gzip.compress(bytes(257) + b"ustar" + bytes(99), mtime=0), "must be a text, not an archive; unpack it"),
+        ("text.txt", b"%PDF-1.7 " + b"x" * 99, NO_TEXT + "binary"),
+        ("text.txt", b"\x80\x04\x95" + bytes(99), NO_TEXT + "binary"),
+        ("a.docx", b"PK\x03\x04" + b"x" * 99, NO_TEXT + "an archive; unpack it"),
+        ("text.txt", gzip.compress(bytes(257) + b"ustar" + bytes(99), mtime=0), NO_TEXT + "an archive; unpack it"),
+        ("a.jsonl", b'{"text": "a"}\n{"content": "a line", "id": 1}\n', r"{'content': 'a line', 'id': 1}"),
+        ("a.jsonl", b'{"text": null}\n' * 9, NO_RECORD + r"\(LookupError: one is {'text': None}"),
+        ("a.jsonl", b"no json\n" * 9, NO_RECORD),
+        ("a.json", b"[]", NO_RECORD + r"\(LookupError: there is none"),
+        ("a.gz", gzip.compress(b"text" * 999)[:-9], "a.gz: cannot be read"),
+        ("a.xz", lzma.compress(b"text" * 999)[:-9], "a.xz: cannot be read"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
-    (path,) = files(tmp_path, {"text.txt": content})
-    with pytest.raises(OptionError, match=words):
+def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (path,) = files(tmp_path, {name: content})
+    with pytest.raises(UserError, match=words):
         corpus_of(path, tmp_path, level="char")
-
-
-@pytest.mark.parametrize("content", [b'{"body": "a"}\n' * 9, b"no json\n" * 9, b'{"text": null}\n' * 9])
-def test_records_without_text_are_refused(tmp_path: Path, content: bytes) -> None:
-    (path,) = files(tmp_path, {"text.jsonl": content})
-    with pytest.raises(OptionError, match="must have a text in the column text of every record"):
-        corpus_of(path, tmp_path)
-
-
-@pytest.mark.parametrize("record", [{"content": "a line", "id": 1}, {"text": None}, {"text": 7}])
-def test_the_record_without_text_is_shown(tmp_path: Path, record: dict[str, object]) -> None:
-    (path,) = files(tmp_path, {"text.jsonl": f"{json.dumps({'text': 'a'})}\n{json.dumps(record)}\n".encode()})
-    with pytest.raises(OptionError, match=re.escape(f"of every record (LookupError: one is {record})")):
-        corpus_of(path, tmp_path)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    for name, content in {"a.gz": gzip.compress(b"text" * 999)[:-9], "a.xz": lzma.compress(b"text" * 999)[:-9]}.items():
-        with pytest.raises(UserError, match=f"{name}: cannot be read"):
-            corpus_of(files(tmp_path, {name: content})[0], tmp_path)
 
 
 def test_of_a_folder_only_texts_are_read_and_the_rest_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    contents = {
-        "a.txt": "a" * 50,
-        "b.txt.gz": gzip.compress(b"b" * 50),
-        "c.png": b"\x89PNG\r\n\x1a\nx",
-        "d.dat": b"x\0y",
-    }
-    files(tmp_path / "texts", {**contents, "__pycache__/e.pyc": b"x", ".git/f": "f"})
-    corpus = corpus_of(str(tmp_path / "texts"), tmp_path)
-    assert "".join(text_of(corpus, split) for split in SPLITS) == "a" * 50 + "b" * 50
+    texts: dict[str, str | bytes] = {"a.txt": "a" * 50, "b.txt.gz": gzip.compress(b"b" * 50)}
+    others: dict[str, str | bytes] = {"c.png": b"\x89PNG\r\n\x1a\nx", "d.dat": b"x\0y", "__pycache__/e.pyc": b"x"}
+    files(tmp_path / "texts", {**texts, **others, ".git/f": "f"})
+    assert text_of(corpus_of(str(tmp_path / "texts"), tmp_path)) == "a" * 50 + "b" * 50
     assert "c.png, d.dat: no text; left out" in capsys.readouterr().err
 
 
@@ -267,45 +215,3 @@ file(FileData(name="file", path={str(tmp_path / "texts")!r}, cache_dir="/nowhere
     assert "data.path=" in last
     assert f"{locked.rpartition('/')[2]} cannot be read (Permission denied)" in last or locked == "texts", last
     assert "cannot be read (Permission denied)" in last
-
-
-def test_a_document_may_end_its_lines_as_windows_does(tmp_path: Path) -> None:
-    text = "= One =\r\nfirst\r\n\r\n= Two =\r\nsecond = \r\n"
-    (path,) = files(tmp_path, {"text.txt": text})
-    found = [b"".join(chunks) for chunks in split_documents([Part(Path(path))], start_pattern("^= .* =$"))]
-    assert found == [text[:18].encode(), text[18:].encode()]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("ids.bin", b"1 2 3 4 5 6 7 8\n" * 9, "not digits of a text: save it with numpy.save"),
-        ("ids.json", json.dumps(list(range(99))).encode(), "not digits of a text"),
-        ("ids.txt", b"\x01\x00\x02\x00", "not binary: save it"),
-        ("ids.bin", b"PK\x03\x04" + bytes(60), "not an archive: save it"),
-        ("ids.raw", gzip.compress(bytes(64), mtime=0), "not compressed: save it"),
-        ("ids.pt", b"\x80\x02" + bytes(60), "not binary: save it"),
-    ],
-)
-def test_ids_in_other_formats_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        corpus_of(files(tmp_path, {name: content})[0], tmp_path, level="ids", dtype="uint16")
-
-
-def test_archives_of_numpy_are_refused_and_arrays_need_no_suffix(tmp_path: Path) -> None:
-    np.savez(tmp_path / "ids.npz", ids=np.arange(100))
-    with pytest.raises(OptionError, match="not an archive: save it"):
-        corpus_of(str(tmp_path / "ids.npz"), tmp_path, level="ids", dtype="uint16")
-    with (tmp_path / "ids.bin").open("wb") as file:
-        np.save(file, np.arange(100))
-    corpus = corpus_of(str(tmp_path / "ids.bin"), tmp_path, level="ids", dtype="uint16")
-    assert sum(len(corpus.splits[split]) for split in SPLITS) == 100
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("a.txt", "text")
-    with pytest.raises(OptionError, match="not an archive; unpack it"):
-        corpus_of(files(tmp_path, {"a.docx": buffer.getvalue()})[0], tmp_path, level="char")
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.add(tmp_path / "ids.bin", "ids.bin")
-    with pytest.raises(OptionError, match="not an archive; unpack it"):
-        corpus_of(str(tmp_path / "a.tar"), tmp_path, level="char")

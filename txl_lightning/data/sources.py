@@ -37,7 +37,7 @@ FRACTIONS = (0.9, 0.05, 0.05)
 WHOLE = "whole"  # the only split of a text that is not cut
 CHUNK_BYTES = 1 << 22
 HEAD_BYTES = 1 << 13  # that tell the kind of a file
-PREPARATION_VERSION = 5
+PREPARATION_VERSION, DESCRIPTION = 5, "description.json"
 PACKAGES = {"sympy": "1.14.0", "networkx": "3.6.1"}  # as in `constraints.txt`; torch needs both
 PACKAGES_CHECKSUM = "9cf24e9700e0a49d0fd0ec4c3e620ab30311cf772b9846100a968ff394086b9f"
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -328,7 +328,7 @@ def cached(
         prepare: writes arrays into the folder that it is given, as files NAME.DTYPE, and returns the description.
 
     Raises:
-        UserError: the folder cannot be written (permissions, full disk), or `prepare` raised it.
+        UserError: the folder cannot be written (permissions, full disk) or is damaged, or `prepare` raised it.
     """
     folder = directory / key
     try:
@@ -337,15 +337,24 @@ def cached(
             with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=directory) as scratch:
                 unfinished = Path(scratch, "unfinished")
                 unfinished.mkdir()
-                write_json(unfinished / "description.json", prepare(unfinished))
+                description = prepare(unfinished)
+                write_json(unfinished / DESCRIPTION, {**description, "sizes": _sizes(unfinished)})
                 for path in unfinished.iterdir():
                     with path.open("rb") as file:
                         os.fsync(file.fileno())
                 with suppress(OSError):  # another process was faster
                     unfinished.rename(folder)
             sync_folder(directory)
-        description = json.loads((folder / "description.json").read_text(encoding="utf-8"))
+        text, sizes = (folder / DESCRIPTION).read_text(encoding="utf-8"), _sizes(folder)
     except OSError as error:
         raise UserError(f"data.cache_dir={directory}: cannot store prepared tokens: {error}") from error
-    arrays = (path for path in folder.iterdir() if path.suffix != ".json")
-    return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in arrays}, description
+    with suppress(json.JSONDecodeError):
+        description = json.loads(text)
+        if description.pop("sizes") == sizes:
+            paths = [folder / name for name in sizes]
+            return {path.stem: np.memmap(path, path.suffix[1:], mode="r") for path in paths}, description
+    raise UserError(f"data.cache_dir={directory}: {folder} is damaged; delete it")
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != DESCRIPTION}

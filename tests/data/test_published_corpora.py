@@ -1,7 +1,13 @@
-"""The corpora of the paper in every layout of a data folder, at sizes of a test."""
+"""Corpora of the paper in every layout of a data folder and from real files; downloads."""
 
+import hashlib
+import io
 import lzma
+import os
+import shutil
+import socket
 import tracemalloc
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from txl_lightning import files
-from txl_lightning.config.schemas import DataConfig, EvaluationConfig, data_class
+from tests.data.helpers import files, text_of
+from txl_lightning import files as checksums
+from txl_lightning.config.schemas import DataConfig, Enwik8Data, EvaluationConfig, data_class
 from txl_lightning.data import published_corpora, sources
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.published_corpora import PUBLISHED
+from txl_lightning.data.published_corpora import ADDRESSES, CHECKSUMS, PUBLISHED, REVISION, WIKITEXT, fetch
 from txl_lightning.data.sources import Published
 from txl_lightning.data.streams import ShuffledStreams
 from txl_lightning.errors import OptionError, UserError
@@ -43,12 +50,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(published_corpora, "fetch", lambda name, folder: None)
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
-
-
-def write(root: Path, files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
 
 
 def config_of(root: Path, name: str, level: str = "byte", **options: Any) -> DataConfig:
@@ -138,7 +139,7 @@ def test_a_corpus_has_the_same_tokens_in_every_layout(
     chunk_bytes: int,
 ) -> None:
     monkeypatch.setattr(sources, "CHUNK_BYTES", chunk_bytes)
-    write(root, layout)
+    files(root, layout)
     options = {"level": LEVELS.get(name, "word"), **options}
     config = config_of(root, name, **options)
     if chunk_bytes == 7:  # the other way to the folder
@@ -159,18 +160,6 @@ def test_a_corpus_has_the_same_tokens_in_every_layout(
     assert corpus.cutoffs == (), "the standard ones are beyond these vocabularies"
 
 
-def test_what_is_published() -> None:
-    for name, vocabulary, *tokens in (
-        ("wikitext-103", 267_735, 103_227_021, 217_646, 245_569),
-        ("wikitext-2", 33_278, 2_088_628, 217_646, 245_569),
-        ("ptb", 10_000, 929_589, 73_760, 82_430),
-        ("enwik8, newlines kept", 205, 90_000_000, 5_000_000, 5_000_000),
-        ("text8", 27, 90_000_000, 5_000_000, 5_000_000),
-        *(("enwik8, newlines dropped", 204), ("lm1b", 793_471)),
-    ):
-        assert (PUBLISHED[name].vocabulary, [*PUBLISHED[name].tokens.values()]) == (vocabulary, tokens)
-
-
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [
@@ -186,7 +175,7 @@ def test_what_is_published() -> None:
     ],
 )
 def test_a_corpus_that_is_not_the_published_one_is_refused(root: Path, name: str, layout: Any, words: str) -> None:
-    write(root, layout if isinstance(layout, dict) else split_files(f"{name}/{{}}.txt", layout))
+    files(root, layout if isinstance(layout, dict) else split_files(f"{name}/{{}}.txt", layout))
     with pytest.raises(UserError, match=words):
         load(root, name, LEVELS.get(name, "word"))
     assert list((root.parent / "cache").glob("*")) == []
@@ -194,7 +183,7 @@ def test_a_corpus_that_is_not_the_published_one_is_refused(root: Path, name: str
 
 def test_a_prefix_is_used_only_on_request(root: Path) -> None:
     pieces = {"lm1b/heldout-00010-00011.tokens": b"the cat sat\nthe dog sat\nthe end\n" * 20}
-    write(root, {"enwik8/enwik8.prefix": ENWIK8, **PREFIX, **pieces})
+    files(root, {"enwik8/enwik8.prefix": ENWIK8, **PREFIX, **pieces})
     for name in ("enwik8", "wikitext-103", "lm1b"):
         with pytest.raises(OptionError, match=rf"data={name}: .* only a part of it: data.prefix=true uses that"):
             load(root, name, LEVELS.get(name, "word"))
@@ -205,7 +194,7 @@ def test_a_prefix_is_used_only_on_request(root: Path) -> None:
 
 
 def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
-    write(root, SHARDS | {name: text * 30 for name, text in HELD_OUT.items()})
+    files(root, SHARDS | {name: text * 30 for name, text in HELD_OUT.items()})
     data, lengths = config_of(root, "lm1b", "word", batch_size=4, segment_len=5), EvaluationConfig(2, 5)
     module = StreamsDataModule(data, lengths)
     train, valid = module.train_dataloader(), module.val_dataloader()
@@ -218,19 +207,17 @@ def test_sentences_of_lm1b_are_shuffled_in_training_only(root: Path) -> None:
         StreamsDataModule(replace(data, batch_size=200, segment_len=2), lengths)
 
 
-@pytest.mark.parametrize("level", ["byte", "char", "word"])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("level", "packed"), [("byte", False), ("word", True)])
 def test_wikipedia_2015_may_be_packed(root: Path, level: str, packed: bool) -> None:
     text = ARTICLES.encode()
-    write(root, {f"wikipedia-2015/wikipedia-2015.txt{'.xz' * packed}": lzma.compress(text) if packed else text})
-    corpus = load(root, "wikipedia-2015", level)
-    assert "".join(corpus.vocabulary.decode(corpus.splits[split]) for split in SPLITS) == ARTICLES
+    files(root, {f"wikipedia-2015/wikipedia-2015.txt{'.xz' * packed}": lzma.compress(text) if packed else text})
+    assert text_of(load(root, "wikipedia-2015", level)) == ARTICLES
 
 
 @pytest.mark.parametrize("level", ["byte", pytest.param("word", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "CHUNK_BYTES", 1 << 15)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", 1 << 15)
     path = root / "text.txt"
     peaks = []
     for megabytes in (1, 5):
@@ -242,3 +229,132 @@ def test_memory_does_not_grow_with_the_text(root: Path, level: str, monkeypatch:
     # The table of all characters, 9 bytes for each of 1.1 million, does not depend on the text.
     assert peaks[0] < 16 << 20
     assert peaks[1] < peaks[0] + (1 << 19)
+
+
+ROOT = Path(os.environ.get("TXL_DATA", "nowhere"))
+
+
+def real(tmp_path: Path, needs: str, name: str, **options: bool) -> Corpus:
+    if not (ROOT / needs).is_file():
+        pytest.skip(f"{needs} is not in TXL_DATA")
+    return load_corpus(DataConfig(name=name, level="word", cache_dir=str(tmp_path), **options))
+
+
+def test_words_of_wikitext_2_are_ordered_by_count(tmp_path: Path) -> None:
+    corpus = real(tmp_path, "wikitext-2/wiki.train.tokens", "wikitext-2")
+    assert corpus.vocabulary.symbols[:6] == ("<eos>", "the", ",", ".", "of", "<unk>")
+    counts = np.bincount(corpus.splits["train"], minlength=len(corpus.vocabulary))
+    assert (np.diff(counts[1:]) <= 0).all()
+    assert counts[0] == 36_718, "one <eos> for every line, blank ones too"
+
+
+def test_wikitext_103_evaluates_with_the_vocabulary_of_the_whole_training_split(tmp_path: Path) -> None:
+    corpus = real(tmp_path, "wikitext-103/wiki.train.prefix.tokens", "wikitext-103", prefix=True)
+    # Its place in the published vocabulary: 441,959 times, after "is" and before "his".
+    assert (len(corpus.vocabulary), corpus.vocabulary.numbers["<unk>"]) == (267_735, 24)
+    assert sum(corpus.splits["test"] == 24) == 2_492, "no word of the true splits is unknown but <unk> itself"
+
+
+CONTENT = b"some text\n" * 1000
+
+
+def zipped(name: str, content: bytes = CONTENT) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No official address can be reached."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    for corpus, (_, *more) in ADDRESSES.items():
+        monkeypatch.setitem(ADDRESSES, corpus, (f"{closed}/archive.zip", *more))
+    monkeypatch.setenv("HF_ENDPOINT", closed)
+    monkeypatch.delenv("TXL_DATA", raising=False)
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, corpus: str, archive: Path, content: bytes) -> None:
+    archive.parent.mkdir()
+    archive.write_bytes(content)
+    monkeypatch.setitem(ADDRESSES, corpus, (archive.as_uri(), *ADDRESSES[corpus][1:]))
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_corpus_that_is_not_there_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # "characters" of the archive are words and spaces written apart, as in the real one.
+    for kind, content in (("", b" a b <unk> \n b a \n" * 9), ("char.", b"a _ b \n" * 9)):
+        files(tmp_path / "made/simple-examples/data", {f"ptb.{kind}{split}.txt": content for split in SPLITS})
+    content = Path(shutil.make_archive(str(tmp_path / "made/packed"), "gztar", tmp_path / "made")).read_bytes()
+    serve(monkeypatch, "ptb", tmp_path / "server/simple-examples.tgz", content)
+    config = DataConfig(name="ptb", level="char", cache_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"simple-examples.tgz has the md5 .*, expected is 30177ea32e27c525793142"):
+        load_corpus(config)
+    monkeypatch.setitem(CHECKSUMS, "simple-examples.tgz", f"sha256:{hashlib.sha256(content).hexdigest()}")
+    corpus = load_corpus(config)
+    assert corpus.name == "ptb, characters"
+    assert corpus.vocabulary.decode(corpus.splits["train"][:8]) == "a b\na b\n"
+    names = sorted(f"ptb.{kind}{split}.txt" for kind in ("", "char.") for split in SPLITS)
+    assert sorted(path.name for path in (tmp_path / "downloads" / "ptb").iterdir()) == names
+    assert [path.name for path in (tmp_path / "downloads").iterdir()] == ["ptb"]
+    shutil.rmtree(tmp_path / "server")
+    assert load_corpus(config).checksum == corpus.checksum
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (zipped("enwik8"), "enwik8 has the md5 .*, expected is a1fa5ffddb56f4953e226637dabbb36a"),
+        (zipped("other"), "enwik8.zip lacks enwik8"),
+        (zipped("enwik8")[:-30], "enwik8.zip gave a damaged archive"),
+        (zipped("../../enwik8"), "enwik8 has the md5"),  # its folders are ignored
+        (zipped("enwik8", bytes(100_000_001)), "enwik8 is larger than expected"),  # 97 kB packed
+        (b"<html>please log in", "enwik8.zip gave a damaged archive"),
+    ],
+)
+@pytest.mark.usefixtures("unreachable")
+def test_a_bad_archive_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
+) -> None:
+    serve(monkeypatch, "enwik8", tmp_path / "server/enwik8.zip", content)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match=words):
+        load_corpus(Enwik8Data(name="enwik8", root=str(tmp_path / "data"), cache_dir=str(tmp_path / "cache")))
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["enwik8", "text8", "wikitext-2", "ptb", "lm1b", "wikipedia-2015"])
+@pytest.mark.usefixtures("unreachable")
+def test_without_network_or_copy_one_line_names_the_files_and_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TXL_DATA", str(tmp_path))
+    level = {"enwik8": "byte", "text8": "char", "wikipedia-2015": "byte"}.get(name, "word")
+    words = rf"data={name}: not in .*{name}, and .*; put .* data.root or TXL_DATA"
+    with pytest.raises(UserError, match=words) as error:
+        load_corpus(data_class(name)(name=name, level=level, cache_dir=str(tmp_path / "cache")))
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wikitext_comes_through_datasets_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub
+
+    rows = {"train": ["", " = A = \n", " the a \n"], "validation": [" a \n"], "test": ["", " the \n"]}
+    made = {split: datasets.Dataset.from_dict({"text": text}) for split, text in rows.items()}
+    known = {(WIKITEXT, "wikitext-2-v1", REVISION): made, (WIKITEXT, "wikitext-103-v1", REVISION): {}}
+    asked: list[str] = []
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, revision, timeout: asked.append(revision))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, revision: known[(*given, revision)])
+    fetch("wikitext-2", tmp_path / "wikitext-2")
+    contents = [(tmp_path / f"wikitext-2/wiki.{split}.tokens").read_text() for split in SPLITS]
+    assert contents == ["\n = A = \n the a \n", " a \n", "\n the \n"]
+    with pytest.raises(KeyError):
+        fetch("wikitext-103", tmp_path / "wikitext-103")
+    assert [path.name for path in tmp_path.iterdir()] == ["wikitext-2"], "nothing half-written"
+    assert (asked, len(REVISION)) == ([REVISION] * 2, 40)
+    assert all(address.startswith("https://") for address, *_ in ADDRESSES.values())

@@ -1,0 +1,26 @@
+"""Corpora of small files that tests write, cached beside them."""
+
+from pathlib import Path
+from typing import Any
+
+from txl_lightning.config.schemas import FileData
+from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
+from txl_lightning.data.documents import without_marks
+
+
+def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:
+    """Write files and return their paths."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return [str(folder / name) for name in contents]
+
+
+def corpus_of(path: Any, folder: Path, marked: bool = False, **options: Any) -> Corpus:
+    """Load `data=file` with a cache in a folder."""
+    return load_corpus(FileData(name="file", path=path, cache_dir=str(folder / "cache"), **options), marked=marked)
+
+
+def text_of(corpus: Corpus, *splits: str) -> str:
+    """Return the text of splits, by default of all, one after the other."""
+    return "".join(corpus.vocabulary.decode(without_marks(corpus.splits[split])) for split in splits or SPLITS)
