@@ -25,7 +25,7 @@ from txl_lightning.measure.generate import GenerateOptions
 from txl_lightning.measure.scoring.option_checks import check_at_least_one, open_checkpoint, options_as_typed
 from txl_lightning.measure.scoring.token_losses import device_of
 from txl_lightning.model.inference.cached import CachedTransformerXL, can_cache
-from txl_lightning.model.inference.generation import GenerativeModel, check_sampling, continuation_losses
+from txl_lightning.model.inference.generation import GenerativeModel, check_sampling
 from txl_lightning.model.inference.generation import generate as draw
 from txl_lightning.model.inference.segments import SegmentedTransformerXL
 from txl_lightning.model.inference.sliding_window import SlidingWindow
@@ -33,7 +33,6 @@ from txl_lightning.model.transformer_xl import TransformerXL
 from txl_lightning.runs.bfloat16 import autocast, chosen_precision
 from txl_lightning.runs.trained import TrainedModel, checkpoint_corpus, is_other_text
 
-FLOAT32_TOKENS = 50  # of the first sample, scored in float32 too, to state what bfloat16 changes
 MOST_SHOWN = 40  # characters of a prompt in a message
 DIM, NORMAL = "\033[2m", "\033[0m"  # escape sequences of terminals
 # Models of bytes can draw control characters. They are shown as a sign, so that the terminal does not obey them.
@@ -68,37 +67,46 @@ def run(options: GenerateOptions, directory: Path, write: Write = show) -> list[
     _check_options(options)
     trained = open_checkpoint(options)
     device, precision = device_of(trained.model), chosen_precision(options.precision, options.accelerator)
-    prompts = read_prompts(options, trained)
+    prompts, vocabulary = read_prompts(options, trained), trained.vocabulary
     repeated = [torch.tensor(prompt.tokens, device=device) for prompt in prompts for _ in range(options.n_samples)]
-    seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
     sampling = {name: getattr(options, name) for name in ("n_tokens", "top_k", "top_p", "temperature")}
+    seeds = [options.seed + sample for _ in prompts for sample in range(options.n_samples)]
+    resets = trained.config.memory.reset == "document" and vocabulary.starts_sentences
+    reading: dict[str, Any] = {
+        "segment_len": trained.config.evaluation.segment_len,
+        "document_start": vocabulary.numbers[SENTENCE] if resets else None,
+        "closed_documents": trained.closed_sentences,
+    }
     with autocast(precision, device):  # cached inference checks that it is used as it was set up
         model, context = with_context(trained, options)
-        tokens = draw(model, repeated, **sampling, seed=seeds, **_reading(trained))
-        drawn, times = _write_samples(tokens, prompts, trained.vocabulary, options.n_samples, write)
-    continued = _continued(prompts, drawn, trained.vocabulary, options.n_samples)
+        tokens = draw(model, repeated, **sampling, seed=seeds, **reading)
+        drawn, times = _write_samples(tokens, prompts, vocabulary, options.n_samples, write)
+    samples, entries, parts = iter(drawn), [], []
+    for prompt in prompts:
+        text, of_prompt = vocabulary.decode(prompt.numbers), list(islice(samples, options.n_samples))
+        true = None if prompt.continuation is None else vocabulary.decode(prompt.continuation)
+        texts = [vocabulary.decode(one) for one in of_prompt]
+        listed = [{"text": text, "tokens": one} for text, one in zip(texts, of_prompt, strict=True)]
+        told = {**prompt.source, "text": text, "tokens": prompt.numbers}
+        entries.append({"prompt": told, "continuation": true, "samples": listed})
+        parts += [(prompt.title, text), *([] if true is None else [("true continuation", true)])]
+        parts += [(f"sample {number}", text) for number, text in enumerate(texts, 1)]
     n_after_first = len(drawn) * (options.n_tokens - 1)
     speed = n_after_first / (times[-1] - times[1]) if n_after_first else None
-    difference = _float32_difference(options, precision, trained, prompts[0], drawn[0])
     results = {
         "checkpoint": str(options.checkpoint),
         "step": trained.step,
-        **({"prompts": continued} if options.prompts or options.prompt_file or len(prompts) > 1 else continued[0]),
+        **({"prompts": entries} if options.prompts or options.prompt_file or len(prompts) > 1 else entries[0]),
         "options": {**sampling, "n_samples": options.n_samples, "seed": options.seed, "precision": precision},
         "context": context,
         "prompt_seconds": round(times[1] - times[0], 4),
         "tokens_per_second": speed,
-        "float32_difference": difference,
     }
     write_json(directory / "generation.json", results, ensure_ascii=False)
-    if trained.vocabulary.level == "ids":
+    if vocabulary.level == "ids":
         np.save(directory / "samples.npy", drawn)
-    parts = [_layout(one, prompt.title) for one, prompt in zip(continued, prompts, strict=True)]
-    write_text(directory / "samples.txt", "\n".join(parts))
+    write_text(directory / "samples.txt", "\n".join(f"=== {name}\n{text}\n" for name, text in parts))
     write(f"{len(drawn) * options.n_tokens:,} tokens{f', {speed:,.0f} a second' if speed else ''}; {context}\n")
-    if difference is not None:
-        where = f"the first {difference['tokens']} tokens of sample 1"
-        write(f"{precision}: nll {difference['nll']:+.5f} beside float32 on {where}\n")
     return []
 
 
@@ -140,33 +148,6 @@ def with_context(trained: TrainedModel, options: GenerateOptions) -> tuple[Gener
     return model.with_lengths(**lengths), f"{words} and {compressed}"
 
 
-def _reading(trained: TrainedModel) -> dict[str, Any]:
-    """Return how prompts and drawn tokens are read: in which segments, and which token begins a document, if any."""
-    resets = trained.config.memory.reset == "document" and trained.vocabulary.starts_sentences
-    return {
-        "segment_len": trained.config.evaluation.segment_len,
-        "document_start": trained.vocabulary.numbers[SENTENCE] if resets else None,
-        "closed_documents": trained.closed_sentences,
-    }
-
-
-def _float32_difference(
-    options: GenerateOptions, precision: str, trained: TrainedModel, prompt: Prompt, drawn: list[int]
-) -> dict[str, Any] | None:
-    """Return by how much the precision changes the mean loss of the first drawn tokens; None with `32-true`."""
-    if precision == "32-true":
-        return None
-    device = device_of(trained.model)
-    prompt_T = torch.tensor(prompt.tokens, device=device)
-    drawn_N = torch.tensor(drawn[:FLOAT32_TOKENS], device=device)
-    mean = {}
-    for chosen in (precision, "32-true"):
-        with autocast(chosen, device):
-            model, _ = with_context(trained, options)
-            mean[chosen] = continuation_losses(model, prompt_T, drawn_N, **_reading(trained)).mean().item()
-    return {"nll": mean[precision] - mean["32-true"], "tokens": len(drawn_N)}
-
-
 def _write_samples(
     tokens: Iterator[Tensor], prompts: list[Prompt], vocabulary: Vocabulary, n_samples: int, write: Write
 ) -> tuple[list[list[int]], list[float]]:
@@ -198,30 +179,6 @@ def _write_samples(
 def visible(text: str) -> str:
     """Replace control characters."""
     return text.translate(CONTROL)
-
-
-def _continued(
-    prompts: list[Prompt], drawn: list[list[int]], vocabulary: Vocabulary, n_samples: int
-) -> list[dict[str, Any]]:
-    """Return the entries `prompt`, `continuation` and `samples` of `generation.json`, for every prompt."""
-    samples = iter(drawn)
-    return [
-        {
-            "prompt": {**prompt.source, "text": vocabulary.decode(prompt.numbers), "tokens": prompt.numbers},
-            "continuation": None if prompt.continuation is None else vocabulary.decode(prompt.continuation),
-            "samples": [{"text": vocabulary.decode(tokens), "tokens": tokens} for tokens in islice(samples, n_samples)],
-        }
-        for prompt in prompts
-    ]
-
-
-def _layout(results: dict[str, Any], title: str) -> str:
-    """Format context, true continuation and samples one below the other, as in appendix E."""
-    parts = [(title, results["prompt"]["text"])]
-    if results["continuation"] is not None:
-        parts.append(("true continuation", results["continuation"]))
-    parts += [(f"sample {i}", sample["text"]) for i, sample in enumerate(results["samples"], 1)]
-    return "\n".join(f"=== {name}\n{text}\n" for name, text in parts)
 
 
 @dataclass(frozen=True)
@@ -260,22 +217,17 @@ def read_prompts(options: GenerateOptions, trained: TrainedModel) -> list[Prompt
         return _prompts_of_ids(options.prompt_ids, len(vocabulary))
     if options.prompt is not None:
         return [typed_prompt(options.prompt, vocabulary, closed=closed)]
-    if options.prompts is not None:
-        option, texts = "prompts", options.prompts
-    else:
-        option, texts = "prompt_file", _lines(str(options.prompt_file))
+    option, texts = "prompts", options.prompts
+    if texts is None:
+        option, path = "prompt_file", str(options.prompt_file)
+        try:
+            texts = [line for line in not_special(path).read_text(encoding="utf-8").split("\n") if line]
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise OptionError(option, path, f"cannot be read ({reason})") from error
     require(bool(texts), option, getattr(options, option), "must have at least one prompt")
     prompts = [typed_prompt(text, vocabulary, option, closed) for text in texts]
     return [replace(prompt, title=f"{prompt.title}, {number}") for number, prompt in enumerate(prompts, 1)]
-
-
-def _lines(path: str) -> list[str]:
-    """Return the lines of `prompt_file` that are not empty."""
-    try:
-        return [line for line in not_special(path).read_text(encoding="utf-8").split("\n") if line]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise OptionError("prompt_file", path, f"cannot be read ({reason})") from error
 
 
 def typed_prompt(text: str, vocabulary: Vocabulary, option: str = "prompt", closed: bool = False) -> Prompt:
