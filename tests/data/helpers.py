@@ -5,7 +5,7 @@ from typing import Any
 
 from txl_lightning.config.schemas import FileData
 from txl_lightning.data.corpus import SPLITS, Corpus, load_corpus
-from txl_lightning.data.documents import without_marks
+from txl_lightning.data.vocabulary import without_marks
 
 
 def files(folder: Path, contents: dict[str, str | bytes]) -> list[str]:

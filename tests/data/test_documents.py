@@ -11,7 +11,7 @@ from tests.data.helpers import corpus_of, files, text_of
 from txl_lightning.config.schemas import CONF, EvaluationConfig, FileData, Lm1bData
 from txl_lightning.data.corpus import SPLITS, Corpus
 from txl_lightning.data.datamodule import StreamsDataModule
-from txl_lightning.data.documents import without_marks
+from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError
 
 TEXTS = {"a.txt": "eins drei ", "b/second.txt": "zwei\nacht", "c.txt": "vier fünf sechs\n" * 20, "d.txt": "drei"}

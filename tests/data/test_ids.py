@@ -11,7 +11,7 @@ import pytest
 from tests.data.helpers import corpus_of, files
 from txl_lightning.data import own_files
 from txl_lightning.data.corpus import SPLITS, Corpus
-from txl_lightning.data.documents import without_marks
+from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError
 
 IDS = np.arange(1000) % 37

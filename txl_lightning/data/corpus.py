@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,19 +16,19 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig, FileData
 from txl_lightning.data import own_files, published_corpora, sources
-from txl_lightning.data.documents import (
-    Pattern,
+from txl_lightning.data.own_files import chunks_of_ids, id_range, ids_of, vocabulary_of_ids
+from txl_lightning.data.recall import recall
+from txl_lightning.data.sources import SPLITS, WHOLE, Part, Source, cache_key, cached, read
+from txl_lightning.data.vocabulary import (
+    LEVELS,
+    N_BYTES,
+    SENTENCE,
+    Vocabulary,
     close_sentences,
-    id_documents,
     mark,
-    split_documents,
-    start_pattern,
+    train_byte_pairs,
     without_marks,
 )
-from txl_lightning.data.own_files import id_range, ids_of, vocabulary_of_ids
-from txl_lightning.data.recall import recall
-from txl_lightning.data.sources import SPLITS, WHOLE, Source, cache_key, cached, read
-from txl_lightning.data.vocabulary import LEVELS, N_BYTES, SENTENCE, Vocabulary, train_byte_pairs
 from txl_lightning.errors import OptionError, UserError, notice, require
 from txl_lightning.files import expand, file_checksum, not_special, write_text
 
@@ -39,6 +41,8 @@ LEVELS_OF_OPTIONS = {
     "tokenizer": ("bpe",),
     "min_count": ("word", "char"),
 } | dict.fromkeys(("dtype", "names", "bytes"), ("ids",))
+
+Pattern = re.Pattern[bytes]
 
 # Levels and source of every corpus. Another one is a file with such a function, a line here and `conf/data/NAME.yaml`.
 CORPORA: dict[str, tuple[tuple[str, ...], Callable[[Any], Source]]] = {
@@ -277,6 +281,56 @@ def _bytes_per_token(config: DataConfig, n_tokens: dict[str, int]) -> dict[str, 
     if len(listed) == 1:
         return dict.fromkeys(SPLITS, given / sum(n_tokens.values()))
     return {split: number / n_tokens[split] for split, number in zip(SPLITS, listed, strict=True)}
+
+
+def start_pattern(document_start: str | None) -> Pattern:
+    """Compile the regular expression `data.document_start`, which matches nowhere if it is null.
+
+    `^` and `$` are the ends of lines, with either line break.
+
+    Raises:
+        OptionError: it is not a regular expression.
+    """
+    try:
+        return re.compile((document_start or "(?!)").encode(), re.MULTILINE)
+    except re.error as error:
+        raise OptionError("data.document_start", document_start, f"must be a regular expression ({error})") from error
+
+
+def split_documents(parts: Iterable[Part], pattern: Pattern | None) -> Iterator[Iterable[bytes]]:
+    """Yield the text of every document in chunks.
+
+    A document begins with every part, and with every line in which a match of the pattern begins. With a pattern each
+    file is held in memory at once.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    for part in parts:
+        if pattern is None:
+            yield read([part])
+        else:
+            text = b"".join(read([part]))
+            plain = text.replace(b"\r\n", b"\n")  # `$` is before either
+            ends, of_plain = (np.flatnonzero(np.frombuffer(content, np.uint8) == 10) for content in (text, plain))
+            lines = {int(np.searchsorted(of_plain, match.start())) for match in pattern.finditer(plain)}
+            starts = {0, *(int(ends[line - 1]) + 1 for line in lines if line)}
+            yield from ([text[start:stop]] for start, stop in pairwise([*sorted(starts), len(text)]))
+
+
+def id_documents(
+    parts: Iterable[Part], vocabulary: Vocabulary, pattern: Pattern | None
+) -> Iterator[Iterator[np.ndarray]]:
+    """Yield the ids of every document in chunks.
+
+    A document begins with every part, and with every id whose number or name is a match of the pattern.
+    """
+    named = ((number, text.encode()) for number, name in enumerate(vocabulary.symbols) for text in (name, str(number)))
+    first = [number for number, text in named if pattern and pattern.fullmatch(text)]
+    for part in parts:
+        ids = ids_of(part)
+        starts = {0, *(np.flatnonzero(np.isin(ids, first)).tolist() if first else ())}
+        yield from (chunks_of_ids(ids[start:stop]) for start, stop in pairwise([*sorted(starts), len(ids)]))
 
 
 def _prepare(source: Source, given: Vocabulary | None, pattern: Pattern | None, folder: Path) -> dict[str, Any]:

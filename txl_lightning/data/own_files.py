@@ -237,7 +237,8 @@ def _documents(path: Path, config: FileData) -> list[Part]:
             notice(f"data.path={path}: not a text; its bytes are read as they are")
         elif kind not in ("text", "Parquet"):
             raise OptionError("data.path", path, f"must be a text, not {kind}{'; unpack it' * (kind == 'an archive')}")
-        table = suffix in RECORDS and (suffix not in (".csv", ".tsv") or TEXT_COLUMN in _header(head, suffix))
+        columns = re.split(r'[,\t"]', head.decode("utf-8-sig", errors="replace").partition("\n")[0].strip())
+        table = suffix in RECORDS and (suffix not in (".csv", ".tsv") or TEXT_COLUMN in columns)
         if kind == "Parquet":
             records = _parquet(path)
         elif head.startswith(BOMS_OF_UTF_16):
@@ -254,11 +255,6 @@ def _documents(path: Path, config: FileData) -> list[Part]:
             raise OptionError("data.path", path, allowed.replace("\n", " ")) from error
     whole, ends = Part(directory / key / "text.uint8", alignment=alignment), arrays["ends"].tolist()
     return [replace(whole, start=start, stop=stop) for start, stop in pairwise(ends) if stop > start]
-
-
-def _header(head: bytes, suffix: str) -> list[str]:
-    line = head.decode("utf-8-sig", errors="replace").partition("\n")[0].strip()
-    return next(csv.reader([line], delimiter="\t" if suffix == ".tsv" else ","), [])
 
 
 def _records(content: bytes, suffix: str) -> Iterator[Any]:

@@ -324,19 +324,17 @@ def from_archive(url: str, pattern: str, most_bytes: int, folder: Path) -> list[
     Raises:
         UserError: the download fails, the archive is damaged or too large, or a file is missing or not as expected.
     """
-    archive = folder / url.rsplit("/", 1)[-1]
+    archive, paths = folder / url.rsplit("/", 1)[-1], []
     try:
         with urllib.request.urlopen(url, timeout=SECONDS_TO_ANSWER) as response:
             _copy(response, archive, most_bytes)
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise UserError(f"{url} cannot be downloaded ({error})") from error
-    check(archive)
-    paths: list[Path] = []
-    try:
+        check(archive)
         for name, content in _members(archive):
             if fnmatch.fnmatch(name, pattern):
                 most_bytes -= _copy(content, folder / "unpacked" / name, most_bytes)
                 paths.append(folder / "unpacked" / name)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise UserError(f"{url} cannot be downloaded ({error})") from error
     except (zipfile.BadZipFile, tarfile.TarError, NotImplementedError, RuntimeError, zlib.error, EOFError) as error:
         raise UserError(f"{url} gave a damaged archive ({error})") from error
     if not paths:

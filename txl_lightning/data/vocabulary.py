@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from itertools import chain, islice, repeat
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from txl_lightning.errors import OptionError, UserError
@@ -286,6 +286,31 @@ def code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 
+def mark(tokens: np.ndarray, places: Any) -> NDArray[np.int32]:
+    """Return the tokens with those at `places` as -1 - token, which tells the model that a document begins there."""
+    marked = tokens.astype(np.int32)
+    marked[places] = ~marked[places]
+    return marked
+
+
+def without_marks(tokens: np.ndarray) -> NDArray[np.int64]:
+    """Return the token numbers of tokens of which some are marked."""
+    plain = tokens.astype(np.int64)
+    return np.maximum(plain, ~plain)
+
+
+def close_sentences(tokens: np.ndarray, sentence: int) -> tuple[np.ndarray, NDArray[np.int64]]:
+    """Return tokens of whole sentences with `<S>` at their ends too, and the position of each sentence's first token.
+
+    Args:
+        tokens: token numbers of sentences that begin with `<S>`.
+        sentence: token number of `<S>`.
+    """
+    starts = np.flatnonzero(tokens == sentence)
+    ends = [*starts[1:], len(tokens)][: len(starts)]
+    return np.insert(tokens, ends, sentence), starts + np.arange(len(starts))
+
+
 def all_bytes(chunks: Iterable[bytes]) -> Vocabulary:
     """Return the vocabulary of all 256 bytes, whatever the text."""
     return Vocabulary("byte")
@@ -430,9 +455,9 @@ class BytePairs:
     def __init__(self, tokenizer: str) -> None:
         try:
             self._tokenizer = Tokenizer.from_str(tokenizer)
-            description = json.loads(tokenizer)
-            found = {int(token["id"]): str(token["content"]).encode() for token in description["added_tokens"]}
-            for text, number in dict(description["model"]["vocab"]).items():
+            added = self._tokenizer.get_added_tokens_decoder().items()
+            found = {number: token.content.encode() for number, token in added}
+            for text, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
                 if number not in found:
                     found[number] = bytes(BYTE_OF_CHARACTER[character] for character in text)
             self.contents = tuple(found[number] for number in range(len(found)))

@@ -15,7 +15,7 @@ from tests.measure.small_runs import SENTENCES, SmallRuns
 from tests.training.small_run import tiny_config
 from txl_lightning.config.lengths import evaluation_lengths
 from txl_lightning.data.corpus import SPLITS, load_corpus
-from txl_lightning.data.documents import without_marks
+from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError
 from txl_lightning.measure.perplexity import EvaluateOptions
 from txl_lightning.measure.perplexity.command import run

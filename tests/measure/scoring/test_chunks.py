@@ -13,7 +13,7 @@ from tests.measure.scoring.test_carried_cache import Fake, WithoutCache, member
 from tests.measure.scoring.test_loss_grid import EXACT
 from tests.measure.scoring.test_windows import TOKENS, attention, reader_of, recurrent
 from tests.model.tiny_model import VOCABULARY
-from txl_lightning.data.documents import mark
+from txl_lightning.data.vocabulary import mark
 from txl_lightning.measure.scoring import windows
 from txl_lightning.measure.scoring.trial import tried
 from txl_lightning.measure.scoring.windows import context_losses, loss_grid, position_blocks

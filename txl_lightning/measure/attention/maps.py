@@ -25,9 +25,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from txl_lightning.config.architecture import TransformerXLConfig
-from txl_lightning.data.documents import without_marks
 from txl_lightning.data.streams import Streams
-from txl_lightning.data.vocabulary import Vocabulary
+from txl_lightning.data.vocabulary import Vocabulary, without_marks
 from txl_lightning.errors import require
 from txl_lightning.model.attention import Attention
 from txl_lightning.model.encodings import LayerPositions

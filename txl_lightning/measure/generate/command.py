@@ -16,9 +16,8 @@ from torch import Tensor
 
 from txl_lightning.config.lengths import clamp_untrained, evaluation_lengths, extended_context
 from txl_lightning.data.corpus import WHOLE
-from txl_lightning.data.documents import close_sentences, without_marks
 from txl_lightning.data.own_files import map_ids
-from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary
+from txl_lightning.data.vocabulary import SENTENCE, StreamDecoder, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.files import not_special, write_json, write_text
 from txl_lightning.measure.generate import GenerateOptions

@@ -23,9 +23,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from txl_lightning.config.schemas import file_data
-from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source
-from txl_lightning.data.documents import close_sentences, id_documents, split_documents, start_pattern, without_marks
-from txl_lightning.data.vocabulary import SENTENCE, Vocabulary
+from txl_lightning.data.corpus import WHOLE, Corpus, corpus_source, id_documents, split_documents, start_pattern
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, without_marks
 from txl_lightning.errors import notice, require
 from txl_lightning.files import write_text
 from txl_lightning.measure.perplexity import EvaluateOptions

@@ -14,7 +14,7 @@ import numpy as np
 
 from txl_lightning.config.schemas import DataConfig, file_data
 from txl_lightning.data.corpus import WHOLE, split_bytes
-from txl_lightning.data.documents import without_marks
+from txl_lightning.data.vocabulary import without_marks
 from txl_lightning.errors import OptionError, UserError, require
 from txl_lightning.measure.scoring.huggingface import load_huggingface
 from txl_lightning.measure.scoring.models import (

@@ -9,8 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from txl_lightning.data.documents import close_sentences
-from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, code_points
+from txl_lightning.data.vocabulary import SENTENCE, Vocabulary, close_sentences, code_points
 from txl_lightning.errors import UserError
 from txl_lightning.measure.scoring.windows import Array, Integers, WindowReader, span_losses
 
