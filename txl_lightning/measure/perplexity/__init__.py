@@ -107,8 +107,6 @@ class EvaluateOptions:
     attention_lengths: list[int] | None = None
     select_on: str | None = None
     sweep_tokens: int | None = None
-    unclamped: bool = False  # TODO: go with the jobs of the experiments that still give them
-    memory_at_evaluation: int | None = None
     dynamic: DynamicOptions = field(default_factory=DynamicOptions)
     tolerance: float | None = None
     block_len: int = 1000
