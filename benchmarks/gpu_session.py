@@ -200,18 +200,12 @@ def n_steps(session: GpuSession, tokens_per_second: float) -> int:
 
 
 def table(parts: Sequence[dict[str, Any]]) -> str:
-    """Return a line for each part: how it ended, seconds, tokens/s, MFU, peak memory."""
-    lines = []
-    for part in parts:
-        shown = [f"{part['part']:16} {part['status']:30} {part.get('seconds', 0):6.1f} s"]
-        if "tokens_per_second" in part:
-            shown.append(f"{part['tokens_per_second']:12,.0f} tokens/s")
-        if "mfu" in part:
-            shown.append(f"MFU {part['mfu']:.1%}")
-        if "peak_memory_bytes" in part:
-            shown.append(f"{part['peak_memory_bytes'] / 1e9:.1f} GB")
-        lines.append("  ".join(shown))
-    return "\n".join(lines)
+    """Return a line for each part: how it ended, seconds, tokens/s, MFU, bytes of peak memory."""
+    return "\n".join(
+        f"{part['part']:16} {part['status']:30} "
+        + ", ".join(f"{name} {part[name]:,.4g}" for name in ("seconds", *SHOWN) if name in part)
+        for part in parts
+    )
 
 
 def main() -> int:

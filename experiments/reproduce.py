@@ -59,7 +59,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"reproduce: {one_line(error, Config)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"reproduce: stopped; the same command continues from here: {setup.again}", file=sys.stderr)
+        print(f"reproduce: stopped; the same command continues from here: {setup.command}", file=sys.stderr)
         return 130
     return 0
 
@@ -71,50 +71,40 @@ def parse(words: list[str] | None = None) -> Setup:
         words: the command line; None for that of this process.
     """
     parser = argparse.ArgumentParser(prog="python -m experiments.reproduce", description=__doc__)
-    parser.add_argument("--profile", choices=PROFILES, default="laptop", help="sizes and lengths; also as profile=NAME")
-    parser.add_argument("--plan", action="store_true", help="print all jobs and their estimated time, run nothing")
-    parser.add_argument("--only", default=None, help=f"sections to make, with commas: {','.join(SECTIONS)}")
-    parser.add_argument("--directory", type=Path, default=None, help="default: reports/PROFILE")
-    parser.add_argument("--parallel", type=int, default=None, help="jobs at once; default: one for each core or GPU")
-    parser.add_argument("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
-    parser.add_argument("--prefix", default="", help="words before every job's command, such as 'srun --nodes 2'")
-    parser.add_argument("overrides", nargs="*", help="appended to every txl train, such as data=file data.path=…")
+    add = parser.add_argument
+    add("--profile", choices=PROFILES, default="laptop", help="sizes and lengths")
+    add("--plan", action="store_true", help="print all jobs and their estimated time, run nothing")
+    add("--only", default=",".join(SECTIONS), help="sections to make, with commas: %(default)s")
+    add("--directory", type=Path, help="default: reports/PROFILE")
+    add("--parallel", type=int, help="jobs at once; default: one for each core or GPU")
+    add("--logger", choices=("wandb", "csv", "none"), default="wandb", help="wandb writes offline")
+    add("--prefix", default="", help="words before every job's command, such as 'srun --nodes 2'")
+    add("overrides", nargs="*", help="appended to every txl train, such as data=file data.path=…")
     options = parser.parse_intermixed_args(words)
-    overrides = [word for word in options.overrides if not word.startswith("profile=")]
-    for word in options.overrides:
-        if word.startswith("profile="):
-            options.profile = word.partition("=")[2]
-            if options.profile not in PROFILES:
-                parser.error(f"{word}: must be one of {', '.join(PROFILES)}")
     if options.parallel is not None and options.parallel < 1:
         parser.error(f"--parallel {options.parallel}: must be an integer >= 1")
-    sections = list(SECTIONS) if options.only is None else list(dict.fromkeys(options.only.split(",")))
+    sections = list(dict.fromkeys(options.only.split(",")))
     if unknown := [name for name in sections if name not in SECTIONS]:
         parser.error(f"--only {','.join(unknown)}: must be of {', '.join(SECTIONS)}")
     try:
         prefix = tuple(shlex.split(options.prefix))
     except ValueError as error:
         parser.error(f"--prefix {options.prefix}: {error}")
-    arguments = [] if options.only is None else [f"--only={options.only}"]
-    arguments += [] if options.logger == "wandb" else [f"--logger={options.logger}"]
-    here = {name: getattr(options, name) for name in ("directory", "parallel", "prefix")}
-    places = [f"--{name}={value}" for name, value in here.items() if value]
-
-    def command(*words: str) -> str:
-        profile = "" if options.profile == "laptop" else f" PROFILE={options.profile}"
-        return f"make reproduce{profile}" + (f" ARGS={shlex.quote(shlex.join(words))}" if words else "")
-
+    given = {name: getattr(options, name) for name in ("only", "directory", "parallel", "logger", "prefix")}
+    arguments = [f"--{name}={value}" for name, value in given.items() if value != parser.get_default(name)]
+    command = f"make reproduce{'' if options.profile == 'laptop' else f' PROFILE={options.profile}'}"
+    if arguments or options.overrides:
+        command += f" ARGS={shlex.quote(shlex.join([*arguments, *options.overrides]))}"
     return Setup(
         profile=PROFILES[options.profile],
-        overrides=tuple(overrides),
+        overrides=tuple(options.overrides),
         directory=(options.directory or Path("reports") / options.profile).resolve(),
         planning=options.plan,
         sections=tuple(sections),
         parallel=options.parallel,
         logger=options.logger,
         prefix=prefix,
-        command=command(*arguments, *overrides),
-        again=command(*arguments, *places, *overrides),
+        command=command,
     )
 
 

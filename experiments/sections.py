@@ -225,14 +225,6 @@ def interval(low: float | None, high: float | None, digits: int) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def duration(seconds: float) -> str:
-    """Format a duration: 75.1 -> 75 s; 5000 -> 1 h 23 min."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def cell_text(found: Any) -> str:
     """Return a cell of `results.json` as text with ± and ≥, without its unit.
 

@@ -107,8 +107,7 @@ class Setup:
         parallel: jobs that run at once; None for one on each core, or on each GPU that a job does not share.
         logger: wandb, csv or none.
         prefix: words in front of every job's command, such as `srun --nodes 2`.
-        command: command line that makes the same report.
-        again: command line that continues this call.
+        command: command line that makes the same report, and continues an interrupted call.
     """
 
     profile: Profile
@@ -120,7 +119,6 @@ class Setup:
     logger: str = "wandb"
     prefix: tuple[str, ...] = ()
     command: str = ""
-    again: str = ""
 
     @property
     def config(self) -> Config:

@@ -25,12 +25,12 @@ from experiments.sections import (
     Section,
     cell_text,
     decimal,
-    duration,
     interval,
     to_json,
 )
 from txl_lightning.errors import UserError
 from txl_lightning.files import write_text
+from txl_lightning.jobs.processes import clock
 from txl_lightning.reporting.machine import cores, processor
 from txl_lightning.reporting.tables import escape, markdown_table
 
@@ -62,7 +62,6 @@ def assemble(plan: Plan, outcomes: Outcomes, sections: Sequence[Section], wall_s
         "differences": profile.differences,
         "note": profile.note,
         "command": plan.setup.command,
-        "continue": plan.setup.again,
         "seconds": {"wall": round(wall_seconds, 1), "training": round(training, 1)},
         "machine": {
             "processor": processor(),
@@ -236,7 +235,7 @@ def render(results: Mapping[str, Any], directory: Path) -> Page:
     if not results["finished"]:
         jobs = results["jobs"]
         unfinished = f"Unfinished: {jobs['finished']} of {jobs['planned']} jobs are finished."
-        page.text(f"To continue: {results['continue']}", unfinished, "quote")
+        page.text(f"To continue: {results['command']}", unfinished, "quote")
     page.text(introduction(results))
     quoted = f"Columns headed paper are quoted from Dai et al. 2019 (arXiv:1901.02860): {results['differences']}."
     page.text(f"{quoted} Columns headed here were measured in this run.", results["note"], "quote")
@@ -261,7 +260,7 @@ def introduction(results: Mapping[str, Any]) -> str:
     """Return command, models, corpora, time and hardware in two sentences."""
     machine, trained = results["machine"], [run for run in results["runs"].values() if run["command"] == "train"]
     where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of an {machine['processor'] or 'unknown CPU'}"
-    took = f"{results['command']} took {duration(results['seconds']['wall'])} on {where}"
+    took = f"{results['command']} took {clock(results['seconds']['wall'])} on {where}"
     if not trained:
         return f"{took}. No training is finished."
     corpus = f"{results['corpora'][0]['name']} ({results['corpora'][0]['level']} level)"
@@ -339,7 +338,7 @@ def _settings_and_runs(page: Page, results: Mapping[str, Any]) -> None:
     facts = {
         **results["settings"],
         **{f"data: {corpus['name']}": f"SHA-256 {corpus['sha256']}" for corpus in results["corpora"]},
-        "time": f"{duration(seconds['wall'])}; {duration(seconds['training'])} of training in all jobs",
+        "time": f"{clock(seconds['wall'])}; {clock(seconds['training'])} of training in all jobs",
         "machine": f"{machine['cores']} cores, {machine['processor']}; {', '.join(machine['gpus']) or 'no GPU'}; "
         f"{machine['platform']}; Python {machine['python']}",
         "versions": ", ".join(f"{name} {number}" for name, number in results["versions"].items()),
@@ -350,7 +349,7 @@ def _settings_and_runs(page: Page, results: Mapping[str, Any]) -> None:
     with page.folded(f"All {len(runs)} runs"):
         header = ["run", "tokens", "time", "overrides of its command"]
         rows = [
-            [name, decimal(run["tokens"], 0) if "tokens" in run else "", duration(run["seconds"]), _command(run)]
+            [name, decimal(run["tokens"], 0) if "tokens" in run else "", clock(run["seconds"]), _command(run)]
             for name, run in runs.items()
         ]
         page.table(header, rows, [False, True, True, False])

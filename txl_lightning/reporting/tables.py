@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 # Brackets are markup only before these characters, underscores only at the ends of a word. Elsewhere they are not
 # escaped, to keep intervals and names readable in the source.
 MARKUP = re.compile(r"[\\`*|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|\](?=[(\[:])|\[(?=[\^!])")
@@ -15,9 +13,7 @@ ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def escape(value: object) -> str:
-    """Return text as one line of Markdown that cannot become markup; a `Markup` is returned unchanged."""
-    if isinstance(value, Markup):
-        return str(value)
+    """Return text as one line of Markdown that cannot become markup."""
     escaped = "".join(ENTITIES.get(sign, sign) for sign in str(value))
     line = " ".join(MARKUP.sub(r"\\\g<0>", escaped).split())
     return LINE_STARTS.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", line)
@@ -33,8 +29,9 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]], righ
     """
     if right is None:
         right = [all(_is_number(str(row[i])) for row in rows) for i in range(len(header))]
-    aligned = [Markup("---:" if right_ else "---") for right_ in right]
-    return "".join(f"| {' | '.join(map(escape, line))} |\n" for line in (header, aligned, *rows))
+    lines = [[escape(cell) for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---:" if right_ else "---" for right_ in right])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 LATEX_SIGNS = {
